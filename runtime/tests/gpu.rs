@@ -72,6 +72,34 @@ fn two_gpu_ranks_on_any_axis_train_with_the_losses_of_two_cpu_ranks() {
     }
 }
 
+/// The estimate needs no libraries. Runs print the buffers of the fullest rank: below 1 MiB to less than the alignment of a buffer.
+#[test]
+fn gpu_ranks_allocate_what_an_estimate_without_a_gpu_tells() {
+    let (p, gpu) = (Project::new(), software_gpu());
+    for keys in [
+        "--bf16 true",
+        "--dp_shard_size 2 --bf16 true",
+        "--dp_shard_size 2 --zero_stage 2 --bf16 true",
+        "--adapter lora --lora_r 4 --lora_target_linear true --bf16 true",
+        "--tensor_parallel_size 2",
+        "--context_parallel_size 2",
+        "--pipeline_parallel_size 2",
+    ] {
+        let keys: Vec<&str> = keys.split(' ').collect();
+        let mut estimate = p.command(&[&["estimate", "job.yaml", "--json", "--device", "cuda"], &keys[..]].concat());
+        let estimate = run(estimate.env("PHALANX_CUDA_LIBS", p.path("nothing"))).succeeds();
+        let estimate: serde_json::Value = serde_json::from_str(&estimate.stdout).unwrap();
+        let bytes = estimate["peak_memory_bytes"].as_f64().unwrap();
+
+        let once = ["--device", "cuda", "--max_steps", "1", "--warmup_steps", "0", "--resume_from_checkpoint", "none"];
+        let trained = run(&mut train(&p, gpu.dir(), &[&once, &keys[..]].concat())).succeeds();
+
+        let (kib, mib) = (bytes / 1024.0, bytes / f64::from(1 << 20));
+        let printed = if mib < 1.0 { format!("buffers {kib:.2} KiB;") } else { format!("buffers {mib:.2} MiB;") };
+        assert!(trained.stdout.contains(&printed), "{keys:?}: {printed} in {}", trained.stdout);
+    }
+}
+
 #[test]
 fn killed_gpu_rank_is_replaced_and_the_final_weights_are_those_of_an_undisturbed_run() {
     let (p, gpu) = (Project::new(), software_gpu());

@@ -88,6 +88,124 @@ fn estimate_is_for_the_stage_with_the_most_memory() {
     assert!(bytes[1] > bytes[0], "{bytes:?}");
 }
 
+/// Llama 3.1 8B with rows of 4,096 tokens in bf16.
+const LLAMA_8B: &str = "\
+model:
+  model_type: llama
+  vocab_size: 128256
+  hidden_size: 4096
+  intermediate_size: 14336
+  num_hidden_layers: 32
+  num_attention_heads: 32
+  num_key_value_heads: 8
+  max_position_embeddings: 131072
+  rope_theta: 500000.0
+  tie_word_embeddings: false
+tokenizer: bytes
+datasets:
+  - path: DIR/text.txt
+    type: completion
+sequence_len: 4096
+bf16: true
+device: cuda
+max_steps: 10
+warmup_steps: 1
+gradient_checkpointing: full
+output_dir: DIR/out
+";
+
+/// The machine of the test has no GPU; the estimate is for one all the same.
+#[test]
+fn estimate_for_gpus_needs_no_gpu_and_tells_memory_by_kind() {
+    let p = Project::new();
+    p.write("8b.yaml", LLAMA_8B);
+    let estimate = |keys: &[&str]| {
+        let mut command = p.command(&[&["estimate", "8b.yaml", "--json"], keys].concat());
+        let run = Run::of(command.env("PHALANX_CUDA_LIBS", p.path("nothing")).output().unwrap());
+        println!("{keys:?}: {}", run.stdout);
+        json(run)
+    };
+    let bytes = |estimate: &Value, kind: &str| estimate["memory_bytes"][kind].as_u64().unwrap();
+
+    let full = estimate(&[]);
+    let lora = estimate(&["--adapter", "lora", "--lora_r", "16", "--lora_target_linear", "true"]);
+    let sharded = estimate(&["--dp_shard_size", "8"]);
+
+    assert_eq!((&full["hardware"]["gpu"], &full["hardware"]["measured"]), (&Value::from("h100"), &Value::Null));
+    let n_params = 8_030_261_248;
+    assert_eq!(full["parameters"].as_u64(), Some(n_params));
+    // All parameters are multiples of the alignment.
+    assert_eq!((bytes(&full, "parameters"), bytes(&full, "optimizer state")), (4 * n_params, 8 * n_params));
+    assert_eq!((bytes(&sharded, "parameters"), bytes(&sharded, "optimizer state")), (n_params / 2, n_params));
+    assert!(bytes(&lora, "optimizer state") < n_params / 10 && bytes(&lora, "gradients, at the peak") < n_params / 10);
+    for estimate in [&full, &lora, &sharded] {
+        let parts: u64 = estimate["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
+        assert_eq!(estimate["peak_memory_bytes"].as_u64(), Some(parts));
+        // Half of the logits of a row, and their half-width copy; all of them would take 2.1 GB.
+        assert!(bytes(estimate, "logits, at the peak") <= 2048 * 128_256 * 6, "{estimate}");
+    }
+}
+
+/// The results of `phalanx-gpu all` on a GPU of this name.
+fn summary(device: &str) -> String {
+    let ceilings = serde_json::json!([
+        ["copy", "0.180", "2.98 TB/s"],
+        ["product bf16 8192", "2.816", "390.0 TFLOP/s, 39 % of 989"],
+        ["product f32 8192", "21.9", "50.2 TFLOP/s, 75 % of 67"],
+    ]);
+    let rates = serde_json::json!([["adamw", "98", "14.30", "", "", "2.60"]]);
+    let stage = |rows: Value| serde_json::json!({"outcome": "passed", "report": {"device": device, "rows": rows}});
+    serde_json::json!({"ceilings": stage(ceilings), "rates": stage(rates)}).to_string()
+}
+
+#[test]
+fn measured_rates_of_a_gpu_decide_the_predicted_time() {
+    let p = Project::new();
+    p.write("8b.yaml", LLAMA_8B);
+    p.write("h100.json", &summary("NVIDIA H100 80GB HBM3"));
+    let cache = p.path("cache/phalanx/gpu");
+    std::fs::create_dir_all(&cache).unwrap();
+    let estimate = |keys: &[&str]| {
+        let mut command = p.command(&[&["estimate", "8b.yaml", "--json"], keys].concat());
+        Run::of(
+            command
+                .env("PHALANX_CUDA_LIBS", p.path("nothing"))
+                .env("XDG_CACHE_HOME", p.path("cache"))
+                .output()
+                .unwrap(),
+        )
+    };
+
+    let published = json(estimate(&[]));
+    let measured = json(estimate(&["--measured", "h100.json"]));
+    std::fs::copy(p.path("h100.json"), cache.join("summary.json")).unwrap();
+    let (cached, other) = (json(estimate(&[])), json(estimate(&["--gpu", "h200"])));
+
+    let ms = |estimate: &Value| estimate["step_ms"].as_f64().unwrap();
+    // Half of the published rate of products, which take most of the time.
+    assert!(ms(&measured) > 1.5 * ms(&published), "{} and {} ms", ms(&measured), ms(&published));
+    assert_eq!((ms(&cached), &other["hardware"]["measured"]), (ms(&measured), &Value::Null));
+    assert!(cached["hardware"]["measured"].as_str().unwrap().ends_with("summary.json"));
+    estimate(&["--gpu", "h200", "--measured", "h100.json"]).refuses(&["h100.json", "NVIDIA H100", "not h200"]);
+    estimate(&["--measured", "8b.yaml"]).refuses(&["8b.yaml", "phalanx-gpu"]);
+    estimate(&["--measured", "nowhere.json"]).refuses(&["nowhere.json"]);
+}
+
+#[test]
+fn plan_for_gpus_says_why_this_machine_cannot_run_it() {
+    let p = Project::new();
+    let plan = |gpu: &str| {
+        let mut command = p.command(&["plan", "job.yaml", "--gpu", gpu, "--gpus-per-node", "2", "--json"]);
+        json(Run::of(command.env("PHALANX_CUDA_LIBS", p.path("nothing")).output().unwrap()))
+    };
+
+    let (gpu, cpu) = (plan("h200"), plan("cpu"));
+
+    let why = gpu["obstacle"].as_str().unwrap();
+    assert!(why.starts_with("This machine cannot run this plan: ") && why.contains("nothing"), "{why}");
+    assert_eq!((why.matches(". ").count(), &cpu["obstacle"]), (0, &Value::Null), "{why}");
+}
+
 /// The keys of a planned candidate, for `train`.
 fn overrides(candidate: &Value, data_ranks: u64) -> Vec<String> {
     let mesh = |axis: &str| candidate["mesh"][axis].as_u64().unwrap();

@@ -13,6 +13,7 @@ use crate::passes::enter::erase;
 use crate::passes::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage, fully_sharded, gather_updated};
 use crate::passes::fuse::fuse;
 use crate::passes::half_copies::half_copies;
+use crate::passes::head_chunks::head_chunks;
 use crate::passes::launch_order::launch_order;
 use crate::passes::lora::{LoraError, LoraSpec, lora};
 use crate::passes::memory::{Layout, memory};
@@ -213,6 +214,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
         let mut both = backward(chunk, &needs, carry)?;
         erase(&mut both.program);
         recompute(&mut both.program, spec.recompute);
+        cut_head(&mut both.program, target);
         Ok(both)
     };
     let mut chunks = Vec::new();
@@ -258,7 +260,8 @@ pub fn compile_forward(mut forward: Program, spec: &StepSpec, target: &dyn Targe
     erase(&mut forward);
     let (mesh_rank, parallel) = (forward.mesh_rank, &spec.parallel);
     let mut chunks = Vec::new();
-    for program in pipeline(&forward, parallel.chunks(&mesh_rank))? {
+    for mut program in pipeline(&forward, parallel.chunks(&mesh_rank))? {
+        cut_head(&mut program, target);
         let alone = Differentiated { program, grads: vec![], carried_grads: vec![], carried_loss: None };
         chunks.push(Chunk { first: alone.clone(), rest: alone });
     }
@@ -297,6 +300,12 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     exchange_keys(forward, spec.parallel.cp_comm);
     precision(forward, spec.precision);
     Ok(())
+}
+
+fn cut_head(program: &mut Program, target: &dyn Target) {
+    if let Some(tokens) = target.head_chunk_tokens() {
+        head_chunks(program, tokens);
+    }
 }
 
 fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<Compiled, CompileError> {

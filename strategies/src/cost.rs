@@ -45,13 +45,19 @@ pub fn instr_cost(program: &Program, instr: &Instr) -> Cost {
         Op::AttentionPartBackward { part, .. } => attention_part(program, instr, part, 5.0),
         // Collectives load the links, not the memory of the ranks.
         Op::Start(_) | Op::Await(_) => Cost::default(),
+        // The other elements stay where they are.
+        Op::Slice { .. } => Cost { streamed_bytes: 2.0 * bytes(program, instr.writes[0]), ..Cost::default() },
+        Op::Paste { .. } => Cost { streamed_bytes: 2.0 * bytes(program, instr.reads[1]), ..Cost::default() },
         _ => Cost { streamed_bytes: touched_bytes(program, instr), ..Cost::default() },
     }
 }
 
 fn touched_bytes(program: &Program, instr: &Instr) -> f64 {
-    let size = |v: &ValueId| program.value(*v).size_bytes() as f64;
-    instr.reads.iter().chain(&instr.writes).map(size).sum()
+    instr.reads.iter().chain(&instr.writes).map(|v| bytes(program, *v)).sum()
+}
+
+fn bytes(program: &Program, value: ValueId) -> f64 {
+    program.value(value).size_bytes() as f64
 }
 
 /// Bytes of operands and results; only the columns in use of packed values.

@@ -5,7 +5,7 @@ use crate::program::{Instr, Program};
 /// Minimum alignment of every buffer: a cache line, and the width of a vector register.
 pub const ALIGN_BYTES: usize = 64;
 
-/// Properties of a device that affect the locations of buffers, not the computation.
+/// Properties of a device that affect the locations and extents of buffers, not the computation.
 pub trait Target {
     /// Bytes of working space that an instruction of this program needs.
     fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize;
@@ -19,6 +19,11 @@ pub trait Target {
     fn half_copies(&self) -> bool {
         false
     }
+
+    /// Tokens whose logits exist at once; `None` for those of a whole microbatch.
+    fn head_chunk_tokens(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A target without a device, for programs that are measured or checked but never run.
@@ -26,10 +31,22 @@ pub trait Target {
 pub struct Nowhere {
     /// Working space of every instruction, in bytes.
     pub scratch_bytes: usize,
+    /// See [`Target::half_copies`].
+    pub half_copies: bool,
+    /// See [`Target::head_chunk_tokens`].
+    pub head_chunk_tokens: Option<usize>,
 }
 
 impl Target for Nowhere {
     fn scratch_bytes(&self, _: &Program, _: &Instr) -> usize {
         self.scratch_bytes
+    }
+
+    fn half_copies(&self) -> bool {
+        self.half_copies
+    }
+
+    fn head_chunk_tokens(&self) -> Option<usize> {
+        self.head_chunk_tokens
     }
 }

@@ -3,8 +3,10 @@
 #[allow(dead_code)] // ranks share nothing here
 mod support;
 
-use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
-use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::cost::program_cost;
+use phalanx_strategies::mesh::{Mesh, MeshRank};
+use phalanx_strategies::model::{BatchShape, FAMILIES, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::fuse::fuse;
 use phalanx_strategies::passes::lora::{LoraSpec, lora};
 use phalanx_strategies::passes::memory::Region;
@@ -27,12 +29,13 @@ proptest! {
         n in 1usize..4, rows in 1usize..3,
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::F16]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
+        target in support::targets(),
     ) {
         let forward = model(family, layers, kv_heads, tied)
             .forward(BatchShape { n_rows: rows, seq_len: 16 }, Head::Loss).unwrap();
 
-        let step = compile_step(forward.clone(), &spec(n, precision, recompute), &Nowhere { scratch_bytes: 100 }).unwrap();
-        let eval = compile_forward(forward, &spec(n, precision, recompute), &Nowhere::default()).unwrap();
+        let step = compile_step(forward.clone(), &spec(n, precision, recompute), &target).unwrap();
+        let eval = compile_forward(forward, &spec(n, precision, recompute), &target).unwrap();
 
         assert_no_live_buffer_is_overwritten(&step);
         assert_no_live_buffer_is_overwritten(&eval);
@@ -48,11 +51,8 @@ proptest! {
     }
 }
 
-/// A device with buffers at multiples of `align` bytes.
-struct Aligned {
-    align: usize,
-    half_copies: bool,
-}
+/// A device whose buffers begin at multiples of this number of bytes.
+struct Aligned(usize);
 
 impl Target for Aligned {
     fn scratch_bytes(&self, _: &Program, _: &Instr) -> usize {
@@ -60,11 +60,7 @@ impl Target for Aligned {
     }
 
     fn align(&self) -> usize {
-        self.align
-    }
-
-    fn half_copies(&self) -> bool {
-        self.half_copies
+        self.0
     }
 }
 
@@ -73,7 +69,7 @@ fn every_buffer_has_the_alignment_of_the_target() {
     let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let compile = |align| {
         let spec = spec(2, Precision::Bf16, Recompute::Selective);
-        compile_step(forward.clone(), &spec, &Aligned { align, half_copies: false }).unwrap()
+        compile_step(forward.clone(), &spec, &Aligned(align)).unwrap()
     };
 
     let (loose, tight) = (compile(64), compile(1024));
@@ -89,7 +85,7 @@ fn every_buffer_has_the_alignment_of_the_target() {
 #[test]
 fn products_of_a_target_with_half_copies_read_no_f32_values() {
     let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
-    let target = Aligned { align: 64, half_copies: true };
+    let target = Nowhere { half_copies: true, ..Nowhere::default() };
 
     let step = compile_step(forward, &spec(1, Precision::Bf16, Recompute::None), &target).unwrap();
 
@@ -103,6 +99,45 @@ fn products_of_a_target_with_half_copies_read_no_f32_values() {
     // Every matrix once, except the embedding, which no product reads.
     assert_eq!(weights.len(), n_matrices - 1);
     assert_no_live_buffer_is_overwritten(&step);
+}
+
+/// Every family, with tied weights or with adapters on its blocks, on one rank and on every axis that cuts the head.
+#[test]
+fn logits_of_a_target_with_chunks_have_the_tokens_of_a_chunk() {
+    let target = Nowhere { head_chunk_tokens: Some(5), ..Nowhere::default() };
+    let meshes =
+        [Mesh::ONE, Mesh { tp: 2, ..Mesh::ONE }, Mesh { dp_shard: 2, ..Mesh::ONE }, Mesh { pp: 2, ..Mesh::ONE }];
+    for (family, tied) in FAMILIES.iter().flat_map(|f| [(f.model_type, false), (f.model_type, true)]) {
+        for (mesh, sequence_parallel) in meshes.into_iter().flat_map(|mesh| [(mesh, false), (mesh, true)]) {
+            let lora = (!tied).then(|| support::adapters(family));
+            let parallel = Parallel { sequence_parallel, ..Parallel::default() };
+            let spec = StepSpec { lora, parallel, ..spec(2, Precision::Bf16, Recompute::None) };
+            let forward = || {
+                let batch = BatchShape { n_rows: 2, seq_len: 16 };
+                let mut forward = model(family, 2, 4, tied).forward(batch, Head::Loss).unwrap();
+                forward.mesh_rank = MeshRank { mesh, rank: mesh.size() - 1 };
+                forward
+            };
+
+            let step = compile_step(forward(), &spec, &target).unwrap();
+            let whole = compile_step(forward(), &spec, &Nowhere::default()).unwrap();
+            let eval = compile_forward(forward(), &spec, &target).unwrap();
+
+            // 32 tokens in seven chunks, for each of two microbatches.
+            let of_microbatch = [5, 5, 5, 5, 5, 5, 2];
+            let what = format!("{family} {mesh:?}, sequence_parallel {sequence_parallel}");
+            assert_eq!(rows_of_logits(&step), [of_microbatch; 2].concat(), "{what}");
+            assert_eq!(rows_of_logits(&eval), of_microbatch, "{what}");
+            assert_eq!(rows_of_logits(&whole), [32, 32], "{what}");
+            let flops = |c: &Compiled| program_cost(&c.program).matmul_flops;
+            assert_eq!(flops(&step), flops(&whole), "{what}");
+        }
+    }
+}
+
+fn rows_of_logits(c: &Compiled) -> Vec<usize> {
+    let losses = c.program.instrs.iter().filter(|i| matches!(i.op, Op::CrossEntropy { .. }));
+    losses.map(|i| c.program.value(i.reads[0]).n_rows()).collect()
 }
 
 #[test]

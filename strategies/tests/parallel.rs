@@ -25,6 +25,7 @@ fn compile(
     (family, layers, kv_heads, tied): (&str, usize, usize, bool),
     spec: &StepSpec,
     mesh_rank: MeshRank,
+    target: &Nowhere,
 ) -> (Compiled, Compiled) {
     let forward = || {
         let batch = BatchShape { n_rows: 1, seq_len: 16 };
@@ -32,8 +33,8 @@ fn compile(
         forward.mesh_rank = mesh_rank;
         forward
     };
-    let step = compile_step(forward(), spec, &Nowhere { scratch_bytes: 100 }).unwrap();
-    (step, compile_forward(forward(), spec, &Nowhere::default()).unwrap())
+    let step = compile_step(forward(), spec, target).unwrap();
+    (step, compile_forward(forward(), spec, target).unwrap())
 }
 
 proptest! {
@@ -46,13 +47,13 @@ proptest! {
         mesh in any_mesh(), parallel in any_parallel(),
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
-        optimizer in support::optimizers(),
+        optimizer in support::optimizers(), target in support::targets(),
     ) {
         let lora = adapters.then(|| support::adapters(family));
         let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
 
         for rank in 0..mesh.size() {
-            let (step, eval) = compile((family, 6, kv_heads, tied), &spec, MeshRank { mesh, rank });
+            let (step, eval) = compile((family, 6, kv_heads, tied), &spec, MeshRank { mesh, rank }, &target);
 
             assert_no_live_buffer_is_overwritten(&step);
             assert_no_live_buffer_is_overwritten(&eval);
@@ -75,7 +76,7 @@ proptest! {
 
         for rank in 0..mesh.size() {
             let mesh_rank = MeshRank { mesh, rank };
-            let (step, _) = compile((family, 6, kv_heads, tied), &spec, mesh_rank);
+            let (step, _) = compile((family, 6, kv_heads, tied), &spec, mesh_rank, &Nowhere::default());
             let is_owned = |p: &Param| p.owned && mesh_rank.on(Axis::DpReplicate) == 0;
             let weights = step.program.params.iter().filter(|p| is_owned(p)).flat_map(|p| p.boxes(&p.updated));
             let state = step.program.optimizer_state().into_iter().filter(|state| is_owned(state.param));
@@ -149,6 +150,7 @@ proptest! {
     fn every_reproducible_arrangement_compiles(
         family in families(), tied: bool, n_leaves in 1usize..9,
         pp in 1usize..4, dp_replicate in 1usize..4, dp_shard in 1usize..4, tp in 1usize..3, parallel in any_parallel(),
+        target in support::targets(),
     ) {
         let mesh = Mesh { pp, dp_replicate, dp_shard, cp: 1, tp };
         let n_leaves = n_leaves.max(mesh.data_ranks());
@@ -157,7 +159,7 @@ proptest! {
         let spec = StepSpec { parallel, ..spec(n, Precision::F32, Recompute::None) };
 
         for rank in 0..mesh.size() {
-            let (step, _) = compile((family, 6, 2, tied), &spec, MeshRank { mesh, rank });
+            let (step, _) = compile((family, 6, 2, tied), &spec, MeshRank { mesh, rank }, &target);
 
             assert_no_live_buffer_is_overwritten(&step);
         }

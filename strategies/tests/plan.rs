@@ -38,6 +38,7 @@ struct Case {
     hardware: Hardware,
     workload: Workload,
     candidate: Candidate,
+    target: Nowhere,
 }
 
 fn any_case() -> impl Strategy<Value = Option<Case>> {
@@ -46,10 +47,16 @@ fn any_case() -> impl Strategy<Value = Option<Case>> {
     let model = (family, 1usize..7, kv_heads, any::<bool>());
     let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
     let comm = prop::sample::select(vec![CpComm::Ring, CpComm::AllGather]);
-    let how = (precision, any::<bool>(), comm, any::<bool>());
+    let how = (precision, any::<bool>(), comm, any::<bool>(), any::<bool>());
     let world_size = prop::sample::select(vec![1usize, 2, 4, 8, 16, 32]);
     (model, how, world_size, any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
-        |((family, n_layers, kv_heads, tied), (precision, adapters, comm, sequence), world_size, which, chosen)| {
+        |(
+            (family, n_layers, kv_heads, tied),
+            (precision, adapters, comm, sequence, is_gpu),
+            world_size,
+            which,
+            chosen,
+        )| {
             let model = self::model(family, n_layers, kv_heads, tied);
             let lora = adapters.then(|| support::adapters(family));
             let plain = spec(1, precision, Recompute::None);
@@ -58,7 +65,9 @@ fn any_case() -> impl Strategy<Value = Option<Case>> {
             let spec = StepSpec { lora, parallel, ..plain };
             let batch = BatchShape { n_rows: 1, seq_len: 2048 };
             let forward = model.forward(batch, Head::Loss).unwrap();
-            let workload = Workload::of(&model, &forward, batch, &spec, 32).unwrap();
+            let chunk = is_gpu.then_some(512);
+            let target = Nowhere { half_copies: is_gpu, head_chunk_tokens: chunk, ..Nowhere::default() };
+            let workload = Workload::of(&model, &forward, batch, &spec, 32).unwrap().on(&target);
             let hardware = Hardware::named("h100").unwrap();
             let meshes = MeshSizes::all(world_size).into_iter().filter(|m| m.fits(&workload, &hardware).is_ok());
             let meshes: Vec<MeshSizes> = meshes.collect();
@@ -66,7 +75,7 @@ fn any_case() -> impl Strategy<Value = Option<Case>> {
             let all = Candidate::all(mesh, &workload, 4).into_iter().filter(|c| c.fits(&workload).is_ok());
             let all: Vec<Candidate> = all.collect();
             let candidate = *all.get(chosen.index(all.len().max(1)))?;
-            Some(Case { model, batch, spec, hardware, workload, candidate })
+            Some(Case { model, batch, spec, hardware, workload, candidate, target })
         },
     )
 }
@@ -84,7 +93,7 @@ impl Case {
         let all = world(self.candidate.mesh.into(), Ranks::OfEachStage, |mesh_rank: MeshRank| {
             let mut forward = self.model.forward(batch, Head::Loss).unwrap();
             forward.mesh_rank = mesh_rank;
-            let compiled = compile_step(forward, &spec, &Nowhere::default()).unwrap();
+            let compiled = compile_step(forward, &spec, &self.target).unwrap();
             let own = compiled.layout.total_bytes() as u64;
             if own > bytes {
                 (bytes, inputs) = (own, input_bytes(&compiled.program));

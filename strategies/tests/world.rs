@@ -30,6 +30,7 @@ struct Case {
     model: ModelConfig,
     mesh: Mesh,
     spec: StepSpec,
+    target: Nowhere,
 }
 
 fn any_case() -> impl Strategy<Value = Case> {
@@ -39,11 +40,11 @@ fn any_case() -> impl Strategy<Value = Case> {
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
     let model = (family, kv_heads, any::<bool>());
     let how = (1usize..6, precision, recompute, any::<bool>(), support::optimizers());
-    (model, any_mesh(), any_parallel(), how).prop_map(
-        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters, optimizer))| {
+    (model, any_mesh(), any_parallel(), how, support::targets()).prop_map(
+        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters, optimizer), target)| {
             let lora = adapters.then(|| support::adapters(family));
             let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
-            Case { model: model_of(family, kv_heads, tied), mesh, spec }
+            Case { model: model_of(family, kv_heads, tied), mesh, spec, target }
         },
     )
 }
@@ -62,7 +63,7 @@ impl Case {
     }
 
     fn compiled(&self, rank: usize) -> Compiled {
-        compile_step(self.forward(rank), &self.spec, &Nowhere::default()).unwrap()
+        compile_step(self.forward(rank), &self.spec, &self.target).unwrap()
     }
 
     fn step(&self, rank: usize) -> Program {
@@ -70,7 +71,7 @@ impl Case {
     }
 
     fn evaluation(&self, rank: usize) -> Program {
-        compile_forward(self.forward(rank), &self.spec, &Nowhere::default()).unwrap().program
+        compile_forward(self.forward(rank), &self.spec, &self.target).unwrap().program
     }
 
     fn verify(&self, compile: impl Fn(&Case, usize) -> Program) -> Result<(), WorldError> {
@@ -147,7 +148,7 @@ proptest! {
     fn shadow_makes_the_updates_of_its_rank_on_the_same_elements(case in any_case()) {
         for rank in 0..case.mesh.size() {
             let step = case.compiled(rank);
-            let shadow = compile_shadow(&step, &Nowhere::default()).unwrap();
+            let shadow = compile_shadow(&step, &case.target).unwrap();
 
             let grads: Vec<ValueId> = shadow.program.bound(Role::Gradient).collect();
             let shapes = |program: &Program, grads: &[ValueId]| -> Vec<Vec<usize>> {
@@ -266,6 +267,7 @@ fn tiny(mesh: Mesh) -> Case {
         model: model("llama", 4, 2, false),
         mesh,
         spec: StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) },
+        target: Nowhere::default(),
     }
 }
 
@@ -320,6 +322,7 @@ fn compiled_stages_never_deadlock() {
             model: model("gpt2", 18, 4, false),
             mesh: Mesh { pp, ..Mesh::ONE },
             spec: StepSpec { parallel, ..spec(n, Precision::F32, Recompute::None) },
+            target: Nowhere::default(),
         };
 
         assert_eq!(case.verify(Case::step), Ok(()), "{schedule}, {pp} stages, {n} microbatches");

@@ -19,6 +19,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+/// Tokens whose logits exist at once. With the 128,256 ids of Llama 3 they take 1 GB. Each chunk also reads and writes the
+/// gradient of the head once, 2 GB at a width of 2,048, which takes a GPU as long as a sixth of the chunk's products; fewer
+/// tokens would save less memory than that costs in time.
+const HEAD_CHUNK_TOKENS: usize = 2048;
+
 /// The first GPU that this process may use. It is opened when a device thread starts, so that a process which only plans or
 /// supervises holds no context.
 #[derive(Clone, Debug)]
@@ -55,6 +60,14 @@ impl CudaDevice {
             graphs: true,
             shared: Arc::default(),
         })
+    }
+
+    /// A GPU for plans on machines without one: programs are compiled for it and their memory is known, but it cannot be
+    /// opened.
+    pub fn planned() -> CudaDevice {
+        let (search, shared) = (Search::new(None, None), Arc::new(OnceLock::new()));
+        let (gpus, visible, collectives) = (Vec::new(), Vec::new(), Choice::default());
+        CudaDevice { search, cache: None, gpus, visible, collectives, shared }
     }
 
     /// The same GPU with another choice of communicators.
@@ -114,6 +127,10 @@ impl Target for CudaDevice {
     fn half_copies(&self) -> bool {
         true
     }
+
+    fn head_chunk_tokens(&self) -> Option<usize> {
+        Some(HEAD_CHUNK_TOKENS)
+    }
 }
 
 impl Device for CudaDevice {
@@ -162,7 +179,7 @@ impl Device for CudaDevice {
     }
 
     fn peak_flops(&self, bf16: bool) -> f64 {
-        self.gpus[0].peak_flops(bf16)
+        self.gpus.first().map_or(0.0, |gpu| gpu.peak_flops(bf16))
     }
 
     fn has_fast_bf16(&self) -> bool {
@@ -180,6 +197,9 @@ impl Device for CudaDevice {
     /// The GPU of the rank, and settings of NCCL. Ranks share GPUs if there are more ranks than GPUs.
     fn environment(&self, slot: u32) -> Vec<(&'static str, String)> {
         let n_gpus = self.gpus.len().min(self.visible.len());
+        if n_gpus == 0 {
+            return Vec::new();
+        }
         // Ranks start operations of several communicators in one order, which NCCL has to keep on the GPU.
         let launch_order = ("NCCL_LAUNCH_ORDER_IMPLICIT", "1".to_owned());
         vec![("CUDA_VISIBLE_DEVICES", self.visible[slot as usize % n_gpus].clone()), launch_order]

@@ -2,8 +2,11 @@
 
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
+use super::measured::{Gpus, gpus};
 use super::{JobArgs, right, say};
+use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
+use crate::config::precision::DeviceChoice;
 use crate::devices;
 use crate::error::JobError;
 use crate::error::command::CommandError;
@@ -29,7 +32,11 @@ use std::time::Duration;
 pub(super) const HELP: &str = "Examples:
   phalanx estimate my.yaml
   phalanx estimate my.yaml --micro_batch_size 8 --gradient_checkpointing full
-  phalanx estimate my.yaml --json --trace predicted.json";
+  phalanx estimate my.yaml --device cuda --gpu h200 --bf16 true
+  phalanx estimate my.yaml --json --trace predicted.json
+
+A job for GPUs (`device: cuda`) needs no GPU here. Its time follows from measurements of this machine's GPU, or of the GPU
+that `--gpu` names: from the results of `phalanx-gpu`, else from published figures.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -39,6 +46,12 @@ pub(super) struct Args {
     /// Write the simulated step for chrome://tracing or Perfetto, to compare with a trace of `phalanx train --trace`.
     #[arg(long)]
     trace: Option<PathBuf>,
+    /// GPU for which to estimate: a100, h100, h200, b200, l40s or 4090 [default: this machine's, else h100].
+    #[arg(long)]
+    gpu: Option<String>,
+    /// Results of `phalanx-gpu all`: a summary.json [default: gpu/summary.json in the cache folder of phalanx].
+    #[arg(long)]
+    measured: Option<PathBuf>,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -48,20 +61,24 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
-    let plan = plan::model_plan(&config, &tokenizer)?;
+    let gpus = args.gpus(&config)?;
+    let choice = if gpus.is_some() { DeviceChoice::Cuda } else { config.precision.device };
+    let plan = plan::model_plan_on(&config, &tokenizer, || devices::planned(choice))?;
     let mesh = config.parallel.mesh()?;
     let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     // Compiled before the measurements, so that a job that cannot train is rejected at once.
-    let hardware = Hardware::named("cpu").expect("it is shipped");
     let compile = |mesh_rank| Programs::compile(&plan, mesh_rank, evaluates);
     compile(MeshRank { mesh, rank: 0 })?;
-    let hardware = this_machine(hardware, &config, &plan, model, mesh.size())?;
+    let hardware = match &gpus {
+        Some(gpus) => gpus.hardware.clone(),
+        None => this_machine(Hardware::named("cpu").expect("it is shipped"), &config, &plan, model, mesh.size())?,
+    };
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
     // On one machine, a replica makes shadows unnecessary. On several nodes, all replicas of a shard may be on one node.
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
     let shadow_bytes = if shadows { Shadow::bytes(&*devices::host(), &forecast.programs.train)? } else { 0 };
-    let estimate = Estimate { shadow_bytes, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
+    let estimate = Estimate { shadow_bytes, gpus, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
     if let Some(path) = &args.trace {
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
         std::fs::write(path, forecast.timeline.chrome()).map_err(failed)?;
@@ -83,6 +100,8 @@ struct Estimate<'a> {
     /// Bytes of that rank, by purpose.
     memory: Vec<(&'static str, usize)>,
     peak_bytes: usize,
+    /// The GPUs that are not measured here and now.
+    gpus: Option<Gpus>,
     /// In addition, from the first checkpoint that is written during training.
     saving_bytes: usize,
     /// In addition, for a shadow of another rank's state.
@@ -106,6 +125,10 @@ impl Estimate<'_> {
             ("optimizer state", c.layout.bytes(Region::OptimizerState)),
             ("optimizer state, in a file", c.layout.bytes(Region::Offloaded)),
             ("gradients, at the peak", work.gradients),
+            ("gathered weights, at the peak", work.gathered_weights),
+            ("half-width weights, at the peak", work.half_weights),
+            ("logits, at the peak", work.logits),
+            ("received from other ranks, at the peak", work.received),
             ("activations, at the peak", work.activations),
             ("inputs and tables", work.inputs + c.layout.bytes(Region::Constants)),
             ("working space of kernels", work.scratch),
@@ -124,6 +147,7 @@ impl Estimate<'_> {
             fullest: forecast.fullest,
             memory,
             peak_bytes,
+            gpus: None,
             saving_bytes: snapshot_bytes(c),
             shadow_bytes: 0,
             tokens,
@@ -135,7 +159,9 @@ impl Estimate<'_> {
 
     fn json(&self) -> serde_json::Value {
         let memory = self.memory.iter().map(|(name, bytes)| ((*name).to_string(), json!(bytes)));
+        let figures = self.gpus.as_ref().map(|gpus| json!({"gpu": gpus.hardware.name, "measured": gpus.measured}));
         json!({
+            "hardware": figures,
             "parameters": self.programs.n_params.0,
             "trainable_parameters": self.programs.n_params.1,
             "ranks": self.mesh.size(),
@@ -160,6 +186,10 @@ impl Estimate<'_> {
             let share = format!("{:.1}%", 100.0 * *bytes as f64 / self.peak_bytes as f64);
             table.add_row([(*name).to_string(), human_bytes(*bytes as u64), share]);
         }
+        if self.programs.device.name() == "cuda" {
+            let context = "in addition, CUDA's context, libraries and buffers of NCCL";
+            table.add_row([context, "not measured", ""]);
+        }
         let besides = "in addition, during a save in the background";
         table.add_row([besides.to_string(), human_bytes(self.saving_bytes as u64), String::new()]);
         if self.shadow_bytes > 0 {
@@ -175,7 +205,14 @@ impl Estimate<'_> {
         table.add_row(["trained parameters", &human_count(trained)]);
         table.add_row(["tokens", &format!("{:.0}", self.tokens)]);
         table.add_row(["arithmetic per token", &format!("{:.1} MFLOP", self.flops_per_token / 1e6)]);
-        table.add_row(["matrix products of a rank, measured", &format!("{:.0} GFLOP/s", self.products.best() / 1e9)]);
+        let products = match &self.gpus {
+            None => "matrix products of a rank, measured".to_owned(),
+            Some(Gpus { hardware, measured: Some(_) }) => format!("matrix products of {}, measured", hardware.name),
+            Some(Gpus { hardware, measured: None }) => {
+                format!("matrix products of {}, published figures", hardware.name)
+            }
+        };
+        table.add_row([products.as_str(), &format!("{:.0} GFLOP/s", self.products.best() / 1e9)]);
         table.add_row(["predicted time", &human_duration(Duration::from_secs_f64(self.seconds))]);
         table.add_row(["predicted tokens/s", &format!("{:.0}", self.tokens / self.seconds)]);
         table.add_row(["instructions", &self.programs.train.program.instrs.len().to_string()]);
@@ -188,19 +225,30 @@ impl Args {
     /// Takes flags of this command from among the overrides after the file.
     fn gathered(&self) -> Result<Args, JobError> {
         let job = JobArgs { config: self.job.config.clone(), overrides: Vec::new() };
-        let mut all = Args { json: self.json, trace: self.trace.clone(), job };
+        let (trace, gpu, measured) = (self.trace.clone(), self.gpu.clone(), self.measured.clone());
+        let mut all = Args { json: self.json, trace, gpu, measured, job };
         let mut words = self.job.overrides.iter();
         while let Some(word) = words.next() {
-            match (word.as_str(), word.strip_prefix("--trace=")) {
-                ("--json", _) => all.json = true,
-                (_, Some(path)) => all.trace = Some(path.into()),
-                ("--trace", _) => {
-                    let missing = || CommandError::NoValue { word: word.clone() };
-                    all.trace = Some(words.next().ok_or_else(missing)?.into());
-                }
+            let (key, joined) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v.to_owned())));
+            let mut value = || {
+                let missing = || CommandError::NoValue { word: key.to_owned() };
+                joined.clone().or_else(|| words.next().cloned()).ok_or_else(missing)
+            };
+            match key {
+                "--json" => all.json = true,
+                "--trace" => all.trace = Some(value()?.into()),
+                "--gpu" => all.gpu = Some(value()?),
+                "--measured" => all.measured = Some(value()?.into()),
                 _ => all.job.overrides.push(word.clone()),
             }
         }
         Ok(all)
+    }
+
+    /// The GPUs whose figures decide; `None` if the device of the job is measured here and now.
+    fn gpus(&self, config: &JobConfig) -> Result<Option<Gpus>, JobError> {
+        let is_absent = || config.precision.device == DeviceChoice::Cuda && devices::gpu().is_err();
+        let name = self.gpu.as_deref().or_else(|| (self.measured.is_some() || is_absent()).then_some("h100"));
+        name.map(|name| gpus(name, self.measured.as_deref())).transpose()
     }
 }

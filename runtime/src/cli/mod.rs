@@ -11,6 +11,7 @@ mod forecast;
 mod generate;
 mod init;
 mod inspect;
+mod measured;
 mod node;
 mod operate;
 mod plan;

@@ -3,9 +3,12 @@
 
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
+use super::measured::{self, Gpus};
 use super::{JobArgs, right, say};
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
+use crate::config::precision::DeviceChoice;
+use crate::devices;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::train::plan::{self, ModelPlan};
@@ -30,10 +33,10 @@ pub(super) const HELP: &str = "Examples:
 
 A step has the rows that the file gives it: micro_batch_size x
 gradient_accumulation_steps x data-parallel ranks. The search decides how the
-ranks share these rows. Predicted times follow from the hardware's published
-figures, or with `--gpu cpu` from measurements on this machine. Predicted
-memory is the static layout of each program, with the working space of CPU
-kernels.";
+ranks share these rows. Predicted times follow from the results of
+`phalanx-gpu` on such a GPU, else from its published figures, or with
+`--gpu cpu` from measurements on this machine. Predicted memory is the static
+layout of each program, without CUDA's context and libraries.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -43,9 +46,12 @@ pub(super) struct Args {
     /// Devices per machine [default: the usual number for the hardware].
     #[arg(long)]
     gpus_per_node: Option<u32>,
-    /// Hardware: a100-80g, h100, h200, l40s, or cpu for this machine, measured.
+    /// Hardware: a100, h100, h200, b200, l40s, 4090, or cpu for this machine, measured.
     #[arg(long, default_value = "h100")]
     gpu: String,
+    /// Results of `phalanx-gpu all`: a summary.json [default: gpu/summary.json in the cache folder of phalanx].
+    #[arg(long)]
+    measured: Option<PathBuf>,
     /// Number of arrangements to show.
     #[arg(long, default_value_t = 10)]
     top: usize,
@@ -70,20 +76,31 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
-    let planner = Planner::new(&args, &config, plan::model_plan(&config, &tokenizer)?)?;
+    let choice = if args.gpu == CPU { DeviceChoice::Cpu } else { DeviceChoice::Cuda };
+    let plan = plan::model_plan_on(&config, &tokenizer, || devices::planned(choice))?;
+    let planner = Planner::new(&args, &config, plan)?;
     let options = Options {
-        world_size: (args.nodes * planner.hardware.devices_per_node) as usize,
+        world_size: (args.nodes * planner.gpus.hardware.devices_per_node) as usize,
         micro_batch_max: args.micro_batch_max,
         n_keep: args.top.max(1),
         n_evaluate_max: args.evaluate.max(1),
     };
-    let mut found = search::search(&planner.workload, &planner.hardware, &options, |c| planner.evaluate(c));
+    let mut found = search::search(&planner.workload, &planner.gpus.hardware, &options, |c| planner.evaluate(c));
     planner.confirm(&mut found);
+    let obstacle = planner.obstacle(&found);
     if args.json {
         let json = serde_json::to_value(&found).map_err(CommandError::Encode)?;
-        say(json!({ "hardware": planner.hardware, "world_size": options.world_size, "plan": json }));
+        let (hardware, measured) = (&planner.gpus.hardware, &planner.gpus.measured);
+        say(json!({
+            "hardware": hardware,
+            "measured": measured,
+            "obstacle": obstacle,
+            "world_size": options.world_size,
+            "plan": json,
+        }));
     } else {
         planner.print(&found, &options);
+        obstacle.into_iter().for_each(say);
     }
     let Some(best) = found.ranked.first() else {
         let refusal = report::refusals(&found).into_iter().next().map(|(_, why)| why);
@@ -102,6 +119,7 @@ impl Args {
     fn gathered(&self) -> Result<Args, CommandError> {
         let mut all = Args {
             gpu: self.gpu.clone(),
+            measured: self.measured.clone(),
             trace: self.trace.clone(),
             job: JobArgs { config: self.job.config.clone(), overrides: Vec::new() },
             ..*self
@@ -113,9 +131,7 @@ impl Args {
                 all.json = true;
                 continue;
             }
-            if !["--nodes", "--gpus-per-node", "--gpu", "--top", "--evaluate", "--micro-batch-max", "--trace"]
-                .contains(&key)
-            {
+            if !FLAGS.contains(&key) {
                 all.job.overrides.push(word.clone());
                 // The value of an override may look like a flag.
                 all.job.overrides.extend(joined.is_none().then(|| words.next().cloned()).flatten());
@@ -132,6 +148,7 @@ impl Args {
                 "--evaluate" => all.evaluate = number()? as usize,
                 "--micro-batch-max" => all.micro_batch_max = number()? as usize,
                 "--trace" => all.trace = Some(value.into()),
+                "--measured" => all.measured = Some(value.into()),
                 _ => all.gpu = value,
             }
         }
@@ -160,6 +177,13 @@ impl Args {
     }
 }
 
+/// Hardware that is measured here and now.
+const CPU: &str = "cpu";
+
+/// Flags with a value.
+const FLAGS: [&str; 8] =
+    ["--nodes", "--gpus-per-node", "--gpu", "--measured", "--top", "--evaluate", "--micro-batch-max", "--trace"];
+
 /// Maximum number of ranks in a search.
 const RANKS_MAX: usize = 1 << 16;
 
@@ -168,7 +192,7 @@ struct Planner {
     plan: ModelPlan,
     /// Whether the job has validation rows.
     evaluates: bool,
-    hardware: Hardware,
+    gpus: Gpus,
     workload: Workload,
 }
 
@@ -176,12 +200,20 @@ impl Planner {
     fn new(args: &Args, config: &JobConfig, plan: ModelPlan) -> Result<Planner, JobError> {
         let model = plan.model.known().cloned();
         let model = model.ok_or(CommandError::NothingToArrange)?;
-        let hardware = hardware(args, config, &plan, &model)?;
+        let gpus = hardware(args, config, &plan, &model)?;
         let forward = model.forward(plan.batch, Head::Loss);
         let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
         let workload = Workload::of(&model, &forward, plan.batch, &plan.spec, config.sequences_per_step())?;
+        let workload = workload.on(plan.device.target());
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-        Ok(Planner { plan, evaluates, hardware, workload })
+        Ok(Planner { plan, evaluates, gpus, workload })
+    }
+
+    /// Why this machine cannot run the fastest arrangement, in one sentence.
+    fn obstacle(&self, found: &Plan) -> Option<String> {
+        let hardware = &self.gpus.hardware;
+        let best = found.ranked.first().filter(|_| hardware.name != CPU)?;
+        measured::obstacle(hardware, hardware.devices_per_node, best.evaluation.memory_bytes)
     }
 
     /// The model plan of a candidate.
@@ -196,7 +228,7 @@ impl Planner {
     fn forecast(&self, candidate: &Candidate, spans: bool) -> Result<Forecast, JobError> {
         let plan = self.plan_of(candidate);
         let compile = |mesh_rank| Programs::compile(&plan, mesh_rank, self.evaluates);
-        Forecast::of(candidate.mesh.into(), Ranks::OfEachStage, &self.hardware, spans, compile)
+        Forecast::of(candidate.mesh.into(), Ranks::OfEachStage, &self.gpus.hardware, spans, compile)
     }
 
     fn evaluate(&self, candidate: &Candidate) -> Result<Evaluation, Reason> {
@@ -211,7 +243,7 @@ impl Planner {
     fn confirm(&self, found: &mut Plan) {
         while let Some(best) = found.ranked.first_mut().filter(|best| best.candidate.samples().is_some()) {
             let whole = self.evaluate_step(&best.candidate, best.candidate.n_microbatches);
-            match whole.ok().filter(|(e, _)| e.memory_bytes <= self.hardware.memory_bytes) {
+            match whole.ok().filter(|(e, _)| e.memory_bytes <= self.gpus.hardware.memory_bytes) {
                 Some((evaluation, _)) => {
                     best.evaluation = evaluation;
                     break;
@@ -253,7 +285,7 @@ impl Planner {
     }
 
     fn print(&self, found: &Plan, options: &Options) {
-        let (w, hw) = (&self.workload, &self.hardware);
+        let (w, hw) = (&self.workload, &self.gpus.hardware);
         let n_nodes = options.world_size as u32 / hw.devices_per_node;
         say(format_args!(
             "{} parameters, {} rows of {} tokens per step, on {n_nodes} x {} {} with {} each",
@@ -264,6 +296,9 @@ impl Planner {
             hw.name,
             human_bytes(hw.memory_bytes)
         ));
+        if let Some(path) = &self.gpus.measured {
+            say(format_args!("rates as measured on such a GPU: {}", path.display()));
+        }
         let mut table = Table::new();
         table.load_style(presets::UTF8_BORDERS_ONLY).set_header(report::COLUMNS);
         found.ranked.iter().for_each(|ranked| {
@@ -279,14 +314,15 @@ impl Planner {
     }
 }
 
-fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConfig) -> Result<Hardware, JobError> {
-    let unknown = || CommandError::Gpu { found: args.gpu.clone() };
-    let named = Hardware::named(&args.gpu).ok_or_else(unknown)?;
-    let n_ranks = args.gpus_per_node.unwrap_or(if args.gpu == "cpu" { 1 } else { named.devices_per_node });
-    let hardware = if args.gpu == "cpu" {
-        this_machine(named, config, plan, model, n_ranks as usize)?
-    } else {
-        Hardware { devices_per_node: n_ranks, ..named }
-    };
-    Ok(hardware.validate().map_err(CommandError::Hardware)?)
+fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConfig) -> Result<Gpus, JobError> {
+    if args.gpu == CPU {
+        let n_ranks = args.gpus_per_node.unwrap_or(1);
+        let named = Hardware::named(CPU).expect("it is shipped");
+        let hardware = this_machine(named, config, plan, model, n_ranks as usize)?;
+        return Ok(Gpus { hardware: hardware.validate().map_err(CommandError::Hardware)?, measured: None });
+    }
+    let Gpus { hardware, measured } = measured::gpus(&args.gpu, args.measured.as_deref())?;
+    let devices_per_node = args.gpus_per_node.unwrap_or(hardware.devices_per_node);
+    let hardware = Hardware { devices_per_node, ..hardware };
+    Ok(Gpus { hardware: hardware.validate().map_err(CommandError::Hardware)?, measured })
 }

@@ -6,7 +6,7 @@ use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::Memory;
 use phalanx_device::{AllocError, Backing, Device, ExecError, Machine, RawBuffer, Run, Space, ThreadError};
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::program::ValueId;
+use phalanx_strategies::program::{Instr, Program, ValueId};
 use phalanx_strategies::target::Target;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,11 +20,17 @@ const DEVICE: u32 = 7;
 pub(crate) struct Remote {
     host: Arc<dyn Device>,
     memory: Arc<RemoteMemory>,
+    head_chunk_tokens: Option<usize>,
 }
 
 impl Remote {
     pub(crate) fn new() -> Remote {
-        Remote { host: super::host(), memory: Arc::new(RemoteMemory) }
+        Remote { host: super::host(), memory: Arc::new(RemoteMemory), head_chunk_tokens: None }
+    }
+
+    /// A device that asks for the logits of so many tokens at a time.
+    pub(crate) fn with_head_chunks(tokens: usize) -> Remote {
+        Remote { head_chunk_tokens: Some(tokens), ..Remote::new() }
     }
 
     fn far(&self, inner: Box<dyn Machine>) -> Box<dyn Machine> {
@@ -117,13 +123,23 @@ unsafe impl Machine for RemoteMachine {
     }
 }
 
+impl Target for Remote {
+    fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
+        self.host.target().scratch_bytes(program, instr)
+    }
+
+    fn head_chunk_tokens(&self) -> Option<usize> {
+        self.head_chunk_tokens
+    }
+}
+
 impl Device for Remote {
     fn name(&self) -> &'static str {
         "remote"
     }
 
     fn target(&self) -> &dyn Target {
-        self.host.target()
+        self
     }
 
     fn machine(&self, programs: &[&Compiled], on: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
@@ -186,7 +202,7 @@ mod tests {
     use phalanx_device::span::STAGING_BYTES;
     use phalanx_strategies::passes::commit::StepPhases;
     use phalanx_strategies::passes::memory::memory;
-    use phalanx_strategies::program::{DType, Kind, Program};
+    use phalanx_strategies::program::{DType, Kind};
     use std::convert::Infallible;
 
     /// A value larger than twice the staging buffer, and a value behind it.

@@ -51,6 +51,12 @@ pub enum CommandError {
     /// Unknown hardware.
     #[error("`--gpu` is `{found}`, but must be one of {}", Hardware::NAMES.join(", "))]
     Gpu { found: String },
+    /// A file of measurements without any.
+    #[error("--measured: {} has no results of `phalanx-gpu`: {reason}", path.display())]
+    Measured { path: PathBuf, reason: String },
+    /// Measurements of another GPU.
+    #[error("--measured: {} has measurements of {found}, which is not {gpu}", path.display())]
+    MeasuredOther { path: PathBuf, found: String, gpu: String },
     /// An invalid description of hardware.
     #[error(transparent)]
     Hardware(#[from] HardwareError),

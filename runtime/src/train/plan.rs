@@ -164,6 +164,15 @@ fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
 /// When the model is not supported or its vocabulary is smaller than the tokenizer's. Compiling reports all other errors
 /// (rows longer than the model's positions, adapter targets that do not exist).
 pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan, JobError> {
+    model_plan_on(config, tokenizer, || devices::of(config.precision.device))
+}
+
+/// As [`model_plan`], for another device than that of the configuration.
+pub(crate) fn model_plan_on(
+    config: &JobConfig,
+    tokenizer: &Tokenizer,
+    device: impl FnOnce() -> Result<Arc<dyn Device>, JobError>,
+) -> Result<ModelPlan, JobError> {
     let (hf_config, weights, origin) = match config.model.source() {
         ModelSource::Pretrained(dir) => {
             let path = dir.join("config.json");
@@ -180,7 +189,7 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
-    let device = devices::of(config.precision.device)?;
+    let device = device()?;
     let spec = step_spec(config, &model, &*device);
     Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec, device })
 }

@@ -3,16 +3,19 @@
 //! of f32.
 //!
 //! Each value is converted once, before its first product, so a weight is read in f32 once a step however often it is
-//! multiplied. Where a weight is gathered, the copy outlives the gathered f32 value.
+//! multiplied. Where ranks gather a weight that only products in half width read, each rank converts its shard and the ranks
+//! gather that: half the bytes, and the same bits. A shard is converted for each gathering, since a copy of all shards would
+//! take memory for the whole step, and the traffic within a device is small beside that between devices.
 //!
 //! Source: Micikevicius et al. 2018, §3.1 (arXiv:1710.03740). We differ in that the copy is made within the step, not kept
 //! as state: state that follows from other state would have to be kept consistent through healing and checkpoints.
 
-use crate::program::{Compute, DType, Instr, Kind, Op, Program, Site, ValueId};
+use crate::program::{Collective, CollectiveKind, Compute, DType, Instr, Kind, Op, Program, Site, ValueId};
 use std::collections::BTreeMap;
 
 /// Converts the f32 operands of products in half width.
 pub fn half_copies(program: &mut Program) {
+    gather_copies(program);
     let mut copies: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     for mut instr in std::mem::take(&mut program.instrs) {
         if let Some(narrow) = half_width(program, &instr) {
@@ -27,6 +30,39 @@ pub fn half_copies(program: &mut Program) {
         copies.retain(|wide, _| !instr.writes.contains(wide));
         program.instrs.push(instr);
     }
+}
+
+/// Gathers half-width copies of the weights that only products in half width read.
+fn gather_copies(program: &mut Program) {
+    let narrow = read_in_half_width(program);
+    for mut instr in std::mem::take(&mut program.instrs) {
+        if matches!(instr.op, Op::Start(Collective { kind: CollectiveKind::AllGather, .. })) {
+            for (shard, whole) in instr.reads.iter_mut().zip(&instr.writes) {
+                let is_weight = program.value(*shard).kind == Kind::Parameter && shard != whole;
+                if let Some(dtype) = narrow[whole.0 as usize].filter(|_| is_weight) {
+                    program.values[whole.0 as usize].dtype = dtype;
+                    *shard = copy(program, *shard, dtype, instr.site);
+                }
+            }
+        }
+        program.instrs.push(instr);
+    }
+}
+
+/// For each f32 value the element type in which all instructions that read it multiply it, if there is one.
+fn read_in_half_width(program: &Program) -> Vec<Option<DType>> {
+    // None: not read yet. Some(None): read in full width, or in two widths.
+    let mut read: Vec<Option<Option<DType>>> = vec![None; program.values.len()];
+    for instr in program.instrs.iter().filter(|i| !matches!(i.op, Op::Await(_))) {
+        let narrow = half_width(program, instr);
+        for (i, v) in instr.reads.iter().enumerate() {
+            let here = narrow.filter(|_| i < 2 && program.value(*v).dtype == DType::F32);
+            let before = &mut read[v.0 as usize];
+            *before = Some(before.map_or(here, |before| before.filter(|dtype| Some(*dtype) == here)));
+        }
+    }
+    program.bindings.iter().for_each(|b| read[b.value.0 as usize] = Some(None));
+    read.into_iter().map(Option::flatten).collect()
 }
 
 /// The element type in which an instruction multiplies matrices, if it is narrower than f32.
@@ -91,6 +127,29 @@ mod tests {
 
         assert_eq!(names(&p)[0], ("matmul", vec!["x", "w"]));
         assert_eq!(names(&p)[3], ("matmul", vec!["x in bf16", "w in bf16", "b", "y"]));
+    }
+
+    /// Two gathered weights: a product reads one of them, a product and a sum read the other.
+    #[test]
+    fn gathered_weight_that_only_products_read_is_gathered_in_half_width() {
+        let mut p = Program::default();
+        let [w, v] = ["w", "v"].map(|name| p.add_value(name, &[32], DType::F32, Kind::Parameter));
+        let [x, y] = ["x", "y"].map(|name| p.add_value(name, &[8, 8], DType::F32, Kind::Activation));
+        let [all_w, all_v] = ["all w", "all v"].map(|name| p.add_value(name, &[8, 8], DType::F32, Kind::Activation));
+        let c = Collective::new(CollectiveKind::AllGather, crate::passes::fully_sharded::GROUP);
+        p.push(Op::Start(c), vec![w, v], vec![all_w, all_v], SITE);
+        p.push(Op::Await(c), vec![all_w, all_v], vec![], SITE);
+        p.push(Op::MatMul(BF16), vec![x, all_w], vec![y], SITE);
+        p.push(Op::MatMul(BF16), vec![x, all_v], vec![y], SITE);
+        p.push(Op::Add, vec![x, all_v], vec![y], SITE);
+
+        half_copies(&mut p);
+
+        assert_eq!(names(&p)[..2], [("cast", vec!["w"]), ("start", vec!["w in bf16", "v"])]);
+        assert_eq!([all_w, all_v].map(|v| p.value(v).dtype), [DType::Bf16, DType::F32]);
+        let products: Vec<_> =
+            names(&p).into_iter().filter(|(op, _)| *op == "matmul").map(|(_, reads)| reads).collect();
+        assert_eq!(products, [["x in bf16", "all w"], ["x in bf16", "all v in bf16"]]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! last instruction that reads it, and an operation may overwrite an operand that is no longer needed where
 //! [`crate::program::Op::in_place_pairs`] permits. Placement is best fit in program order; free neighbours coalesce.
 
-use crate::program::{Instr, Kind, Op, Program, Stream, Value, ValueId};
+use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Program, Stream, Value, ValueId};
 use crate::target::{ALIGN_BYTES, Target};
 use std::collections::BTreeMap;
 
@@ -39,7 +39,15 @@ pub struct BufferLocation {
 pub struct WorkPeak {
     /// Gradients of parameters.
     pub gradients: usize,
-    /// Activations and their gradients.
+    /// Weights in full width that were gathered from other ranks.
+    pub gathered_weights: usize,
+    /// Half-width copies of weights, gathered ones included.
+    pub half_weights: usize,
+    /// Logits and their gradients.
+    pub logits: usize,
+    /// Values received from other ranks: messages of pipeline stages, gathered activations.
+    pub received: usize,
+    /// Other activations and their gradients.
     pub activations: usize,
     /// Inputs and outputs.
     pub inputs: usize,
@@ -60,6 +68,37 @@ pub struct Layout {
     pub scratch: (usize, usize),
     /// What the work region holds at its peak.
     pub work_peak: WorkPeak,
+}
+
+impl WorkPeak {
+    fn live(&self) -> usize {
+        let weights = self.gathered_weights + self.half_weights;
+        self.gradients + weights + self.logits + self.received + self.activations + self.inputs
+    }
+
+    fn of(&mut self, purpose: Purpose) -> &mut usize {
+        match purpose {
+            Purpose::Gradient => &mut self.gradients,
+            Purpose::GatheredWeight => &mut self.gathered_weights,
+            Purpose::HalfWeight => &mut self.half_weights,
+            Purpose::Logits => &mut self.logits,
+            Purpose::Received => &mut self.received,
+            Purpose::Activation => &mut self.activations,
+            Purpose::Input => &mut self.inputs,
+        }
+    }
+}
+
+/// What a value of the work region is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Gradient,
+    GatheredWeight,
+    HalfWeight,
+    Logits,
+    Received,
+    Activation,
+    Input,
 }
 
 impl Layout {
@@ -101,8 +140,7 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
     let scratch = program.instrs.iter().map(|i| target.scratch_bytes(program, i)).max().unwrap_or(0);
     let scratch = scratch.next_multiple_of(align);
     region_bytes.insert(Region::Work, work.free.high_water + scratch);
-    let live = work.peak.gradients + work.peak.activations + work.peak.inputs;
-    let fragmentation = work.free.high_water - live;
+    let fragmentation = work.free.high_water - work.peak.live();
     let work_peak = WorkPeak { fragmentation, scratch, ..work.peak };
     Layout { locations, region_bytes, scratch: (work.free.high_water, scratch), work_peak }
 }
@@ -121,8 +159,52 @@ fn padded(value: &Value, align: usize) -> usize {
     value.size_bytes().max(1).next_multiple_of(align)
 }
 
+/// The purpose of each value.
+fn purposes(program: &Program) -> Vec<Purpose> {
+    let of_kind = |value: &Value| match value.kind {
+        Kind::Gradient => Purpose::Gradient,
+        Kind::Activation => Purpose::Activation,
+        _ => Purpose::Input,
+    };
+    let mut purposes: Vec<Purpose> = program.values.iter().map(of_kind).collect();
+    for instr in &program.instrs {
+        let logits = match instr.op {
+            Op::CrossEntropy { .. } => instr.reads.iter().take(1).chain(instr.writes.get(1)).collect(),
+            _ => Vec::new(),
+        };
+        logits.into_iter().for_each(|v| purposes[v.0 as usize] = Purpose::Logits);
+        for (i, to) in instr.writes.iter().enumerate() {
+            let from = instr.reads.get(i).map(|v| (program.value(*v).kind, purposes[v.0 as usize]));
+            let purpose = moved(&instr.op, from, program.value(*to));
+            if let Some(purpose) = purpose.filter(|_| program.value(*to).kind == Kind::Activation) {
+                purposes[to.0 as usize] = purpose;
+            }
+        }
+    }
+    purposes
+}
+
+/// The purpose of a value that is a copy of another one, or comes from other ranks.
+fn moved(op: &Op, from: Option<(Kind, Purpose)>, to: &Value) -> Option<Purpose> {
+    let is_weight = |(kind, purpose): &(Kind, Purpose)| {
+        *kind == Kind::Parameter || matches!(purpose, Purpose::GatheredWeight | Purpose::HalfWeight)
+    };
+    let weight = if to.dtype == DType::F32 { Purpose::GatheredWeight } else { Purpose::HalfWeight };
+    match op {
+        Op::Cast => from.and_then(|from| match from.1 {
+            Purpose::Logits => Some(Purpose::Logits),
+            _ => is_weight(&from).then_some(weight),
+        }),
+        // Sums over ranks take the place of their terms.
+        Op::Start(Collective { kind: CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, .. }) => None,
+        Op::Start(_) => Some(if from.as_ref().is_some_and(is_weight) { weight } else { Purpose::Received }),
+        _ => None,
+    }
+}
+
 struct Work {
     align: usize,
+    purposes: Vec<Purpose>,
     offsets: Vec<Option<usize>>,
     /// Index of the last instruction that touches each value; inputs and outputs stay to the end.
     last_use: Vec<usize>,
@@ -147,6 +229,7 @@ impl Work {
         }
         let mut work = Work {
             align,
+            purposes: purposes(program),
             offsets: vec![None; program.values.len()],
             last_use,
             awaited_at,
@@ -170,7 +253,7 @@ impl Work {
             let (old, new) = (instr.reads[r], instr.writes[w]);
             if self.may_take_over(program, i, instr, old, new) && !taken_over.contains(&old) {
                 self.offsets[new.0 as usize] = self.offsets[old.0 as usize];
-                self.retag(program.value(old).kind, program.value(new).kind, padded(program.value(old), self.align));
+                self.retag(old, new, padded(program.value(old), self.align));
                 taken_over.push(old);
             }
         }
@@ -179,7 +262,7 @@ impl Work {
                 self.allocate(program, *v);
             }
         }
-        if self.live_bytes() > self.peak.gradients + self.peak.activations + self.peak.inputs {
+        if self.live.live() > self.peak.live() {
             self.peak = self.live;
         }
         if let Op::Start(c) = instr.op {
@@ -194,7 +277,7 @@ impl Work {
             let ends = self.last_use[v.0 as usize] == i && region_of(value) == Region::Work;
             if let Some(offset) = self.offsets[v.0 as usize].filter(|_| ends && !taken_over.contains(&v)) {
                 self.free.release(offset, padded(value, self.align));
-                *self.tag(value.kind) -= padded(value, self.align);
+                *self.live.of(self.purposes[v.0 as usize]) -= padded(value, self.align);
             }
         }
     }
@@ -222,25 +305,13 @@ impl Work {
         let value = program.value(v);
         if self.offsets[v.0 as usize].is_none() {
             self.offsets[v.0 as usize] = Some(self.free.take(padded(value, self.align)));
-            *self.tag(value.kind) += padded(value, self.align);
+            *self.live.of(self.purposes[v.0 as usize]) += padded(value, self.align);
         }
     }
 
-    fn retag(&mut self, from: Kind, to: Kind, bytes: usize) {
-        *self.tag(from) -= bytes;
-        *self.tag(to) += bytes;
-    }
-
-    fn tag(&mut self, kind: Kind) -> &mut usize {
-        match kind {
-            Kind::Gradient => &mut self.live.gradients,
-            Kind::Activation => &mut self.live.activations,
-            _ => &mut self.live.inputs,
-        }
-    }
-
-    fn live_bytes(&self) -> usize {
-        self.live.gradients + self.live.activations + self.live.inputs
+    fn retag(&mut self, old: ValueId, new: ValueId, bytes: usize) {
+        *self.live.of(self.purposes[old.0 as usize]) -= bytes;
+        *self.live.of(self.purposes[new.0 as usize]) += bytes;
     }
 }
 

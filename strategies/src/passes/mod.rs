@@ -2,7 +2,7 @@
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pipeline`,
-//! `backward`, `enter`, `recompute`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`, `optimizer` (with `tensor_sums`),
+//! `backward`, `enter`, `recompute`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`, `optimizer` (with `tensor_sums`),
 //! `offload`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
 //!
 //! A parallel pass changes nothing where its axis has one rank, and does not depend on the other axes: every combination
@@ -21,6 +21,7 @@ pub mod enter;
 pub mod fully_sharded;
 pub mod fuse;
 pub mod half_copies;
+pub mod head_chunks;
 pub mod launch_order;
 pub mod lora;
 pub mod memory;

@@ -210,7 +210,8 @@ impl<'a> MeshBound<'a> {
     fn gathers(&self, candidate: &Candidate) -> f64 {
         let w = self.workload;
         let seconds = |n_params| {
-            collective_seconds(self.hardware, Kind::AllGather, self.local(n_params) * MASTER_BYTES, self.shards)
+            let bytes = self.local(n_params) * w.gathered_bytes as f64;
+            collective_seconds(self.hardware, Kind::AllGather, bytes, self.shards)
         };
         // Possibly nothing before the first block is trained; the backward pass does not read the embedding.
         let backward = (w.n_layers - 1) * w.layer_params;
@@ -270,12 +271,13 @@ impl<'a> MeshBound<'a> {
         let kept_blocks =
             |stage: usize| (w.n_layers / (pp * n_chunks) - usize::from(has_adapters && stage == 0)) as f64;
         // Logits are f32; their gradient overwrites them.
-        let logits = self.tokens(candidate) * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
+        let tokens = w.head_tokens_max.map_or(f64::INFINITY, |max| max as f64).min(self.tokens(candidate));
+        let logits = tokens * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
         let mean = w.n_params() as f64 / pp as f64;
         // A block keeps its weights along with its activations if ZeRO-2 has gathered them.
         let kept_weights = candidate.zero == ZeroStage::Zero2 && n_chunks == 1 && shards > 1.0;
         let blocks = (w.n_layers / pp * w.layer_params) as f64;
-        let gathered = if kept_weights { blocks / self.mesh.tp as f64 * MASTER_BYTES } else { 0.0 };
+        let gathered = if kept_weights { blocks / self.mesh.tp as f64 * w.gathered_bytes as f64 } else { 0.0 };
         let in_flight = candidate.schedule.max_in_flight(pp, 0, m);
         let first = gathered + state(mean, m * n_chunks > in_flight) + in_flight as f64 * kept_blocks(0) * per_layer;
         let last = gathered + state(of_last, m > 1) + kept_blocks(pp - 1) * per_layer + logits;

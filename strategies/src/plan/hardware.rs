@@ -171,15 +171,17 @@ impl Hardware {
     }
 
     /// The names that [`Hardware::named`] accepts.
-    pub const NAMES: [&str; 5] = ["a100-80g", "h100", "h200", "l40s", "cpu"];
+    pub const NAMES: [&str; 7] = ["a100-80g", "h100", "h200", "b200", "l40s", "4090", "cpu"];
 
     /// A shipped description.
     pub fn named(name: &str) -> Option<Hardware> {
         match name {
-            "a100-80g" => Some(a100_80g()),
+            "a100-80g" | "a100" => Some(a100_80g()),
             "h100" => Some(h100()),
             "h200" => Some(h200()),
+            "b200" => Some(b200()),
             "l40s" => Some(l40s()),
+            "4090" | "rtx4090" => Some(rtx_4090()),
             "cpu" => Some(cpu()),
             _ => None,
         }
@@ -207,6 +209,14 @@ impl Hardware {
     pub fn attention(&self, kernel: &str, compute: Compute) -> f64 {
         let usual = self.matmul(compute).peak_flops * self.attention_fraction;
         self.measured.get(kernel).copied().unwrap_or(usual)
+    }
+
+    /// Whether a GPU with this product name, as its driver gives it, is a device of this hardware.
+    pub fn is_of(&self, product: &str) -> bool {
+        // `a100-80g` is an `NVIDIA A100-SXM4-80GB`.
+        let model = self.name.split('-').next().unwrap_or_default();
+        let words = product.split(|c: char| !c.is_ascii_alphanumeric());
+        words.into_iter().any(|word| word.eq_ignore_ascii_case(model))
     }
 
     /// Node of a rank, with ranks placed node by node.
@@ -260,6 +270,34 @@ fn h100() -> Hardware {
 /// SXM, 141 GB. Source: NVIDIA H200 Tensor Core GPU data sheet (as H100, with 141 GB at 4.8 TB/s).
 fn h200() -> Hardware {
     Hardware { name: "h200".into(), memory_bytes: 141_000_000_000, memory_bytes_per_s: 4800.0 * GB, ..h100() }
+}
+
+/// SXM, 180 GB. Source: NVIDIA DGX B200 data sheet (1,440 GB and 64 TB/s for eight, NVLink 1.8 TB/s both ways together, eight
+/// 400 Gb/s adapters); NVIDIA HGX platform page (for eight, f32 600 TFLOP/s, bf16 36 PFLOP/s with sparsity, thus 18 without).
+fn b200() -> Hardware {
+    Hardware {
+        name: "b200".into(),
+        matmul_bf16: gpu_rate(2250.0 * TERA),
+        matmul_f32: gpu_rate(75.0 * TERA),
+        memory_bytes: 180_000_000_000,
+        memory_bytes_per_s: 8000.0 * GB,
+        intra_node: Link { bytes_per_s: 900.0 * GB, fraction: COLLECTIVES, hop_s: NVLINK_HOP_S },
+        ..h100()
+    }
+}
+
+/// Source: NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090 (bf16 with f32 sums 165.2 TFLOP/s without sparsity, f32 82.6,
+/// 24 GB at 1,008 GB/s, PCIe 4.0 x16, no NVLink). One device and one 100 Gb/s port are assumed.
+fn rtx_4090() -> Hardware {
+    Hardware {
+        name: "4090".into(),
+        matmul_bf16: gpu_rate(165.2 * TERA),
+        matmul_f32: gpu_rate(82.6 * TERA),
+        memory_bytes: 24_000_000_000,
+        memory_bytes_per_s: 1008.0 * GB,
+        devices_per_node: 1,
+        ..l40s()
+    }
 }
 
 /// Source: NVIDIA L40S data sheet (bf16 362 TFLOP/s without sparsity, f32 91.6, 48 GB at 864 GB/s, PCIe 4.0 x16 with

@@ -7,7 +7,7 @@ use crate::optimizer::OptimizerSpec;
 use crate::passes::precision::Precision;
 use crate::passes::recompute::Recompute;
 use crate::program::{Compute, Kind, Op, Phase, Program, ValueId};
-use crate::target::{ALIGN_BYTES, Nowhere};
+use crate::target::{ALIGN_BYTES, Nowhere, Target};
 use std::collections::BTreeSet;
 
 /// The model and its batch, as far as a plan depends on them.
@@ -45,6 +45,10 @@ pub struct Workload {
     pub compute: Compute,
     /// Bytes of an element of an activation.
     pub activation_bytes: usize,
+    /// Bytes of an element of a gathered weight.
+    pub gathered_bytes: usize,
+    /// Tokens whose logits exist at once, if not all of a microbatch.
+    pub head_tokens_max: Option<usize>,
     /// Bytes of activations per token that kernels of a block other than products and attention touch, forward and
     /// backward, with nothing recomputed or sharded.
     pub layer_streamed_bytes: [usize; 2],
@@ -103,10 +107,20 @@ impl Workload {
             global_batch_rows,
             compute: if spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },
             activation_bytes,
+            gathered_bytes: 4,
+            head_tokens_max: None,
             layer_streamed_bytes: blocks.map(|bytes| bytes / model.n_layers),
             head_streamed_bytes: streamed_bytes(&step, batch.n_tokens(), false),
             layer_kept_bytes: kept,
         })
+    }
+
+    /// The workload on a device that asks for other programs than the host.
+    #[must_use]
+    pub fn on(self, target: &dyn Target) -> Workload {
+        let has_copies = target.half_copies() && self.activation_bytes == 2;
+        let gathered_bytes = if has_copies { 2 } else { self.gathered_bytes };
+        Workload { gathered_bytes, head_tokens_max: target.head_chunk_tokens(), ..self }
     }
 
     /// Parameters of the model.

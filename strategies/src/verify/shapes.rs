@@ -434,6 +434,7 @@ impl Signature<'_> {
         self.count(1 + usize::from(paste), 1)?;
         let part = if paste { self.reads[1] } else { self.writes[0] };
         self.run(self.reads[0], start, part.n_elements())?;
+        self.shape(part, &part.shape, Some(self.reads[0].dtype))?;
         if paste { self.same_shape(&[self.reads[0], self.writes[0]]) } else { Ok(()) }
     }
 

@@ -11,6 +11,7 @@ use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
 use phalanx_strategies::program::{Op, ValueId};
+use phalanx_strategies::target::Nowhere;
 use proptest::prelude::*;
 
 pub fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelConfig {
@@ -26,6 +27,15 @@ pub fn model(family: &str, layers: usize, kv_heads: usize, tied: bool) -> ModelC
 /// Any family, by name.
 pub fn families() -> impl Strategy<Value = &'static str> {
     prop::sample::select(FAMILIES.iter().map(|f| f.model_type).collect::<Vec<_>>())
+}
+
+/// Any target: the passes that only some devices ask for, in every combination.
+pub fn targets() -> impl Strategy<Value = Nowhere> {
+    (any::<bool>(), prop::option::of(3usize..12)).prop_map(|(half_copies, head_chunk_tokens)| Nowhere {
+        scratch_bytes: 100,
+        half_copies,
+        head_chunk_tokens,
+    })
 }
 
 /// Any optimizer, with its defaults.

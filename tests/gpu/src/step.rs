@@ -136,6 +136,10 @@ pub fn all() -> Vec<StepCase> {
     cases.push(case("llama with three microbatches".into(), llama.clone(), accumulate));
     let target_modules = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
     let lora = StepSpec { lora: Some(LoraSpec { rank: 4, alpha: 8.0, target_modules }), ..spec() };
+    for (name, precision) in [("bf16", Precision::Bf16), ("fp16", Precision::F16)] {
+        let spec = StepSpec { precision, ..lora.clone() };
+        cases.push(case(format!("llama with adapters in {name}"), llama.clone(), spec));
+    }
     cases.push(case("llama with adapters".into(), llama.clone(), lora));
     let offload = StepSpec { offload_optimizer: true, ..spec() };
     cases.push(case("llama with offloaded state".into(), llama, offload));
@@ -195,6 +199,8 @@ impl StepCase {
         let c = compile_step(forward, &self.spec, device.target())?;
         device.on_device_thread(1, || {
             let mut machine = device.machine(&[&c], &Backing::default())?;
+            let (planned, taken) = (device.bytes_for(&[&c]), machine.allocated_bytes());
+            ensure!(planned == taken, "{}: {planned} bytes planned, {taken} allocated", self.name);
             self.fill(&mut *machine, &c);
             let mut trained = Trained { losses: Vec::new(), grad_norms: Vec::new(), weights: Vec::new() };
             for step in 1..=n_steps {

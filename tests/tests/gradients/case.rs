@@ -9,8 +9,9 @@ use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Hyper, Init, Kind, Role, ValueId};
+use phalanx_strategies::program::{Hyper, Init, Instr, Kind, Program, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
+use phalanx_strategies::target::Target;
 use proptest::prelude::*;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -150,12 +151,29 @@ impl Case {
     }
 
     pub fn compile_train(&self) -> Compiled {
-        compile_step(self.forward(), &self.spec(), devices::host().target()).expect("every case compiles")
+        self.compile_train_for(devices::host().target())
     }
 
-    fn forward(&self) -> phalanx_strategies::program::Program {
+    fn compile_train_for(&self, target: &dyn Target) -> Compiled {
+        compile_step(self.forward(), &self.spec(), target).expect("every case compiles")
+    }
+
+    fn forward(&self) -> Program {
         let batch = BatchShape { n_rows: self.rows, seq_len: self.seq_len };
         self.model.forward(batch, Head::Loss).expect("the rows fit the positions")
+    }
+}
+
+/// The host, with the logits of so many tokens at a time.
+struct HeadChunks(usize);
+
+impl Target for HeadChunks {
+    fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
+        devices::host().target().scratch_bytes(program, instr)
+    }
+
+    fn head_chunk_tokens(&self) -> Option<usize> {
+        Some(self.0)
     }
 }
 
@@ -174,8 +192,17 @@ impl Bench {
 
     /// A bench with a modified training program.
     pub fn with_program(case: &Case, train: Compiled) -> Bench {
-        let eval =
-            compile_forward(case.forward(), &case.spec(), devices::host().target()).expect("every case compiles");
+        Bench::with_programs(case, train, devices::host().target())
+    }
+
+    /// A bench that computes the logits of so many tokens at a time.
+    pub fn with_head_chunks(case: &Case, tokens: usize) -> Bench {
+        let target = HeadChunks(tokens);
+        Bench::with_programs(case, case.compile_train_for(&target), &target)
+    }
+
+    fn with_programs(case: &Case, train: Compiled, target: &dyn Target) -> Bench {
+        let eval = compile_forward(case.forward(), &case.spec(), target).expect("every case compiles");
         let mut machine = devices::host().machine(&[&train, &eval], &Backing::default()).expect("a small model fits");
         for compiled in [&train, &eval] {
             let constants = compiled.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant);

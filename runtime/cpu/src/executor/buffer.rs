@@ -20,6 +20,16 @@ impl Buffer {
         self.rows * self.cols
     }
 
+    /// The elements `start..start + len`, as a row.
+    ///
+    /// # Panics
+    /// If the buffer has fewer.
+    pub(super) fn elements(&self, start: usize, len: usize) -> Buffer {
+        assert!(start + len <= self.len(), "elements {start}..{} of {}", start + len, self.len());
+        let ptr = self.ptr.wrapping_add(start * self.dtype.size_bytes());
+        Buffer { ptr, rows: 1, cols: len, ..*self }
+    }
+
     pub(super) fn is(&self, other: &Buffer) -> bool {
         self.ptr == other.ptr
     }

@@ -189,9 +189,8 @@ impl Operands<'_> {
     pub(super) unsafe fn slice(&mut self, start: usize) {
         // SAFETY: the result does not overlap the operand (`Op::in_place_pairs` names no pair).
         unsafe {
-            let to = self.writes[0].slice_mut::<f32>();
-            let from = self.reads[0].slice::<f32>();
-            to.copy_from_slice(&from[start..start + to.len()]);
+            let to = self.writes[0];
+            copy(self.reads[0].elements(start, to.len()), to);
         }
     }
 
@@ -199,8 +198,8 @@ impl Operands<'_> {
         // SAFETY: the result may be operand 0, which is not read after `copy`; the part does not overlap it.
         unsafe {
             copy(self.reads[0], self.writes[0]);
-            let part = self.reads[1].slice::<f32>();
-            self.writes[0].slice_mut::<f32>()[start..start + part.len()].copy_from_slice(part);
+            let part = self.reads[1];
+            copy(part, self.writes[0].elements(start, part.len()));
         }
     }
 }
