@@ -87,13 +87,14 @@ impl CudaDevice {
         &self.gpus
     }
 
-    /// The libraries that were found: what they are, and their files.
+    /// The libraries that were found: what they are, and their files; NCCL, which several ranks need, only if it is there.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn libraries(&self) -> Result<Vec<(&'static str, PathBuf)>, OpenError> {
         let (libraries, _) = gpu::find(&self.search)?;
-        Ok(libraries.files())
+        let nccl = self.search.nccl().ok().map(|file| ("NCCL", file));
+        Ok(libraries.files().into_iter().chain(nccl).collect())
     }
 
     /// Opens the GPU, unless it is open.

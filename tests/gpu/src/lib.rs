@@ -4,10 +4,11 @@
 //!   operations.
 //! - [`step`]: whole training steps. [`measure`]: times of single instructions.
 //! - [`stages`]: what `phalanx-gpu` runs.
-//! - [`open`]: the GPU to check.
+//! - [`open`]: the GPU to check. `driver`: its libraries.
 
 pub mod case;
 pub mod cases;
+mod driver;
 pub mod measure;
 pub mod open;
 pub mod stages;

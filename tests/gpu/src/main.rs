@@ -31,6 +31,9 @@ enum Action {
         /// Time for all stages.
         #[arg(long, default_value_t = 8.0)]
         minutes: f64,
+        /// A Python with PyTorch; without it, the first in PATH.
+        #[arg(long)]
+        python: Option<PathBuf>,
     },
     /// Runs one stage.
     #[command(flatten)]
@@ -41,14 +44,20 @@ enum Action {
 enum One {
     /// Finds the libraries and the GPU.
     Libraries(Out),
+    /// Checks what is taken for granted of the driver and of NCCL.
+    Driver(Out),
     /// Measures copies and products: the ceilings of everything else.
     Ceilings(Out),
     /// Compares every operation with the CPU.
     Operations(Out),
     /// Compares whole steps of small models with the CPU.
     Steps(Out),
+    /// Kills and stops ranks of a job on the GPU.
+    Faults(Out),
     /// Measures every operation of a step of a model with 1 billion parameters.
     Rates(Out),
+    /// Measures the whole step beside torch.compile, with PyTorch's default attention and with that of cuDNN.
+    Peers(Out),
 }
 
 #[derive(Debug, clap::Args)]
@@ -56,20 +65,28 @@ struct Out {
     /// Folder of the results.
     #[arg(long)]
     out: PathBuf,
+    /// A Python with PyTorch; without it, the first in PATH.
+    #[arg(long)]
+    python: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
+    // The ranks of `faults` are processes of this program.
+    phalanx::rank_process();
     let done = match Cli::parse().command {
-        Action::All { out, minutes } => all(&out, Duration::from_secs_f64(minutes * 60.0)),
+        Action::All { out, minutes, python } => all(&out, Duration::from_secs_f64(minutes * 60.0), python.as_deref()),
         Action::One(one) => {
-            let (stage, Out { out }) = match one {
+            let (stage, Out { out, python }) = match one {
                 One::Libraries(out) => (Stage::Libraries, out),
+                One::Driver(out) => (Stage::Driver, out),
                 One::Ceilings(out) => (Stage::Ceilings, out),
                 One::Operations(out) => (Stage::Operations, out),
                 One::Steps(out) => (Stage::Steps, out),
+                One::Faults(out) => (Stage::Faults, out),
                 One::Rates(out) => (Stage::Rates, out),
+                One::Peers(out) => (Stage::Peers, out),
             };
-            run(stage, &out)
+            run(stage, &out, python.as_deref())
         }
     };
     match done {
@@ -82,8 +99,8 @@ fn main() -> ExitCode {
 }
 
 /// Runs a stage in this process.
-fn run(stage: Stage, out: &Path) -> Result<()> {
-    let report = stages::run(stage)?;
+fn run(stage: Stage, out: &Path, python: Option<&Path>) -> Result<()> {
+    let report = stages::run(stage, python)?;
     println!("{report}");
     std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
     let path = out.join(format!("{}.json", stage.name()));
@@ -94,7 +111,7 @@ fn run(stage: Stage, out: &Path) -> Result<()> {
 }
 
 /// Runs every stage in a process of its own.
-fn all(out: &Path, budget: Duration) -> Result<()> {
+fn all(out: &Path, budget: Duration, python: Option<&Path>) -> Result<()> {
     let (begin, program) = (Instant::now(), std::env::current_exe().context("finding this program")?);
     let mut outcomes = Vec::new();
     for (i, stage) in Stage::ALL.into_iter().enumerate() {
@@ -103,6 +120,9 @@ fn all(out: &Path, budget: Duration) -> Result<()> {
         println!("== {} (at most {:.0} s)", stage.name(), left.mul_f64(fraction).as_secs_f64());
         let mut command = Command::new(&program);
         command.arg(stage.name()).arg("--out").arg(out).stdin(Stdio::null());
+        if let Some(python) = python {
+            command.arg("--python").arg(python);
+        }
         outcomes.push((stage, within(&mut command, left.mul_f64(fraction))?));
     }
     println!("== summary");

@@ -13,6 +13,7 @@ use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Hyper, Init, Kind, Param, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
+use std::time::Instant;
 
 /// A model and how it is trained.
 #[derive(Clone, Debug)]
@@ -188,6 +189,33 @@ impl StepCase {
             Ok::<_, anyhow::Error>(best)
         })??;
         Ok((c, times))
+    }
+
+    /// Median time of a whole step in seconds, its loss read each time, after two steps that warm up; and the bytes that the machine
+    /// holds.
+    ///
+    /// # Errors
+    /// What the compiler or the device reports.
+    pub fn whole(&self, device: &dyn Device, n_steps: u64) -> Result<(f64, usize)> {
+        let forward = self.model.forward(self.batch, Head::Loss)?;
+        let c = compile_step(forward, &self.spec, device.target())?;
+        device.on_device_thread(1, || {
+            let mut machine = device.machine(&[&c], &Backing::default())?;
+            self.fill(&mut *machine, &c);
+            let mut seconds = Vec::new();
+            for step in 1..=n_steps + 2 {
+                let begin = Instant::now();
+                self.put_scalars(&mut *machine, &c, step);
+                self.put_tokens(&mut *machine, &c, step);
+                machine.run_all(&c, &mut Groups::none())?;
+                let loss = c.program.bound(Role::LossSum).map(|v| machine.first::<f64>(&c, v)).sum::<f64>();
+                ensure!(loss.is_finite(), "{}: the loss of step {step} is {loss}", self.name);
+                seconds.push(begin.elapsed().as_secs_f64());
+            }
+            seconds.drain(..2);
+            seconds.sort_by(f64::total_cmp);
+            Ok((seconds[seconds.len() / 2], machine.allocated_bytes()))
+        })?
     }
 
     /// Trains for `n_steps` on a device.

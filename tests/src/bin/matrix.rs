@@ -12,7 +12,7 @@ use phalanx::{Runtime, rank_process};
 use phalanx_tests::matrix::cell::{Cell, cells};
 use phalanx_tests::matrix::chain::chain;
 use phalanx_tests::matrix::model::Shape;
-use phalanx_tests::matrix::pairs::pairwise;
+use phalanx_tests::matrix::pairs::{axis_pairs, pairwise};
 use phalanx_tests::matrix::run::{Outcome, Ranks, Task, Tolerance, compare_on};
 use phalanx_tests::matrix::table::{json_line, table, with_table};
 use std::path::PathBuf;
@@ -29,9 +29,9 @@ struct Args {
     /// The device. On GPUs, each rank is a process.
     #[arg(long, value_parser = PossibleValuesParser::new(["cpu", "cuda"]), default_value = "cpu")]
     device: String,
-    /// Only a few cells that have every pair of choices, such as two axes larger than one.
-    #[arg(long)]
-    pairs: bool,
+    /// The cells: all; a few with every pair of choices (pairs); ten of four ranks with every pair of axes (axes).
+    #[arg(long, value_parser = PossibleValuesParser::new(["all", "pairs", "axes"]), default_value = "all")]
+    select: String,
     /// Only cells whose name contains this, such as `cp 2` or `ZeRO-3`.
     #[arg(long, default_value = "")]
     only: String,
@@ -81,11 +81,15 @@ fn main() -> anyhow::Result<ExitCode> {
 
 /// The cells of a model, in the order in which they resume from each other.
 fn ring(args: &Args, shape: Shape) -> Vec<Cell> {
-    let all = match args.pairs {
-        true => pairwise(args.max_ranks).into_iter().filter(|(of, _)| *of == shape).map(|(_, cell)| cell).collect(),
-        false => cells(args.max_ranks),
+    let of_shape = |chosen: Vec<(Shape, Cell)>| {
+        chosen.into_iter().filter(|(of, _)| *of == shape).map(|(_, cell)| cell).collect::<Vec<Cell>>()
     };
-    chain(all.into_iter().filter(|c| c.to_string().contains(&args.only)).collect())
+    let selected = match args.select.as_str() {
+        "pairs" => of_shape(pairwise(args.max_ranks)),
+        "axes" => of_shape(axis_pairs()),
+        _ => cells(args.max_ranks),
+    };
+    chain(selected.into_iter().filter(|c| c.to_string().contains(&args.only)).collect())
 }
 
 /// Each model has its own ring; `jobs` rings run at a time.

@@ -10,6 +10,8 @@ use std::sync::Mutex;
 
 /// Steps of a curve; a checkpoint is saved after half of them.
 pub const STEPS: u64 = 8;
+/// Seconds after which a silent rank process is replaced: long, since several ranks share a core here.
+const DETECTION_S: u32 = 30;
 /// Rows of a step, over all ranks.
 const BATCH_ROWS: usize = 8;
 
@@ -112,6 +114,7 @@ pub fn train_on(
     let device = if let Ranks::Processes(_, device) = ranks { *device } else { DeviceChoice::Cpu };
     let job = job
         .set("device", device.word())
+        .set("elastic.detection_time", DETECTION_S)
         .set("microbatches_per_step", BATCH_ROWS)
         .set("datasets.0.path", text.display())
         .set("dataset_prepared_path", dir.join("data").display())

@@ -74,7 +74,7 @@ impl Search {
         self.find("cuBLASLt", &["libcublasLt.so.13", "libcublasLt.so.12"], &["nvidia/cu13/lib", "nvidia/cublas/lib"])
     }
 
-    pub(super) fn nccl(&self) -> Result<PathBuf, LibraryError> {
+    pub(crate) fn nccl(&self) -> Result<PathBuf, LibraryError> {
         self.find("NCCL", &["libnccl.so.2"], &["nvidia/nccl/lib"])
     }
 

@@ -1,8 +1,11 @@
 //! The stages of `phalanx-gpu`.
 
 mod ceilings;
+mod driver;
+mod faults;
 mod libraries;
 mod operations;
+mod peers;
 mod rates;
 mod steps;
 
@@ -10,43 +13,62 @@ use crate::open;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::path::Path;
 
 /// A stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Finds the libraries and the GPU.
     Libraries,
+    /// Checks what is taken for granted of the driver and of NCCL.
+    Driver,
     /// Measures copies and products.
     Ceilings,
     /// Compares every operation with the CPU.
     Operations,
     /// Compares whole steps with the CPU.
     Steps,
-    /// Measures a step of a large model.
+    /// Kills and stops ranks of a job on the GPU.
+    Faults,
+    /// Measures every operation of a step of a large model.
     Rates,
+    /// Measures the whole step beside PyTorch.
+    Peers,
 }
 
 impl Stage {
     /// All stages, in the order in which they run.
-    pub const ALL: [Stage; 5] = [Stage::Libraries, Stage::Ceilings, Stage::Operations, Stage::Steps, Stage::Rates];
+    pub const ALL: [Stage; 8] = [
+        Stage::Libraries,
+        Stage::Driver,
+        Stage::Ceilings,
+        Stage::Operations,
+        Stage::Steps,
+        Stage::Faults,
+        Stage::Rates,
+        Stage::Peers,
+    ];
 
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Stage::Libraries => "libraries",
+            Stage::Driver => "driver",
             Stage::Ceilings => "ceilings",
             Stage::Operations => "operations",
             Stage::Steps => "steps",
+            Stage::Faults => "faults",
             Stage::Rates => "rates",
+            Stage::Peers => "peers",
         }
     }
 
     /// Its part of the time, relative to the others.
     pub const fn share(self) -> f64 {
         match self {
-            Stage::Libraries => 0.5,
+            Stage::Libraries | Stage::Driver => 0.5,
             Stage::Ceilings => 1.0,
-            Stage::Operations | Stage::Steps | Stage::Rates => 3.0,
+            Stage::Operations | Stage::Steps | Stage::Faults | Stage::Rates | Stage::Peers => 3.0,
         }
     }
 }
@@ -106,17 +128,20 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs a stage on the GPU of this machine.
+/// Runs a stage on the GPU of this machine. `python` is one with PyTorch.
 ///
 /// # Errors
 /// When there is no GPU, or a measurement cannot run. Failed checks are part of the report.
-pub fn run(stage: Stage) -> Result<Report> {
+pub fn run(stage: Stage, python: Option<&Path>) -> Result<Report> {
     let gpu = open::gpu()?;
     match stage {
         Stage::Libraries => libraries::run(&gpu),
+        Stage::Driver => driver::run(&gpu),
         Stage::Ceilings => ceilings::run(&gpu),
         Stage::Operations => operations::run(&gpu),
         Stage::Steps => steps::run(&gpu),
+        Stage::Faults => faults::run(&gpu),
         Stage::Rates => rates::run(&gpu),
+        Stage::Peers => peers::run(&gpu, python),
     }
 }

@@ -30,14 +30,23 @@ fn llama_1b() -> ModelConfig {
     }
 }
 
+/// The model: a small one on the software GPU.
+pub(super) fn model(gpu: &CudaDevice) -> ModelConfig {
+    if measure::is_software(gpu) { small_model() } else { llama_1b() }
+}
+
+/// The batch of its step.
+pub(super) fn batch(gpu: &CudaDevice) -> BatchShape {
+    match measure::is_software(gpu) {
+        true => BatchShape { n_rows: 1, seq_len: 64 },
+        false => BatchShape { n_rows: 2, seq_len: 4096 },
+    }
+}
+
 pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
-    let is_software = measure::is_software(gpu);
-    let (model, batch) = match is_software {
-        true => (small_model(), BatchShape { n_rows: 1, seq_len: 64 }),
-        false => (llama_1b(), BatchShape { n_rows: 2, seq_len: 4096 }),
-    };
-    let case = StepCase::new("1B in bf16", model, batch, Precision::Bf16);
-    let (c, timings) = case.time(gpu, if is_software { 1 } else { 5 })?;
+    let batch = batch(gpu);
+    let case = StepCase::new("1B in bf16", model(gpu), batch, Precision::Bf16);
+    let (c, timings) = case.time(gpu, if measure::is_software(gpu) { 1 } else { 5 })?;
     let mut by_op: BTreeMap<&'static str, (usize, f64, Cost)> = BTreeMap::new();
     for (instr, s) in c.program.instrs.iter().zip(&timings) {
         let (n, seconds, cost) = by_op.entry(instr.op.name()).or_default();
