@@ -1,10 +1,10 @@
 //! Selects the device that trains. No other file outside a device's own crate names a device.
 
-use crate::config::precision::DeviceChoice;
+use crate::config::precision::{DeviceChoice, GpuCollectives};
 use crate::error::JobError;
 use phalanx_cpu::CpuDevice;
 pub use phalanx_cuda::GpuInfo;
-use phalanx_cuda::{CudaDevice, OpenError, Search};
+use phalanx_cuda::{Choice, CudaDevice, OpenError, Search};
 use phalanx_device::Device;
 use std::env::var_os;
 use std::path::PathBuf;
@@ -15,11 +15,36 @@ use std::sync::Arc;
 /// # Errors
 /// [`JobError::Gpu`] if the job requests a GPU and this machine has none that works.
 pub fn of(choice: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
+    Ok(chosen(choice, GpuCollectives::Auto)?.0)
+}
+
+/// As [`of`], for GPU ranks that exchange tensors in this way; with the reason if `auto` cannot choose a GPU.
+///
+/// # Errors
+/// As [`of`].
+pub fn chosen(
+    choice: DeviceChoice,
+    collectives: GpuCollectives,
+) -> Result<(Arc<dyn Device>, Option<OpenError>), JobError> {
+    let collectives = match collectives {
+        GpuCollectives::Auto => Choice::Best,
+        GpuCollectives::Nccl => Choice::Nccl,
+        GpuCollectives::Staged => Choice::Staged,
+    };
+    let shared = |gpu: CudaDevice| Arc::new(gpu.with_collectives(collectives)) as Arc<dyn Device>;
     Ok(match choice {
-        DeviceChoice::Cpu => host(),
-        DeviceChoice::Cuda => Arc::new(gpu()?),
-        DeviceChoice::Auto => gpu().map_or_else(|_| host(), |gpu| Arc::new(gpu) as Arc<dyn Device>),
+        DeviceChoice::Cpu => (host(), None),
+        DeviceChoice::Cuda => (shared(gpu()?), None),
+        DeviceChoice::Auto => match gpu().and_then(CudaDevice::free) {
+            Ok(gpu) => (shared(gpu), None),
+            Err(reason) => (host(), Some(reason)),
+        },
     })
+}
+
+/// The choice for processes of a node that uses this device: they must not choose another.
+pub(crate) fn choice_of(device: &dyn Device) -> DeviceChoice {
+    if device.name() == host().name() { DeviceChoice::Cpu } else { DeviceChoice::Cuda }
 }
 
 /// The GPUs of this machine: names and bytes of memory.

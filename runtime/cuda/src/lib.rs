@@ -6,6 +6,7 @@
 //! - [`kernels`]: sources of the kernels, their compilation and their cache.
 //! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
 //!   addresses of all values are known before the first step, so a machine lowers each program once and replays it.
+//! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
 //!
@@ -17,6 +18,7 @@ mod command;
 mod device;
 mod error;
 mod gpu;
+mod health;
 mod kernels;
 mod library;
 mod lower;
@@ -27,6 +29,7 @@ mod shared;
 mod staged;
 #[cfg(test)]
 mod tests;
+mod xid;
 
 pub use device::CudaDevice;
 pub use error::{CudaError, OpenError};

@@ -47,9 +47,22 @@ pub struct ModelPlan {
     pub spec: StepSpec,
     /// The device that computes it.
     pub device: Arc<dyn Device>,
+    /// Why that is not a GPU, if the configuration leaves the choice open.
+    pub no_gpu: Option<String>,
 }
 
 impl ModelPlan {
+    /// What the user should know about the devices of `n_ranks` ranks of this machine, as sentences.
+    ///
+    /// # Errors
+    /// [`JobError::Exchange`] if the ranks cannot exchange tensors in the configured way.
+    pub(crate) fn device_notes(&self, n_ranks: u32) -> Result<Vec<String>, JobError> {
+        let no_gpu =
+            self.no_gpu.as_ref().map(|reason| format!("training on the CPU, because no GPU can be used: {reason}"));
+        let exchange = self.device.exchange(n_ranks).map_err(JobError::Exchange)?;
+        Ok(no_gpu.into_iter().chain(exchange).collect())
+    }
+
     /// One microbatch up to its loss.
     pub(crate) fn forward(&self) -> Result<Program, JobError> {
         let path = || self.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
@@ -180,9 +193,11 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
-    let device = devices::of(config.precision.device)?;
+    let (device, no_gpu) = devices::chosen(config.precision.device, config.precision.gpu_collectives)?;
+    let no_gpu = no_gpu.map(|reason| reason.to_string());
     let spec = step_spec(config, &model, &*device);
-    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec, device })
+    let n_microbatches = config.microbatches_per_step();
+    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches, spec, device, no_gpu })
 }
 
 /// Resolves a job whose model the user wrote.
@@ -211,6 +226,7 @@ pub(crate) fn user_plan(
         n_microbatches: config.microbatches_per_step(),
         spec,
         device,
+        no_gpu: None,
     })
 }
 
