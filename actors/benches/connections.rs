@@ -151,6 +151,7 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         worker: Worker { member: MemberId { node, slot }, incarnation: boot },
         pid: Some(70_000 + slot),
         address: Some(SocketAddr::from((Ipv4Addr::from(0x0a00_0000 + node.0), 40_000))),
+        device: None,
         hangs: false,
         generation: Generation(12),
         phase: MemberPhase::Running,
@@ -171,6 +172,7 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         desired_state: DesiredStateId::default(),
         draining: false,
         n_failed_starts: 0,
+        devices: Vec::new(),
         members,
     }
 }

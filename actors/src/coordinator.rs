@@ -254,6 +254,11 @@ impl Coordinator {
                 self.tell(What::Incident((&timeline).into()), ctx);
             }
             machine::Command::Saved(checkpoint) => self.tell(What::Checkpoint(checkpoint), ctx),
+            machine::Command::Refused(node, reason) => {
+                tracing::info!(%node, %reason, "a node is refused");
+                self.tell(What::NodeRefused { node, reason }, ctx);
+            }
+            machine::Command::Mixed(node, text) => self.tell(What::NodeDiffers { node, text }, ctx),
             machine::Command::Ended(ending) => {
                 tracing::info!(?ending, "the job is over");
                 self.tell(What::Ended { ending }, ctx);

@@ -40,6 +40,20 @@ pub enum What {
         /// How the job ended.
         ending: Ending,
     },
+    /// A node may not take part.
+    NodeRefused {
+        /// The node.
+        node: NodeId,
+        /// The reason, as a sentence.
+        reason: String,
+    },
+    /// A node takes part although its devices differ from those of the others.
+    NodeDiffers {
+        /// The node.
+        node: NodeId,
+        /// The difference, as a sentence.
+        text: String,
+    },
     /// All reachable nodes have confirmed the end of the job.
     NodesNotified,
 }
@@ -212,6 +226,8 @@ mod tests {
             What::Checkpoint(Checkpoint::default()),
             What::Ended { ending: Ending::Failed("loss is NaN".into()) },
             What::Ended { ending: Ending::Finished },
+            What::NodeRefused { node: NodeId(3), reason: "no GPU".into() },
+            What::NodeDiffers { node: NodeId(3), text: "another model".into() },
             What::NodesNotified,
         ];
         for what in kinds {

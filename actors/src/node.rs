@@ -2,27 +2,29 @@
 
 use crate::control::{ControlThread, RunError};
 use crate::supervisor::{
-    DesiredStateArrived, DrainNode, Kill, MAILBOX_LEN, Outlets, SendReport, Settings, Shutdown, Spawn, StatusReport,
-    Supervisor, Tell, WorkerExited, WorkerStarted, WorkerUnfit,
+    DesiredStateArrived, DrainNode, Health, Kill, MAILBOX_LEN, Outlets, SendReport, Settings, Shutdown, Spawn,
+    StatusReport, Supervisor, Tell, WorkerExited, WorkerStarted, WorkerUnfit,
 };
 use crate::transport::{NotSent, Uplink};
 use actix::{Actor, Addr, Context, Handler, Message};
+use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::Worker;
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
+use phalanx_strategies::elastic::supervisor::Abandonment;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// Commands of the supervisor to processes.
 #[derive(Clone, Debug)]
 pub enum Process {
-    /// Start a process; answer with [`Node::started`] or [`Node::exited`].
-    Spawn(Worker),
+    /// Start a process on a device of the node, if the node has any; answer with [`Node::started`] or [`Node::exited`].
+    Spawn(Worker, Option<u32>),
     /// Kill a process, or cancel its start; answer with [`Node::exited`].
     Kill(Worker),
     /// Pass a desired state on to a process.
     Tell(Worker, DesiredState),
-    /// No process is left, and no process will be started.
-    Shutdown,
+    /// No process is left, and no process will be started; with a reason if the node cannot take part.
+    Shutdown(Option<Abandonment>),
 }
 
 /// Handle of a supervisor actor.
@@ -55,10 +57,10 @@ macro_rules! commands {
 }
 
 commands! {
-    Spawn: Spawn(worker) => Process::Spawn(worker),
+    Spawn: Spawn { worker, device } => Process::Spawn(worker, device),
     Kill: Kill(worker) => Process::Kill(worker),
     Tell: Tell { worker, desired_state } => Process::Tell(worker, desired_state),
-    Shutdown: Shutdown => Process::Shutdown,
+    Shutdown: Shutdown(why) => Process::Shutdown(why),
 }
 
 /// Gives reports to the transport: as news if they differ from the last report, else as heartbeats.
@@ -95,7 +97,8 @@ fn gist(report: &Report) -> Report {
         commit_state: Default::default(),
         ..member.clone()
     });
-    Report { number: 0, members: members.collect(), ..report.clone() }
+    let devices = report.devices.iter().map(DeviceHealth::settled).collect();
+    Report { number: 0, devices, members: members.collect(), ..report.clone() }
 }
 
 impl Node {
@@ -157,6 +160,16 @@ impl Node {
     /// Delivers a process's heartbeat. Returns whether the mailbox had room; if not, the next heartbeat replaces it.
     pub fn status_report(&self, status_report: MemberReport) -> bool {
         self.try_send(StatusReport(status_report))
+    }
+
+    /// Whether the supervisor has ended, so that messages to it are lost.
+    pub fn has_ended(&self) -> bool {
+        !self.supervisor.connected()
+    }
+
+    /// Delivers the latest state of the node's devices. Returns whether the mailbox had room; if not, a later state replaces it.
+    pub fn health(&self, latest: Vec<DeviceHealth>) -> bool {
+        self.try_send(Health(latest))
     }
 
     /// Drains the node before its machine is taken away. Returns like [`Node::started`].

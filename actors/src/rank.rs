@@ -475,7 +475,7 @@ mod tests {
     fn desired_state(generation: u64, stage: Stage, world_plan: Option<&Arc<WorldPlan>>) -> DesiredState {
         let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
         let (job, world_plan, evict) = (JobId(1), world_plan.cloned(), vec![]);
-        DesiredState { job, id, world_plan, evict, requests: Requests::default(), release: None }
+        DesiredState { job, id, world_plan, evict, requests: Requests::default(), release: None, refused: None }
     }
 
     /// A world of one rank, from the initial weights.

@@ -6,13 +6,14 @@
 
 use crate::timer::{Deadlines, Timer, now};
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
+use phalanx_strategies::elastic::devices::{DeviceHealth, Devices};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
-use phalanx_strategies::elastic::supervisor as machine;
+use phalanx_strategies::elastic::supervisor::{self as machine, Abandonment};
 use phalanx_strategies::elastic::timing::Timing;
 
 /// Settings of a supervisor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The job.
     pub job: JobId,
@@ -22,6 +23,10 @@ pub struct Settings {
     pub boot: Incarnation,
     /// Number of slots for rank processes.
     pub n_slots: u32,
+    /// Fewest slots with which the node stays in the job.
+    pub n_slots_min: u32,
+    /// Its devices, with a place for each slot.
+    pub devices: Devices,
     /// All timeouts.
     pub timing: Timing,
 }
@@ -43,7 +48,12 @@ pub struct Outlets {
 
 /// Start a process; the answer is [`WorkerStarted`] or [`WorkerExited`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spawn(pub Worker);
+pub struct Spawn {
+    /// The worker of the process.
+    pub worker: Worker,
+    /// The device that it uses, among those of its node, if the node has any.
+    pub device: Option<u32>,
+}
 
 /// Kill a process, or cancel its start; the answer is [`WorkerExited`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,9 +72,9 @@ pub struct Tell {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendReport(pub Report);
 
-/// No process is left to supervise: send the waiting reports, and end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shutdown;
+/// No process is left to supervise: send the waiting reports, and end; with a reason if the node cannot take part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shutdown(pub Option<Abandonment>);
 
 /// A coordinator's desired state has arrived.
 #[derive(Clone, Debug)]
@@ -91,6 +101,10 @@ pub struct WorkerUnfit {
 #[derive(Clone, Debug)]
 pub struct StatusReport(pub MemberReport);
 
+/// The latest state of the node's devices.
+#[derive(Clone, Debug)]
+pub struct Health(pub Vec<DeviceHealth>);
+
 /// Drains the node, because its machine is about to be taken away.
 #[derive(Clone, Copy, Debug)]
 pub struct DrainNode;
@@ -114,6 +128,7 @@ notifications!(
     WorkerUnfit,
     WorkerExited,
     StatusReport,
+    Health,
     DrainNode
 );
 
@@ -130,8 +145,9 @@ pub const MAILBOX_LEN: usize = 256;
 impl Supervisor {
     /// Creates the supervisor of a node, which starts a process in each slot at once.
     pub fn new(settings: Settings, outlets: Outlets) -> Supervisor {
-        let Settings { job, node, boot, n_slots, timing } = settings;
+        let Settings { job, node, boot, n_slots, n_slots_min, devices, timing } = settings;
         let machine = machine::Supervisor::new(now(), job, node, boot, n_slots, timing);
+        let machine = machine.with_devices(devices, n_slots_min);
         Supervisor { machine, outlets, timer: Timer::default() }
     }
 
@@ -144,12 +160,16 @@ impl Supervisor {
                         tracing::debug!(%error, "a report was not sent; the next one repeats it");
                     }
                 }
-                machine::Command::Spawn(worker) => self.pass_on(&self.outlets.spawn, Spawn(worker), ctx),
+                machine::Command::Spawn(worker) => {
+                    let device = self.machine.device_of(worker.member.slot);
+                    self.pass_on(&self.outlets.spawn, Spawn { worker, device }, ctx)
+                }
                 machine::Command::Kill(worker) => self.pass_on(&self.outlets.kill, Kill(worker), ctx),
                 machine::Command::Tell(worker, desired_state) => {
                     self.pass_on(&self.outlets.tell, Tell { worker, desired_state }, ctx)
                 }
-                machine::Command::Shutdown => self.pass_on(&self.outlets.shutdown, Shutdown, ctx),
+                machine::Command::Shutdown => self.pass_on(&self.outlets.shutdown, Shutdown(None), ctx),
+                machine::Command::Abandon(why) => self.pass_on(&self.outlets.shutdown, Shutdown(Some(why)), ctx),
             }
         }
         self.arm(self.machine.poll_timeout(), ctx);
@@ -230,6 +250,15 @@ impl Handler<StatusReport> for Supervisor {
 
     fn handle(&mut self, StatusReport(status_report): StatusReport, ctx: &mut Context<Self>) {
         self.machine.handle_status_report(now(), status_report);
+        self.drive(ctx);
+    }
+}
+
+impl Handler<Health> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, Health(latest): Health, ctx: &mut Context<Self>) {
+        self.machine.handle_health(now(), latest);
         self.drive(ctx);
     }
 }

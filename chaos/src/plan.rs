@@ -16,6 +16,11 @@ pub enum Fault {
         /// The rank.
         member: MemberId,
     },
+    /// The device of a rank fails, as reported by its driver; the machine has others that are free.
+    FailDevice {
+        /// The rank.
+        member: MemberId,
+    },
     /// A machine dies with all its processes, and restarts later.
     KillNode {
         /// The node.
@@ -127,7 +132,7 @@ pub struct Plan(pub Vec<Planned>);
 
 /// Classes of faults. Each seed draws some of them (swarm testing), so that frequent combinations do not mask rare ones.
 /// Source: Groce et al. 2012, "Swarm testing".
-const CLASSES: u64 = 9;
+const CLASSES: u64 = 10;
 
 impl Plan {
     /// The fault plan of a seed, for a number of nodes and ranks per node, within a duration.
@@ -190,6 +195,7 @@ fn one(dice: &mut Dice, class: u64, n_nodes: u32, n_slots: u32) -> Fault {
             Fault::Reshape { pp, dp_replicate, dp_shard, tp }
         }
         7 => Fault::Resize { dp_shard: dice.pick(1..5) as usize },
+        8 => Fault::FailDevice { member },
         _ => Fault::BadNetwork { loss: dice.pick(1..40), delay_ms: dice.pick(1..150), for_ms: short },
     }
 }

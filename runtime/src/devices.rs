@@ -1,25 +1,50 @@
 //! Selects the device that trains. No other file outside a device's own crate names a device.
 
-use crate::config::precision::DeviceChoice;
+use crate::config::precision::{DeviceChoice, GpuCollectives};
 use crate::error::JobError;
 use phalanx_cpu::CpuDevice;
 pub use phalanx_cuda::GpuInfo;
-use phalanx_cuda::{CudaDevice, OpenError, Search};
+use phalanx_cuda::{Choice, CudaDevice, OpenError, Search};
 use phalanx_device::Device;
 use std::env::var_os;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// A device, and why it is no GPU if a GPU would have been chosen.
+pub type Chosen = (Arc<dyn Device>, Option<OpenError>);
 
 /// The device that a job requests. A GPU is not opened before its device thread starts.
 ///
 /// # Errors
 /// [`JobError::Gpu`] if the job requests a GPU and this machine has none that works.
 pub fn of(choice: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
+    Ok(chosen(choice, GpuCollectives::Auto)?.0)
+}
+
+/// As [`of`], for GPU ranks that exchange tensors in this way; with the reason if `auto` cannot choose a GPU.
+///
+/// # Errors
+/// As [`of`].
+pub fn chosen(choice: DeviceChoice, collectives: GpuCollectives) -> Result<Chosen, JobError> {
+    let collectives = match collectives {
+        GpuCollectives::Auto => Choice::Best,
+        GpuCollectives::Nccl => Choice::Nccl,
+        GpuCollectives::Staged => Choice::Staged,
+    };
+    let shared = |gpu: CudaDevice| Arc::new(gpu.with_collectives(collectives)) as Arc<dyn Device>;
     Ok(match choice {
-        DeviceChoice::Cpu => host(),
-        DeviceChoice::Cuda => Arc::new(gpu()?),
-        DeviceChoice::Auto => gpu().map_or_else(|_| host(), |gpu| Arc::new(gpu) as Arc<dyn Device>),
+        DeviceChoice::Cpu => (host(), None),
+        DeviceChoice::Cuda => (shared(gpu()?), None),
+        DeviceChoice::Auto => match gpu().and_then(CudaDevice::free) {
+            Ok(gpu) => (shared(gpu), None),
+            Err(reason) => (host(), Some(reason)),
+        },
     })
+}
+
+/// The choice for processes of a node that uses this device: they must not choose another.
+pub(crate) fn choice_of(device: &dyn Device) -> DeviceChoice {
+    if device.name() == host().name() { DeviceChoice::Cpu } else { DeviceChoice::Cuda }
 }
 
 /// The GPUs of this machine: names and bytes of memory.
@@ -37,10 +62,10 @@ pub fn gpu() -> Result<CudaDevice, OpenError> {
 ///
 /// # Errors
 /// As [`of`], unless the job requests a GPU.
-pub fn planned(choice: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
+pub fn planned(choice: DeviceChoice) -> Result<Chosen, JobError> {
     match choice {
-        DeviceChoice::Cuda => Ok(gpu().map_or_else(|_| Arc::new(CudaDevice::planned()), Arc::new)),
-        DeviceChoice::Auto | DeviceChoice::Cpu => of(choice),
+        DeviceChoice::Cuda => Ok((gpu().map_or_else(|_| Arc::new(CudaDevice::planned()), Arc::new), None)),
+        DeviceChoice::Auto | DeviceChoice::Cpu => chosen(choice, GpuCollectives::Auto),
     }
 }
 

@@ -96,6 +96,20 @@ pub enum JobError {
         human_bytes(*needed), human_bytes(*present)
     )]
     TooLarge { needed: u64, present: u64 },
+    /// The GPUs of this machine have no room for the job, or are taken.
+    #[error("{0}")]
+    NoRoomOnGpu(String),
+    /// GPU ranks cannot exchange tensors in the configured way.
+    #[error("`gpu_collectives: nccl` cannot be met: {0}")]
+    Exchange(String),
+    /// The coordinator does not let this node take part.
+    #[error("the coordinator refuses this node: {0}")]
+    NodeRefused(String),
+    /// Too many devices of this node have failed for its ranks to continue.
+    #[error(
+        "too few GPUs of this machine are left: {0}; the job continues from its last checkpoint when it is started again"
+    )]
+    DevicesLost(String),
     /// Two jobs would write to one folder.
     #[error("output_dir {path} is in use by another running job; wait for it to end or use another folder", path = path.display())]
     InUse { path: PathBuf },
@@ -182,6 +196,7 @@ impl JobError {
             JobError::Exec(_) | JobError::Collective(_) => false,
             JobError::WorldTraces(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
+            JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
             JobError::Peer(error) => error.is_input(),
             JobError::ControlPlane(error) => error.is_input(),

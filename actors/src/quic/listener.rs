@@ -285,7 +285,8 @@ fn is_same(a: &DesiredState, b: &DesiredState) -> bool {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         _ => false,
     };
-    world_plan && (a.job, a.id, a.requests, a.release) == (b.job, b.id, b.requests, b.release) && a.evict == b.evict
+    let is_same_for_all = (a.job, a.id, a.requests) == (b.job, b.id, b.requests);
+    world_plan && is_same_for_all && a.evict == b.evict && (a.release, &a.refused) == (b.release, &b.refused)
 }
 
 /// Body of the listener's thread.

@@ -50,7 +50,8 @@ fn transports() -> [Both; 2] {
 impl Both {
     fn report(&self, number: u64) -> Report {
         let ((node, boot), desired_state) = (self.node, DesiredStateId::default());
-        Report { job: JOB, node, boot, number, desired_state, draining: false, n_failed_starts: 0, members: vec![] }
+        let (devices, members) = Default::default();
+        Report { job: JOB, node, boot, number, desired_state, draining: false, n_failed_starts: 0, devices, members }
     }
 
     /// Waits for the next event of the coordinator's end that `pick` accepts.

@@ -13,9 +13,9 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 use std::sync::Arc;
 
 /// ALPN protocol of members. It ends with the protocol version.
-pub const MEMBER: &[u8] = b"phalanx/4";
+pub const MEMBER: &[u8] = b"phalanx/5";
 /// ALPN protocol of joining machines.
-pub const JOIN: &[u8] = b"phalanx-join/4";
+pub const JOIN: &[u8] = b"phalanx-join/5";
 const _: () = assert!(MEMBER[8] - b'0' == wire::VERSION && JOIN[13] - b'0' == wire::VERSION);
 
 /// The server name of every coordinator.

@@ -3,6 +3,7 @@ mod arbitrary;
 use super::*;
 use arbitrary::{desired_state, report};
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
+use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{
     Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Requests, Stage, WorldPlan,
@@ -56,17 +57,18 @@ fn small_report() -> Report {
         desired_state: DesiredStateId { term: Term(1), generation: Generation(2), stage: Stage::Run, revision: 3 },
         draining: true,
         n_failed_starts: 4,
+        devices: vec![],
         members: vec![],
     }
 }
 
 // WIRE-3
 #[test]
-fn encoding_of_version_four_is_stable() {
+fn encoding_of_version_five_is_stable() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 4, 1, // envelope: version 4, kind 1
+        b'p', b'x', 5, 1, // envelope: version 5, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -74,9 +76,25 @@ fn encoding_of_version_four_is_stable() {
         1, 2, 2, 3, // desired state: term, generation, stage, revision
         1, // draining
         4, // failed start
+        0, // no devices
         0, // no members
     ];
     assert_eq!(frame, expected);
+}
+
+/// A device with every field.
+fn device() -> DeviceHealth {
+    DeviceHealth {
+        id: "u".to_owned(),
+        name: "n".to_owned(),
+        used_bytes: 30,
+        total_bytes: 31,
+        celsius: Some(32),
+        slowed_by: Some("h".to_owned()),
+        n_uncorrected: Some(33),
+        event: Some("e".to_owned()),
+        fault: Some("f".to_owned()),
+    }
 }
 
 // WIRE-3
@@ -88,6 +106,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         worker,
         pid: Some(19),
         address: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 20))),
+        device: Some(0),
         hangs: true,
         generation: Generation(8),
         phase: MemberPhase::Ready,
@@ -106,7 +125,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         saved: Some(Part { of: Checkpoint { generation: Generation(15), step: Step(16) }, shard }),
         failure: Some("no".to_owned()),
     };
-    let report = Report { members: vec![member], ..small_report() };
+    let report = Report { devices: vec![device()], members: vec![member], ..small_report() };
     let sources = [
         Source::Replica(worker),
         Source::Shadow(worker),
@@ -135,16 +154,17 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         evict: vec![worker],
         requests: Requests { stop: true, save: 23, pause: Generation(27) },
         release: Some(Incarnation(24)),
+        refused: Some(Refusal { boot: Incarnation(34), reason: "r".to_owned() }),
     };
 
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078040107fb2c01fc701101000501020203010401050607011301007f000001140108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f"
+        "7078050107fb2c01fc7011010005010202030104010175016e1e1f0120010168012101016501016601050607011301007f0000011401000108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f"
     );
     assert_eq!(
         hex(encode(&desired_state)),
-        "70780402070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b0118"
+        "70780502070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b011801220172"
     );
 }
 
@@ -159,7 +179,7 @@ fn error_names_each_defect_of_a_frame() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 5), "expected a report of protocol version 4, found version 5");
+    assert_eq!(changed(2, 6), "expected a report of protocol version 5, found version 6");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -233,6 +253,7 @@ fn desired_state_of(world_plan: Option<WorldPlan>) -> DesiredState {
         evict: Vec::new(),
         requests: Requests::default(),
         release: None,
+        refused: None,
     }
 }
 
@@ -284,6 +305,7 @@ fn member(slot: u32) -> MemberReport {
         worker: Worker { member: MemberId { node: NodeId(300), slot }, incarnation: Incarnation(1 << 41) },
         pid: (slot > 0).then_some(70_000),
         address: (slot > 1).then_some(SocketAddr::from((Ipv4Addr::LOCALHOST, 40_000))),
+        device: (slot == 2).then_some(1),
         hangs: slot == 1,
         generation: Generation(9),
         phase: MemberPhase::Running,
@@ -300,7 +322,9 @@ fn member(slot: u32) -> MemberReport {
 // WIRE-1
 #[test]
 fn damaged_reports_and_desired_states_are_rejected_or_decode_to_valid_ones() {
-    let report = Report { members: (0..3).map(member).collect(), ..small_report() };
+    let faulty = DeviceHealth { fault: Some("Xid 79".to_owned()), celsius: Some(90), ..DeviceHealth::default() };
+    let devices = vec![DeviceHealth { name: "G".to_owned(), ..DeviceHealth::default() }, faulty];
+    let report = Report { devices, members: (0..3).map(member).collect(), ..small_report() };
     crate::fuzz::damage(&[small_report(), report], 500_000);
 
     let none = DesiredState { job: JobId(7), evict: vec![Worker::default()], ..desired_state_of(None) };
@@ -312,6 +336,7 @@ fn damaged_reports_and_desired_states_are_rejected_or_decode_to_valid_ones() {
         })),
         requests: Requests { stop: true, save: 70_000, pause: Generation(9) },
         release: Some(Incarnation(1 << 41)),
+        refused: Some(Refusal { boot: Incarnation(1 << 41), reason: "no GPU".to_owned() }),
         ..none.clone()
     };
     crate::fuzz::damage(&[all, none], 500_000);

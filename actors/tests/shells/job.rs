@@ -12,6 +12,7 @@ use phalanx_actors::supervisor::{
 use phalanx_strategies::elastic::commit::Vote;
 use phalanx_strategies::elastic::coordinator::Activity;
 use phalanx_strategies::elastic::coordinator::status::Status;
+use phalanx_strategies::elastic::devices::Devices;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::member::{Command, Member, Schedule};
 use phalanx_strategies::elastic::mesh_choice::{INCIDENTS_MAX, Policy};
@@ -82,6 +83,7 @@ impl Job {
             evict_stragglers: true,
             shadows: true,
             incidents_max: INCIDENTS_MAX,
+            one_model: false,
             state_bytes: 0,
             rest_bytes_max: 0,
         };
@@ -113,8 +115,15 @@ impl Job {
     }
 
     pub fn add_node(&mut self, node: NodeId) {
-        let settings =
-            supervisor::Settings { job: JOB, node, boot: Incarnation(1_000), n_slots: 1, timing: Timing::default() };
+        let settings = supervisor::Settings {
+            job: JOB,
+            node,
+            boot: Incarnation(1_000),
+            n_slots: 1,
+            n_slots_min: 1,
+            devices: Devices::default(),
+            timing: Timing::default(),
+        };
         let processes = Processes { node, plane: self.plane.clone() }.start();
         let outlets = supervisor::Outlets {
             spawn: processes.clone().recipient(),
@@ -304,7 +313,7 @@ impl Actor for Processes {
 impl Handler<Spawn> for Processes {
     type Result = ();
 
-    fn handle(&mut self, Spawn(worker): Spawn, ctx: &mut Context<Self>) {
+    fn handle(&mut self, Spawn { worker, .. }: Spawn, ctx: &mut Context<Self>) {
         ctx.run_later(Duration::from_millis(50), move |processes, _| {
             let schedule = processes.plane.borrow().schedule;
             let member = Member::new(JOB, worker, None, schedule);

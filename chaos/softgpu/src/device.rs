@@ -53,12 +53,16 @@ pub fn shared_bytes_optin() -> usize {
     current().shared_bytes_optin as usize
 }
 
-/// The physical devices that the process sees, in its order. As in CUDA, `CUDA_VISIBLE_DEVICES` is a list of indices that
-/// ends at the first one that does not exist.
+/// The physical devices that the process sees, in its order. As in CUDA, `CUDA_VISIBLE_DEVICES` is a list of indices and of
+/// beginnings of UUIDs that ends at the first device that does not exist.
 pub fn visible() -> Vec<u32> {
     let n = settings::number("SOFTGPU_DEVICES") as u32;
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else { return (0..n).collect() };
-    list.split(',').map_while(|i| i.trim().parse::<u32>().ok().filter(|i| *i < n)).collect()
+    let device = |name: &str| match name.strip_prefix("GPU-") {
+        Some(_) => (0..n).find(|physical| uuid_text(*physical).starts_with(name)),
+        None => name.parse::<u32>().ok().filter(|i| *i < n),
+    };
+    list.split(',').map_while(|name| device(name.trim())).collect()
 }
 
 fn physical(ordinal: u32) -> u32 {
@@ -78,9 +82,23 @@ pub fn pci_bus_id(ordinal: u32) -> String {
 
 /// The UUID of a device; the same in every process.
 pub fn uuid(ordinal: u32) -> [u8; 16] {
+    uuid_of(physical(ordinal))
+}
+
+fn uuid_of(physical: u32) -> [u8; 16] {
     let mut uuid = *b"softgpu-device-\0";
-    uuid[15] = physical(ordinal) as u8;
+    uuid[15] = physical as u8;
     uuid
+}
+
+/// The UUID of a device as `CUDA_VISIBLE_DEVICES` and NVML write it: `GPU-` and hexadecimal digits in groups.
+pub fn uuid_name(ordinal: u32) -> String {
+    uuid_text(physical(ordinal))
+}
+
+fn uuid_text(physical: u32) -> String {
+    let hex: String = uuid_of(physical).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 /// Value of a `CUdevice_attribute`.
@@ -100,7 +118,8 @@ pub fn attribute(attribute: i32, ordinal: u32) -> Result<i32, Code> {
         14 => 512,                                       // texture alignment
         15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 | 83 => 1, // overlap, mapped host memory, concurrent kernels, ECC, …
         16 => a.multiprocessors,
-        17 | 18 | 20 | 35 => 0,             // time limit, integrated, compute mode, TCC
+        17 | 18 | 35 => 0, // time limit, integrated, TCC
+        20 => settings::foreign("SOFTGPU_NVML_COMPUTE_MODE", 0) as i32,
         33 => physical(ordinal) as i32 + 1, // PCI bus
         34 | 50 => 0,                       // PCI device, domain
         36 => 2_619_000,                    // memory clock in kHz

@@ -89,6 +89,37 @@ fn visible_devices_are_selected_by_index() {
 }
 
 #[test]
+fn visible_devices_are_selected_by_uuid() {
+    let names = "GPU-736f6674-6770-752d-6465-766963652d02,GPU-736f6674-6770-752d-6465-766963652d00,GPU-0,1";
+    let environment = [("SOFTGPU_DEVICES", "4"), ("CUDA_VISIBLE_DEVICES", names)];
+    let output = in_child("visible_devices_are_selected_by_uuid", &environment, || {
+        let (gpu, mut n, mut uuid) = (Gpu::new(), 0, [0u8; 16]);
+        assert_eq!((cu!(gpu, cuDeviceGetCount(&raw mut n => *mut i32)), n), (0, 2));
+        cu!(gpu, cuDeviceGetUuid(&raw mut uuid => *mut [u8; 16], 0 => i32));
+        assert_eq!(uuid[15], 2);
+    });
+
+    assert_ends_with(&output, 0);
+}
+
+#[test]
+fn context_and_memory_of_a_device_that_others_have_taken_are_refused() {
+    let environment = [("SOFTGPU_MEMORY", "64K"), ("SOFTGPU_TAKEN", "48K")];
+    let name = "context_and_memory_of_a_device_that_others_have_taken_are_refused";
+    let output = in_child(name, &environment, || {
+        let (gpu, mut at, mut free, mut total) = (Gpu::new(), 0u64, 0usize, 0usize);
+        cu!(gpu, cuMemGetInfo_v2(&raw mut free => *mut usize, &raw mut total => *mut usize));
+        assert_eq!((free, total), (16 << 10, 64 << 10));
+        assert_eq!(cu!(gpu, cuMemAlloc_v2(&raw mut at => *mut u64, 17 << 10 => usize)), 2);
+        gpu.set("SOFTGPU_CONTEXT_CODE", "46");
+        let mut context: P = std::ptr::null_mut();
+        assert_eq!(cu!(gpu, cuDevicePrimaryCtxRetain(&raw mut context => *mut P, 0 => i32)), 46);
+    });
+
+    assert_ends_with(&output, 0);
+}
+
+#[test]
 fn contexts_belong_to_threads_and_streams_to_contexts() {
     let output = in_child("contexts_belong_to_threads_and_streams_to_contexts", &[("SOFTGPU_DEVICES", "2")], || {
         let gpu = Gpu::new();

@@ -98,3 +98,23 @@ fn line_of_the_control_file_is_an_event_of_its_device() {
     assert_eq!((code, found[2]), (0, 31), "planned by a setting");
     assert_eq!(call!(nvml, b"nvmlEventSetFree", (P), events), 0);
 }
+
+#[test]
+fn planted_processes_and_modes_are_those_of_every_device() {
+    let nvml = library("libnvidia-ml.so.1");
+    let device = first_device(&nvml);
+    set(c"SOFTGPU_NVML_PROCESSES", "7:100,8:200");
+    set(c"SOFTGPU_NVML_COMPUTE_MODE", "3");
+    let (mut mode, mut room, mut found) = (0u32, 4u32, [[0u64; 3]; 4]);
+    let name = b"nvmlDeviceGetComputeRunningProcesses_v3";
+
+    assert_eq!(call!(nvml, b"nvmlDeviceGetComputeMode", (P, *mut u32), device, &raw mut mode), 0);
+    assert_eq!(call!(nvml, name, (P, *mut u32, *mut [[u64; 3]; 4]), device, &raw mut room, &raw mut found), 0);
+
+    assert_eq!((mode, room), (3, 2));
+    assert_eq!([found[0][0] as u32, found[1][0] as u32], [7, 8]);
+    assert_eq!([found[0][1], found[1][1]], [100, 200]);
+    room = 1;
+    assert_eq!(call!(nvml, name, (P, *mut u32, *mut [[u64; 3]; 4]), device, &raw mut room, &raw mut found), 7);
+    assert_eq!(room, 2, "the room that is needed");
+}

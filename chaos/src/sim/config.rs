@@ -87,6 +87,7 @@ impl Config {
             shadows: true,
             // Plans have many faults; the tests of the machine cover the incident limit.
             incidents_max: 1_000,
+            one_model: false,
             state_bytes: 1_000,
             rest_bytes_max: if of_catch_up.percent(50) { 0 } else { u64::MAX },
         };

@@ -223,6 +223,7 @@ impl Sim {
                 self.outcome.incidents.push((self.now / 1_000, timeline));
             }
             coordinator::Command::Saved(checkpoint) => self.mark(6, checkpoint.generation.0, checkpoint.step.0),
+            coordinator::Command::Refused(..) | coordinator::Command::Mixed(..) => {}
             coordinator::Command::Ended(_) => self.mark(8, self.step.0, 0),
         }
     }

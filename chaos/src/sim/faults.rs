@@ -5,7 +5,8 @@ use super::event::Event;
 use super::network::{begin, end};
 use crate::invariants::Observation;
 use crate::plan::{Fault, Planned};
-use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::elastic::devices::DeviceHealth;
+use phalanx_strategies::elastic::identity::{MemberId, NodeId};
 use phalanx_strategies::mesh::Mesh;
 
 impl Sim {
@@ -36,13 +37,11 @@ impl Sim {
                 }
                 return;
             }
+            Fault::FailDevice { member } => return self.fail_device(member),
             Fault::KillNode { node, back_after_ms } => return self.kill_node(node.0 as usize, back_after_ms),
             Fault::Drain { node, back_after_ms } => return self.drain(node, back_after_ms),
             Fault::Save => return self.ask(|coordinator, now| coordinator.handle_save(now)),
-            Fault::Resize { dp_shard } => {
-                self.resize(Mesh { dp_shard, ..self.config.policy.wanted });
-                return;
-            }
+            Fault::Resize { dp_shard } => return self.resize(Mesh { dp_shard, ..self.config.policy.wanted }),
             Fault::Reshape { pp, dp_replicate, dp_shard, tp } => {
                 self.resize(Mesh { pp, dp_replicate, dp_shard, cp: 1, tp });
                 return;
@@ -137,7 +136,8 @@ impl Sim {
                 }
                 (0..self.config.n_nodes).for_each(|node| self.observe(&Observation::Undisturbed(NodeId(node))));
             }
-            Fault::KillRank { .. } | Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
+            Fault::KillRank { .. } | Fault::FailDevice { .. } => {}
+            Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
             Fault::Save | Fault::Resize { .. } | Fault::Reshape { .. } => {}
         }
     }
@@ -177,6 +177,17 @@ impl Sim {
         self.observe(&Observation::Disturbed { node, lasts });
     }
 
+    fn fail_device(&mut self, member: MemberId) {
+        self.disturb(member.node, false);
+        let (i, now) = (member.node.0 as usize, self.instant());
+        let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
+        let Some(device) = supervisor.device_of(member.slot) else { return };
+        let fault = Some("planted".to_owned());
+        let latest = DeviceHealth { fault, ..supervisor.health()[device as usize].clone() };
+        supervisor.handle_health(now, vec![latest]);
+        self.drive_node(i);
+    }
+
     fn drain(&mut self, node: NodeId, back_after_ms: u64) {
         self.disturb(node, false);
         let (i, now) = (node.0 as usize, self.instant());
@@ -185,7 +196,7 @@ impl Sim {
         self.queue.push(self.now + 500_000, Event::NodeDies { node: i, back_after_ms });
     }
 
-    fn continue_rank(&mut self, member: phalanx_strategies::elastic::identity::MemberId) {
+    fn continue_rank(&mut self, member: MemberId) {
         let Some(worker) = self.worker_in(member) else { return };
         let safe = self.safe;
         let Some(rank) = self.rank(worker) else { return };

@@ -7,6 +7,7 @@ use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use crate::state;
 use phalanx_strategies::elastic::commit::Version;
+use phalanx_strategies::elastic::devices::{DeviceHealth, Devices};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, MemberId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::member::{self, Member};
 use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, Stage};
@@ -14,6 +15,9 @@ use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+
+/// Devices of a machine beside those of its slots, more than a plan has faults: a lost slot would be missing in the end.
+const SPARE_DEVICES: u32 = 32;
 
 /// A machine.
 pub struct Node {
@@ -93,7 +97,10 @@ impl Sim {
         }
         node.n_boots += 1;
         node.timer_at = None;
-        node.supervisor = Some(Supervisor::new(now, JOB, node.id, node.boot(), slots, timing));
+        let device = |i| DeviceHealth { id: format!("device {i}"), ..DeviceHealth::default() };
+        let devices = Devices::new((0..slots + SPARE_DEVICES).map(device).collect(), slots);
+        let supervisor = Supervisor::new(now, JOB, node.id, node.boot(), slots, timing);
+        node.supervisor = Some(supervisor.with_devices(devices, 1));
         self.drive_node(i);
     }
 
@@ -203,11 +210,16 @@ impl Sim {
         self.queue.push(self.now + back_after_ms * 1_000, Event::NodeStarts { node: i });
     }
 
-    fn drive_node(&mut self, i: usize) {
+    pub(super) fn drive_node(&mut self, i: usize) {
         while let Some(command) = self.nodes[i].supervisor.as_mut().and_then(Supervisor::poll_command) {
             match command {
                 supervisor::Command::Send(report) => self.send_report(i, report),
                 supervisor::Command::Spawn(worker) => {
+                    let supervisor = self.nodes[i].supervisor.as_ref().expect("it has just given a command");
+                    let device = supervisor.device_of(worker.member.slot).map(|i| &supervisor.health()[i as usize]);
+                    if device.is_none_or(|device| device.fault.is_some()) {
+                        self.violate("devices", format!("{worker} starts on a failed device"));
+                    }
                     let at = self.now + self.config.spawn_ms * 1_000 + self.dice.pick(0..20_000);
                     self.queue.push(at, Event::WorkerStarts { worker });
                 }
@@ -219,7 +231,7 @@ impl Sim {
                     let at = rank.last_desired_state;
                     self.queue.push(at, Event::ToRank { worker, what: RankEvent::DesiredState(desired_state) });
                 }
-                supervisor::Command::Shutdown => {
+                supervisor::Command::Shutdown | supervisor::Command::Abandon(_) => {
                     let node = &mut self.nodes[i];
                     if !node.ranks.is_empty() {
                         self.violate("ending", format!("node {} is shut down with running processes", i));

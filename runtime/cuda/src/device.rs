@@ -3,6 +3,7 @@
 use crate::alike::{arithmetic_of, check_alike};
 use crate::error::OpenError;
 use crate::gpu::{self, Gpu, GpuInfo};
+use crate::health::{self, Monitor};
 use crate::kernels::Kernels;
 use crate::library::{Nccl, Search};
 use crate::lower::{ALIGN_BYTES, scratch_bytes};
@@ -11,8 +12,9 @@ use crate::nccl::{Choice, connect};
 use crate::product::Products;
 use crate::shared::Shared;
 use phalanx_device::shared_memory::Arena;
-use phalanx_device::{AllocError, Backing, Collective, CollectiveError, Device, Machine, ThreadError};
+use phalanx_device::{AllocError, Backing, Collective, CollectiveError, Device, HealthWatch, Machine, ThreadError};
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::program::{Instr, Program};
 use phalanx_strategies::target::Target;
 use std::collections::BTreeMap;
@@ -32,7 +34,7 @@ pub struct CudaDevice {
     /// Folder of compiled kernels.
     cache: Option<PathBuf>,
     gpus: Vec<GpuInfo>,
-    /// Their names for `CUDA_VISIBLE_DEVICES`.
+    /// The names in `CUDA_VISIBLE_DEVICES` of this process, or numbers: they name parts of GPUs (MIG).
     visible: Vec<String>,
     /// Which communicators its ranks use.
     collectives: Choice,
@@ -67,7 +69,7 @@ impl CudaDevice {
     pub fn planned() -> CudaDevice {
         let (search, shared) = (Search::new(None, None), Arc::new(OnceLock::new()));
         let (gpus, visible, collectives) = (Vec::new(), Vec::new(), Choice::default());
-        CudaDevice { search, cache: None, gpus, visible, collectives, shared }
+        CudaDevice { search, cache: None, gpus, visible, collectives, graphs: true, shared }
     }
 
     /// The same GPU with another choice of communicators.
@@ -80,6 +82,28 @@ impl CudaDevice {
     #[must_use]
     pub fn with_graphs(self, graphs: bool) -> CudaDevice {
         CudaDevice { graphs, ..self }
+    }
+
+    /// The same GPUs without those that other processes have to themselves, as far as NVML knows.
+    ///
+    /// # Errors
+    /// [`OpenError::Taken`] if all are taken.
+    pub fn free(self) -> Result<CudaDevice, OpenError> {
+        let is_taken = |gpu: &GpuInfo| health::is_taken(&self.search, gpu.uuid.as_deref());
+        let kept: Vec<bool> = self.gpus.iter().map(|gpu| !is_taken(gpu)).collect();
+        if !kept.contains(&true) {
+            let users = health::users(&self.search, self.gpus[0].uuid.as_deref());
+            return Err(OpenError::Taken { device: format!("GPU 0 ({})", self.gpus[0].name), users });
+        }
+        let gpus = self.gpus.into_iter().zip(&kept).filter(|(_, kept)| **kept).map(|(gpu, _)| gpu).collect();
+        let visible = self.visible.into_iter().zip(kept).filter(|(_, kept)| *kept).map(|(name, _)| name).collect();
+        Ok(CudaDevice { gpus, visible, ..self })
+    }
+
+    /// The position of the GPU with a [`DeviceHealth::id`].
+    fn position(&self, id: &str) -> Option<usize> {
+        let is_it = |(i, gpu): (usize, &GpuInfo)| gpu.uuid.as_deref().map_or(id == i.to_string(), |uuid| uuid == id);
+        (0..self.gpus.len()).find(|i| is_it((*i, &self.gpus[*i])))
     }
 
     /// GPUs that this process may use.
@@ -195,15 +219,65 @@ impl Device for CudaDevice {
         std::thread::available_parallelism().map_or(1, usize::from)
     }
 
-    /// The GPU of the rank, and settings of NCCL. Ranks share GPUs if there are more ranks than GPUs.
-    fn environment(&self, slot: u32) -> Vec<(&'static str, String)> {
-        let n_gpus = self.gpus.len().min(self.visible.len());
-        if n_gpus == 0 {
-            return Vec::new();
-        }
+    fn health(&self) -> Vec<DeviceHealth> {
+        Monitor::new(&self.search, &self.gpus).sample()
+    }
+
+    fn watch(&self) -> Option<HealthWatch> {
+        let mut monitor = Monitor::new(&self.search, &self.gpus);
+        Some(Box::new(move |timeout| monitor.wait(timeout)))
+    }
+
+    /// The GPU by its UUID, which names the same GPU after others have failed; and settings of NCCL.
+    fn environment(&self, id: &str) -> Vec<(&'static str, String)> {
+        let part = || self.position(id).and_then(|i| self.visible.get(i)).cloned();
+        let is_uuid = self.gpus.iter().any(|gpu| gpu.uuid.as_deref() == Some(id));
+        let name = if is_uuid { Some(id.to_owned()) } else { part() };
         // Ranks start operations of several communicators in one order, which NCCL has to keep on the GPU.
         let launch_order = ("NCCL_LAUNCH_ORDER_IMPLICIT", "1".to_owned());
-        vec![("CUDA_VISIBLE_DEVICES", self.visible[slot as usize % n_gpus].clone()), launch_order]
+        name.map(|name| ("CUDA_VISIBLE_DEVICES", name)).into_iter().chain([launch_order]).collect()
+    }
+
+    fn pci_address(&self, id: &str) -> Option<String> {
+        Some(self.gpus[self.position(id)?].pci_address.clone())
+    }
+
+    fn exchange(&self, n_ranks: u32) -> Result<Option<String>, String> {
+        if n_ranks < 2 || self.collectives == Choice::Staged {
+            return Ok(None);
+        }
+        let n_gpus = self.gpus.len();
+        let obstacle = match Nccl::locate(&self.search) {
+            Err(error) => error.to_string(),
+            Ok(_) if n_ranks as usize > n_gpus => {
+                format!("NCCL needs a GPU for each of {n_ranks} ranks, found {n_gpus}")
+            }
+            Ok(_) => return Ok(None),
+        };
+        match self.collectives {
+            Choice::Nccl => Err(obstacle),
+            _ => Ok(Some(format!("ranks exchange tensors through host memory, which is slower than NCCL: {obstacle}"))),
+        }
+    }
+
+    /// Other GPUs are taken to be like the first.
+    fn fits(&self, bytes: u64, n_ranks: u32) -> Option<Result<(), String>> {
+        let gpu = self.gpus.first()?;
+        if let Err(taken) = self.clone().free() {
+            return Some(Err(taken.to_string()));
+        }
+        let bytes = bytes * u64::from(n_ranks.div_ceil(self.gpus.len() as u32));
+        let free = health::free_bytes(&self.search, gpu.uuid.as_deref()).unwrap_or(gpu.memory_bytes as u64);
+        if bytes <= free {
+            return Some(Ok(()));
+        }
+        let (total, users) = (gpu.memory_bytes >> 20, health::users(&self.search, gpu.uuid.as_deref()));
+        let (free, needed) = (free >> 20, bytes.div_ceil(1 << 20));
+        Some(Err(format!(
+            "GPU 0 ({}) has {free} of {total} MiB free{users}, and the job needs {needed} MiB: use a smaller \
+             micro_batch_size or sequence_len, gradient_checkpointing, more ranks, or end other processes on the GPU",
+            gpu.name
+        )))
     }
 
     fn lead(&self, _: usize, work: Box<dyn FnOnce() + Send + '_>) -> Result<(), ThreadError> {

@@ -19,6 +19,8 @@ pub struct CudaError {
 impl CudaError {
     /// The code of the driver for "out of memory".
     pub const OUT_OF_MEMORY: u32 = 2;
+    /// The code of the driver for "busy or unavailable": another process uses the GPU exclusively.
+    pub const DEVICE_UNAVAILABLE: u32 = 46;
 }
 
 /// A GPU that cannot be used.
@@ -59,10 +61,20 @@ pub enum OpenError {
         /// Its compute capability.
         found: String,
     },
+    /// Another process uses the GPU exclusively, or its mode forbids all use.
+    #[error(
+        "{device} is taken: its compute mode lets one process use it{users}; end that process, or let several share the GPU with `nvidia-smi -c DEFAULT`"
+    )]
+    Taken {
+        /// The GPU.
+        device: String,
+        /// The processes that use it, as a clause; empty if unknown.
+        users: String,
+    },
     /// The driver fails before a GPU is opened.
     #[error("{0}")]
     Driver(CudaError),
-    /// The GPU cannot be opened: it is lost, or other processes use it exclusively or have taken its memory.
+    /// The GPU cannot be opened: it is lost, or other processes have taken its memory.
     #[error("{0}; `nvidia-smi` shows the state of the GPU and the processes that use it")]
     Context(CudaError),
 }

@@ -1,6 +1,7 @@
 //! One GPU: its context, its streams, its memory, and copies between it and the host.
 
 use crate::error::{CudaError, OpenError};
+use crate::health;
 use crate::library::{Libraries, Search};
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
 use phalanx_device::RawBuffer;
@@ -42,6 +43,9 @@ pub(crate) struct Gpu {
     pub(crate) model: String,
     /// Its compute capability.
     pub(crate) capability: (i32, i32),
+    /// Who else uses it is found with these.
+    search: Search,
+    uuid: Option<String>,
     /// Streams without work, for reuse: streams are never destroyed.
     idle_streams: Mutex<Vec<Stream>>,
 }
@@ -57,6 +61,10 @@ unsafe impl Sync for Gpu {}
 pub struct GpuInfo {
     /// Its product name.
     pub name: String,
+    /// Its name in `CUDA_VISIBLE_DEVICES`, the same in every process; none for a part of a GPU (MIG).
+    pub uuid: Option<String>,
+    /// Its address on the PCI bus, as the kernel writes it.
+    pub pci_address: String,
     /// Bytes of its memory.
     pub memory_bytes: usize,
     /// Its compute capability.
@@ -114,11 +122,21 @@ pub(crate) fn find(search: &Search) -> Result<(Libraries, Vec<GpuInfo>), OpenErr
 fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
     let (driver, mut device, mut memory_bytes) = (call.driver, 0, 0usize);
     let mut name = [0 as std::ffi::c_char; 128];
+    let mut address = [0 as std::ffi::c_char; 32];
+    let (mut uuid, mut part) = ([0u8; 16], [0u8; 16]);
     // SAFETY: pointers to locals of the types in the driver's signatures; the driver writes a null-terminated string.
     unsafe {
         call.check("cuDeviceGet", (driver.cuDeviceGet)(&raw mut device, ordinal))?;
         call.check("cuDeviceGetName", (driver.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device))?;
         call.check("cuDeviceTotalMem", (driver.cuDeviceTotalMem_v2)(&raw mut memory_bytes, device))?;
+        call.check("cuDeviceGetUuid", (driver.cuDeviceGetUuid)(&raw mut uuid, device))?;
+        let is_whole = match driver.cuDeviceGetUuid_v2 {
+            // A part of a GPU has a UUID of its own.
+            Some(of_part) => of_part(&raw mut part, device) != 0 || part == uuid,
+            None => true,
+        };
+        let code = (driver.cuDeviceGetPCIBusId)(address.as_mut_ptr(), address.len() as c_int, device);
+        call.check("cuDeviceGetPCIBusId", code)?;
         let attribute = |which: Attribute| -> Result<i32, CudaError> {
             let mut value: c_int = 0;
             call.check("cuDeviceGetAttribute", (driver.cuDeviceGetAttribute)(&raw mut value, which as u32, device))?;
@@ -126,12 +144,20 @@ fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
         };
         Ok(GpuInfo {
             name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
+            uuid: is_whole.then(|| uuid_name(&uuid)),
+            pci_address: CStr::from_ptr(address.as_ptr()).to_string_lossy().to_lowercase(),
             memory_bytes,
             capability: (attribute(Attribute::ComputeCapabilityMajor)?, attribute(Attribute::ComputeCapabilityMinor)?),
             n_multiprocessors: attribute(Attribute::MultiprocessorCount)? as u32,
             clock_khz: attribute(Attribute::ClockRate)? as u32,
         })
     }
+}
+
+/// `GPU-` and the UUID in hexadecimal, in groups.
+fn uuid_name(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 impl Gpu {
@@ -161,10 +187,17 @@ impl Gpu {
                 })
                 .and_then(|()| call.check("cuCtxSetCurrent", (driver.cuCtxSetCurrent)(context)))
         };
-        let compute = opened.and_then(|()| Stream::new(&call)).map_err(OpenError::Context)?;
+        let taken = |error: CudaError| match error.code {
+            CudaError::DEVICE_UNAVAILABLE => {
+                OpenError::Taken { device: name.clone(), users: health::users(search, info.uuid.as_deref()) }
+            }
+            _ => OpenError::Context(error),
+        };
+        let compute = opened.and_then(|()| Stream::new(&call)).map_err(taken)?;
         let capability = info.capability;
         let model = format!("{} with {} multiprocessors", info.name, info.n_multiprocessors);
-        Ok(Gpu { libraries, context, compute, ordinal, name, model, capability, idle_streams: Mutex::default() })
+        let (search, uuid, idle_streams) = (search.clone(), info.uuid, Mutex::default());
+        Ok(Gpu { libraries, context, compute, ordinal, name, model, capability, search, uuid, idle_streams })
     }
 
     /// Makes the GPU current on the calling thread. Every other call of the driver requires it.
@@ -202,6 +235,11 @@ impl Gpu {
             unsafe { (self.libraries.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
         }
         (free, total)
+    }
+
+    /// The other processes that use it, as a clause; empty if unknown.
+    pub(crate) fn users(&self) -> String {
+        health::users(&self.search, self.uuid.as_deref())
     }
 
     /// Allocates device memory.

@@ -7,6 +7,7 @@
 //! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
 //!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
 //!   it, between collectives as a [`graph`].
+//! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
 //! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
@@ -21,6 +22,7 @@ mod device;
 mod error;
 mod gpu;
 mod graph;
+mod health;
 mod kernels;
 mod library;
 mod lower;
@@ -32,6 +34,7 @@ mod shared;
 mod staged;
 #[cfg(test)]
 mod tests;
+mod xid;
 
 pub use device::CudaDevice;
 pub use error::{CudaError, OpenError};

@@ -235,7 +235,7 @@ const fn element_type(dtype: DType) -> ElementType {
 /// A GPU with too little memory for the programs of a job.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{device} has {} of {} MiB free, and the job needs {} MiB: use a smaller micro_batch_size or sequence_len, \
+    "{device} has {} of {} MiB free{users}, and the job needs {} MiB: use a smaller micro_batch_size or sequence_len, \
      gradient_checkpointing, more ranks, or end other processes on the GPU",
     free >> 20,
     total >> 20,
@@ -243,6 +243,8 @@ const fn element_type(dtype: DType) -> ElementType {
 )]
 struct TooLittleMemory {
     device: String,
+    /// The processes that use it, as a clause; empty if unknown.
+    users: String,
     free: usize,
     total: usize,
     needed: usize,
@@ -258,7 +260,8 @@ impl Shared {
         }
         let (free, total) = self.gpu.memory_bytes();
         let (device, needed) = (self.gpu.name.clone(), bytes_for(programs));
-        let error = TooLittleMemory { device, free, total, needed, source };
+        let users = self.gpu.users();
+        let error = TooLittleMemory { device, users, free, total, needed, source };
         std::io::Error::new(std::io::ErrorKind::OutOfMemory, error)
     }
 

@@ -5,8 +5,13 @@ use crate::shared_memory::Arena;
 use crate::thread::ThreadError;
 use crate::{Collective, CollectiveError};
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::target::Target;
 use std::fmt::Debug;
+use std::time::Duration;
+
+/// Waits at most this long for something that happens to a device; then gives the state of all.
+pub type HealthWatch = Box<dyn FnMut(Duration) -> Vec<DeviceHealth> + Send>;
 
 /// A kind of device of this machine, such as its processors.
 ///
@@ -78,10 +83,43 @@ pub trait Device: Debug + Send + Sync {
     /// Number of threads available for computation.
     fn available_threads(&self) -> usize;
 
-    /// Environment variables of the process of the rank in this slot of a machine: which of several GPUs it uses.
-    fn environment(&self, slot: u32) -> Vec<(&'static str, String)> {
-        let _ = slot;
+    /// The state of the devices among which the ranks of this machine are divided, in a stable order; none if ranks divide
+    /// the machine's processors.
+    fn health(&self) -> Vec<DeviceHealth> {
         Vec::new()
+    }
+
+    /// Watches these devices, without using them, from a thread of the caller; none if there are none.
+    fn watch(&self) -> Option<HealthWatch> {
+        None
+    }
+
+    /// Environment variables of the process of a rank that uses the device with this [`DeviceHealth::id`].
+    fn environment(&self, id: &str) -> Vec<(&'static str, String)> {
+        let _ = id;
+        Vec::new()
+    }
+
+    /// Address of the device with this [`DeviceHealth::id`] on the PCI bus, such as `0000:3b:00.0`.
+    fn pci_address(&self, id: &str) -> Option<String> {
+        let _ = id;
+        None
+    }
+
+    /// What the user should know about how `n_ranks` ranks of this machine exchange tensors, as a sentence.
+    ///
+    /// # Errors
+    /// Why they cannot exchange tensors in the requested way.
+    fn exchange(&self, n_ranks: u32) -> Result<Option<String>, String> {
+        let _ = n_ranks;
+        Ok(None)
+    }
+
+    /// Whether the device has free memory for `n_ranks` ranks of this machine with `bytes` each, as far as that is known
+    /// without using it; none if the ranks use the machine's memory. The error names what is needed and what is free.
+    fn fits(&self, bytes: u64, n_ranks: u32) -> Option<Result<(), String>> {
+        let _ = (bytes, n_ranks);
+        None
     }
 
     /// Runs `work` on a device thread with `n_threads` compute threads, itself included, and waits for it. Prefer

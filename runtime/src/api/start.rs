@@ -2,6 +2,7 @@
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
+use crate::config::precision::{DeviceChoice, PrecisionSection};
 use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead_alone};
 use crate::data::tokenizer::Tokenizer;
@@ -56,6 +57,8 @@ pub(crate) struct Checked<'a> {
     model: ModelPlan,
     mesh: Mesh,
     programs: Vec<Arc<Programs>>,
+    /// What the user should know about the devices.
+    notes: Vec<String>,
 }
 
 impl<'a> Checked<'a> {
@@ -66,7 +69,7 @@ impl<'a> Checked<'a> {
         ranks: &'a Ranks,
     ) -> Result<Checked<'a>, JobError> {
         let tokenizer = plan::tokenizer(config)?;
-        let model = match user {
+        let mut model = match user {
             Some(user) => plan::user_plan(config, &tokenizer, &Arc::new(user))?,
             None => plan::model_plan(config, &tokenizer)?,
         };
@@ -84,21 +87,35 @@ impl<'a> Checked<'a> {
         }
         // Compiled before the data is read, so that a model that cannot train leaves no token files.
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-        let programs =
-            (0..mesh.size()).map(|rank| Programs::compile(&model, MeshRank { mesh, rank }, evaluates).map(Arc::new));
-        let programs = programs.collect::<Result<Vec<Arc<Programs>>, _>>()?;
+        let compile = |model: &ModelPlan| {
+            let ranks = (0..mesh.size()).map(|rank| MeshRank { mesh, rank });
+            ranks.map(|rank| Programs::compile(model, rank, evaluates).map(Arc::new)).collect::<Result<Vec<_>, _>>()
+        };
+        let mut programs = compile(&model)?;
         let n_spares = if program.is_some() { config.elastic.spare_ranks } else { 0 };
-        check_memory(&programs, n_spares)?;
+        match check_memory(&*model.device, &programs, n_spares) {
+            // A GPU without room is as good as none.
+            Err(JobError::NoRoomOnGpu(reason)) if config.precision.device == DeviceChoice::Auto => {
+                let precision = PrecisionSection { device: DeviceChoice::Cpu, ..config.precision.clone() };
+                let on_host = JobConfig { precision, ..config.clone() };
+                model = ModelPlan { no_gpu: Some(reason), ..plan::model_plan(&on_host, &tokenizer)? };
+                programs = compile(&model)?;
+                check_memory(&*model.device, &programs, n_spares)?;
+            }
+            checked => checked?,
+        }
+        let notes = model.device_notes((programs.len() + n_spares) as u32)?;
         Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
-        Ok(Checked { config, program, tokenizer, model, mesh, programs })
+        Ok(Checked { config, program, tokenizer, model, mesh, programs, notes })
     }
 
     /// Prepares the data and runs the job.
     pub(crate) fn run(self, control: &Control, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<Report, JobError> {
-        let Checked { config, program, tokenizer, model, mesh, programs } = self;
+        let Checked { config, program, tokenizer, model, mesh, programs, notes } = self;
         if let Some(note) = plan::ignored_dropout(&model.hf_config) {
             on_event(&Event::Note(note));
         }
+        notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
         let data = prepare_data(config, &model, &tokenizer, on_event)?;
         create_dir(&config.output.output_dir)?;
         let _lock = OutputLock::take(&config.output.output_dir)?;

@@ -7,10 +7,11 @@ use crate::coordinate::ask::ask;
 use crate::coordinate::sentence::incident;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::units::human_bytes;
 use comfy_table::{Table, presets};
 use phalanx_actors::events::IncidentLine;
 use phalanx_actors::operator::{Answer, Request};
-use phalanx_strategies::elastic::coordinator::status::{RankStatus, Status};
+use phalanx_strategies::elastic::coordinator::status::{NodeStatus, RankStatus, Status};
 use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::elastic::message::{Ending, MemberPhase};
 use std::path::PathBuf;
@@ -207,9 +208,34 @@ fn show(status: &Status) {
         }
     }
     say(table);
+    if let Some(table) = devices(&status.nodes) {
+        say(table);
+    }
     for timeline in &status.timelines {
         say(incident(&IncidentLine::from(timeline)));
     }
+}
+
+/// The devices of all nodes and the slots that use them, if any node has devices.
+fn devices(nodes: &[NodeStatus]) -> Option<Table> {
+    let mut table = Table::new();
+    let header = ["node", "GPU", "UUID", "slots", "memory", "temperature", "health"];
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header);
+    for node in nodes {
+        for (i, device) in (0u32..).zip(&node.devices) {
+            let users = node.ranks.iter().filter(|rank| rank.device == Some(i));
+            let slots: Vec<String> = users.map(|rank| rank.member.slot.to_string()).collect();
+            let memory = format!("{} of {}", human_bytes(device.used_bytes), human_bytes(device.total_bytes));
+            let celsius = device.celsius.map_or(String::new(), |celsius| format!("{celsius} °C"));
+            let health = match &device.fault {
+                Some(fault) => format!("failed: {fault}"),
+                None => device.remarks().unwrap_or_else(|| "good".to_owned()),
+            };
+            let (name, id) = (device.name.clone(), device.id.clone());
+            table.add_row([node.node.0.to_string(), name, id, slots.join(" "), memory, celsius, health]);
+        }
+    }
+    nodes.iter().any(|node| !node.devices.is_empty()).then_some(table)
 }
 
 fn row(node: &str, worker: &RankStatus, heard: &str) -> [String; 10] {

@@ -89,6 +89,7 @@ impl Elastic {
             evict_stragglers: self.evict_stragglers,
             shadows: self.shadows,
             incidents_max: self.incidents_max as u32,
+            one_model: false,
             state_bytes,
             rest_bytes_max: self.rest_bytes_max as u64,
         }

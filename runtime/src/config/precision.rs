@@ -27,6 +27,8 @@ section! {
         pub gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Off;
         /// Device that computes: cuda for NVIDIA GPUs, cpu, or auto for a GPU if this machine has one that works, else the CPU.
         pub device: DeviceChoice = DeviceChoice::Auto;
+        /// How GPU ranks exchange tensors: nccl, staged for copies in host memory, or auto for NCCL where it can be used.
+        pub gpu_collectives: GpuCollectives = GpuCollectives::Auto;
         /// Compute threads; if not set, one per core.
         pub threads: Option<usize> = None => AT_LEAST_ONE;
     }
@@ -53,6 +55,18 @@ choices! {
         Cpu = "cpu";
         /// NVIDIA GPUs.
         Cuda = "cuda";
+    }
+}
+
+choices! {
+    /// How GPU ranks exchange tensors.
+    pub enum GpuCollectives {
+        /// NCCL where all ranks have it and a GPU of their own, else copies in host memory.
+        Auto = "auto";
+        /// NCCL, or an error.
+        Nccl = "nccl";
+        /// Copies in host memory.
+        Staged = "staged";
     }
 }
 

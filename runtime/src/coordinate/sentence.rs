@@ -15,6 +15,8 @@ pub(crate) fn sentence(event: &Event) -> String {
         What::Checkpoint(checkpoint) => format!("saved at {}", checkpoint.step),
         What::Ended { ending: Ending::Finished } => "the job is done".into(),
         What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
+        What::NodeRefused { reason, .. } => format!("refused a node: {reason}"),
+        What::NodeDiffers { text, .. } => text.clone(),
         What::NodesNotified => "all nodes have been notified".into(),
     }
 }

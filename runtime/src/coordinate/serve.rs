@@ -27,6 +27,7 @@ use phalanx_actors::trust::join::Address;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
+use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::elastic::succession::Lease;
@@ -299,6 +300,7 @@ impl<'a> Coordinating<'a> {
     ) -> Result<Coordinating<'a>, JobError> {
         let log = EventLog::open(&config.output.output_dir)?;
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
+        let policy = Policy { one_model: config.parallel.reproducible, ..policy };
         let Term { job, store, candidate, lease, .. } = term;
         let (holds, is_alone, timing) = (Some(lease), candidate == ALONE, config.elastic.timing());
         let settings = Settings { job, candidate, holds, is_alone, policy, timing };

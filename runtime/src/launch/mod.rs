@@ -15,7 +15,7 @@
 //! - **LAUNCH-3** The size of a rank's output is limited: a frame that is too long ends the rank. The launcher never blocks on
 //!   a rank.
 //!
-//! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`channel`] the rank's end of the sockets,
+//! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`numa`] those near a device, [`channel`] the rank's end of the sockets,
 //! [`frame`] the encoding, [`failure`] how processes end; `sys` wraps Linux system calls that are missing from the standard
 //! library. [`environment`] reads the variables of cluster launchers.
 //!
@@ -27,6 +27,7 @@ pub mod environment;
 pub mod error;
 pub mod failure;
 pub mod frame;
+pub mod numa;
 mod output;
 mod process;
 pub mod slots;

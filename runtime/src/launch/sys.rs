@@ -88,6 +88,36 @@ pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usiz
     unsafe { command.pre_exec(between_fork_and_exec) };
 }
 
+/// `MPOL_PREFERRED`. Processes that may use memory of one node only are killed when that is full.
+const PREFERRED: libc::c_int = 1;
+/// Most NUMA nodes of a machine.
+const NODES_MAX: usize = 1024;
+
+/// Prepares a command whose process runs on these cores and prefers memory of this NUMA node.
+pub(super) fn start_near(command: &mut Command, cpus: &[usize], node: u32) {
+    // SAFETY: a set of bits, for which zero is valid.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &cpu in cpus.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as usize) {
+        // SAFETY: the number is below the size of the set.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    let mut nodes = [0u64; NODES_MAX / 64];
+    if let Some(word) = nodes.get_mut(node as usize / 64) {
+        *word = 1 << (node % 64);
+    }
+    let between_fork_and_exec = move || {
+        // SAFETY: plain system calls on sets that the closure owns.
+        unsafe {
+            checked(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set).into())?;
+            // Containers may refuse this; then memory comes from the node of the core that first uses it.
+            libc::syscall(libc::SYS_set_mempolicy, PREFERRED, nodes.as_ptr(), NODES_MAX);
+        }
+        Ok(())
+    };
+    // SAFETY: as in `prepare`.
+    unsafe { command.pre_exec(between_fork_and_exec) };
+}
+
 /// Takes a socket that this process inherited under a number; `None` if that descriptor is not a socket.
 ///
 /// # Safety

@@ -2,11 +2,14 @@
 
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
+use crate::config::precision::PrecisionSection;
+use crate::devices::choice_of;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::frontend::UserModel;
 use crate::node::bootstrap::JobBootstrap;
+use crate::node::devices;
 use crate::node::failures::FailureReports;
 use crate::node::metrics_merge::EventSink;
 use crate::node::processes::{Node as Processes, NodeEvent};
@@ -24,6 +27,7 @@ use phalanx_actors::trust::join::JoinString;
 use phalanx_actors::trust::name::{Name, Role};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::DesiredState;
+use phalanx_strategies::elastic::supervisor::Abandonment;
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::passes::precision::Precision;
 use std::collections::VecDeque;
@@ -120,6 +124,11 @@ pub(crate) fn join(
     let timing = config.elastic.timing();
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan(&config, &tokenizer)?;
+    // Whether the memory suffices depends on the ranks that this node gets.
+    model.device.fits(0, how.n_slots).unwrap_or(Ok(())).map_err(JobError::NoRoomOnGpu)?;
+    for note in model.device_notes(how.n_slots)? {
+        on_event(&Event::Note(note));
+    }
     prepare_data(&config, &model, &tokenizer, on_event)?;
     on_event(&Event::Note(format!("{node} of {job} ({boot}) with {} ranks", how.n_slots)));
     let listen = how.advertise.or_else(|| towards(&how.join)).ok_or(ControlPlaneError::NoAddress)?;
@@ -165,13 +174,19 @@ impl Part {
     ) -> Result<Outcome, JobError> {
         let Part { job, node, boot, bootstrap, n_slots, .. } = self;
         let timing = config.elastic.timing();
+        let is_alone = self.listen.is_none();
+        // Nobody can add ranks to a job on one machine.
+        let n_ranks_min = || Ok::<_, JobError>(config.elastic.policy(config.parallel.mesh()?, 1, 0).smallest(None));
+        let n_slots_min = if is_alone { n_ranks_min()? as u32 } else { 1 };
+        let devices = devices::for_slots(model.device.health(), n_slots);
+        let watch = model.device.watch();
         let begin = Begin {
             job,
             worker: Worker::default(),
             assignment: (config.parallel.mesh()?, 0),
             arena_bytes: 0,
             n_threads: self.n_threads,
-            yaml: bootstrap.yaml,
+            yaml: yaml_of_ranks(config, &model),
             listen: self.listen,
             secret: bootstrap.secret,
             peak_flops: model.device.peak_flops(model.spec.precision == Precision::Bf16),
@@ -180,25 +195,24 @@ impl Part {
             user_model: model.model.user().map(UserModel::digest),
         };
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
-        let mut processes = Processes::new(node, self.program, model, evaluates, begin, n_slots)?;
+        let ids = devices.health().iter().map(|device| device.id.clone()).collect();
+        let mut processes = Processes::new(node, self.program, model, evaluates, begin, n_slots, ids)?;
         let (commands, taken) = channel();
-        let (waker, wakened) = UnixStream::pair().map_err(ControlPlaneError::cannot("make a pair of sockets"))?;
-        for end in [&waker, &wakened] {
-            end.set_nonblocking(true).map_err(ControlPlaneError::cannot("make a pair of sockets"))?;
-        }
-        processes
-            .wake_on(OwnedFd::from(wakened.try_clone().map_err(ControlPlaneError::cannot("make a pair of sockets"))?));
+        let [waker, wakened, polled] = waker().map_err(ControlPlaneError::cannot("make a pair of sockets"))?;
+        processes.wake_on(OwnedFd::from(polled));
         let wake = move |command| {
             let _ = commands.send(command);
             // If the socket is full, the reader is already being woken.
             let _ = (&waker).write(&[1]);
         };
-        let settings = Settings { job, node, boot, n_slots, timing };
+        let settings = Settings { job, node, boot, n_slots, n_slots_min, devices, timing };
         let starting = Node::start(thread, settings, Arc::clone(&self.uplink), self.desired_states, wake);
         let supervisor = block_on(starting)
             .map_err(ControlPlaneError::cannot("start an event loop"))?
             .map_err(ControlPlaneError::from)?;
-        let is_alone = self.listen.is_none();
+        if let Some(watch) = watch {
+            devices::watch(watch, supervisor.clone())?;
+        }
         let mut node_loop = NodeLoop {
             processes,
             supervisor,
@@ -215,6 +229,29 @@ impl Part {
         // The last messages are sent before the link closes.
         self.uplink.close();
         outcome.map(|()| Outcome { report: node_loop.report.take(), failure: node_loop.failures.take() })
+    }
+}
+
+/// The configuration for ranks, which use the kind of device that the node has chosen.
+fn yaml_of_ranks(config: &JobConfig, model: &ModelPlan) -> String {
+    let precision = PrecisionSection { device: choice_of(&*model.device), ..config.precision.clone() };
+    JobConfig { precision, ..config.clone() }.to_yaml()
+}
+
+/// A socket that wakes the node loop, the end that the loop drains, and a copy of that end for polling.
+fn waker() -> std::io::Result<[UnixStream; 3]> {
+    let (waker, wakened) = UnixStream::pair()?;
+    waker.set_nonblocking(true)?;
+    wakened.set_nonblocking(true)?;
+    let polled = wakened.try_clone()?;
+    Ok([waker, wakened, polled])
+}
+
+/// The error of a node that cannot take part.
+fn abandonment(why: Abandonment) -> JobError {
+    match why {
+        Abandonment::Refused(reason) => JobError::NodeRefused(reason),
+        Abandonment::NoDevices(faults) => JobError::DevicesLost(faults.join("; ")),
     }
 }
 
@@ -261,15 +298,15 @@ impl NodeLoop {
             }
             while let Ok(command) = self.commands.try_recv() {
                 match command {
-                    Process::Spawn(worker) => {
-                        if let Err(error) = self.processes.spawn(worker) {
+                    Process::Spawn(worker, device) => {
+                        if let Err(error) = self.processes.spawn(worker, device) {
                             tracing::error!(%worker, %error, "cannot start a rank");
                             return Err(error);
                         }
                     }
                     Process::Kill(worker) => self.processes.kill(worker)?,
                     Process::Tell(worker, desired_state) => self.processes.tell(worker, &desired_state)?,
-                    Process::Shutdown => return Ok(()),
+                    Process::Shutdown(why) => return why.map_or(Ok(()), |why| Err(abandonment(why))),
                 }
             }
             while let Some(event) = self.unsent.pop_front() {

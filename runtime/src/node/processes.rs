@@ -5,6 +5,7 @@ use crate::error::JobError;
 use crate::events::{Event, Report};
 use crate::launch::cores::Cores;
 use crate::launch::failure::Ending;
+use crate::launch::numa::NumaNode;
 use crate::launch::slots::{SlotEvent, Slots};
 use crate::rank::arena_contents::{ArenaContents, Lasting};
 use crate::rank::failure_report::FailureReport;
@@ -24,7 +25,7 @@ use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Stage, Wo
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,6 +66,8 @@ pub(crate) struct Node {
     evaluates: bool,
     /// The start message of every rank; the worker is filled in.
     begin: Begin,
+    /// Ids of the node's devices.
+    devices: Vec<String>,
     cores: Cores,
     slots: Slots,
     /// The worker in each slot.
@@ -80,6 +83,9 @@ pub(crate) struct Node {
     assignments: BTreeMap<u32, ((Mesh, usize), u64)>,
     events: VecDeque<NodeEvent>,
 }
+
+/// Where the kernel describes devices.
+const SYSFS: &str = "/sys";
 
 /// The memory needs of a rank of a mesh.
 #[derive(Clone)]
@@ -108,6 +114,7 @@ impl Node {
         evaluates: bool,
         begin: Begin,
         n_slots: u32,
+        devices: Vec<String>,
     ) -> Result<Node, JobError> {
         // Not bound to cores: the job may share the machine.
         let cores = Cores::of_this_process(n_slots, false)?;
@@ -117,6 +124,7 @@ impl Node {
             model,
             evaluates,
             begin,
+            devices,
             cores,
             slots: Slots::new(n_slots),
             workers: BTreeMap::new(),
@@ -135,14 +143,20 @@ impl Node {
         self.slots.wake_on(waker);
     }
 
-    /// Starts a rank process.
+    /// Starts a rank process on this device, if the node has any: with the cores and the memory near it.
     ///
     /// # Errors
     /// When the process cannot be started.
-    pub(crate) fn spawn(&mut self, worker: Worker) -> Result<(), JobError> {
+    pub(crate) fn spawn(&mut self, worker: Worker, device: Option<u32>) -> Result<(), JobError> {
         let slot = worker.member.slot;
         let program = &self.program;
-        let environment = self.model.device.environment(slot);
+        let id = device.and_then(|i| self.devices.get(i as usize));
+        let environment = id.map(|id| self.model.device.environment(id)).unwrap_or_default();
+        let address = id.and_then(|id| self.model.device.pci_address(id));
+        let near = address.and_then(|address| NumaNode::of_pci_device(Path::new(SYSFS), &address));
+        if let (Some(id), Some(near)) = (id, &near) {
+            tracing::info!(%worker, device = id, ?near, "the rank runs near its device");
+        }
         self.slots.start(slot, self.cores.of(slot), |channel, fd_channel| {
             let mut command = Command::new(program);
             // Node, slot and incarnation are shown in process listings.
@@ -150,6 +164,9 @@ impl Node {
             let (channel, fd_channel) = (channel.to_string(), fd_channel.to_string());
             command.args(["rank", "--worker", &name, "--channel", &channel, "--fd-channel", &fd_channel]);
             command.stdout(Stdio::null()).envs(environment);
+            if let Some(near) = near {
+                near.bind(&mut command);
+            }
             command
         })?;
         self.workers.insert(slot, worker);

@@ -7,6 +7,7 @@ use crate::config::datasets::ValSetSize;
 use crate::error::JobError;
 use crate::error::fit::FitError;
 use crate::train::programs::Programs;
+use phalanx_device::Device;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_device::world::RANKS_MAX;
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
@@ -46,6 +47,10 @@ pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots:
     if mesh.size() > n_slots as usize {
         return Err(FitError::Slots { mesh, n_slots }.into());
     }
+    if model.device.fits(0, 1).is_some() {
+        // The job itself uses the devices' memory, so their free memory tells nothing.
+        return Ok(());
+    }
     let n_spares = n_slots as u64 - mesh.size() as u64;
     check_bytes(needed.saturating_add((needed / mesh.size() as u64).saturating_mul(n_spares)))
 }
@@ -66,10 +71,13 @@ fn check_axes(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
     Ok(())
 }
 
-/// Refuses a step that needs more memory than this machine has: the system would overcommit and kill the run later. A
-/// spare process needs the memory of a rank.
-pub(crate) fn check_memory(ranks: &[Arc<Programs>], n_spares: usize) -> Result<(), JobError> {
+/// Refuses a step that needs more memory than this machine or its device has: the system would overcommit and kill the run
+/// later. A spare process needs the memory of a rank.
+pub(crate) fn check_memory(device: &dyn Device, ranks: &[Arc<Programs>], n_spares: usize) -> Result<(), JobError> {
     let bytes = || ranks.iter().map(|programs| programs.bytes());
+    if let Some(fits) = device.fits(bytes().max().unwrap_or(0), (ranks.len() + n_spares) as u32) {
+        return fits.map_err(JobError::NoRoomOnGpu);
+    }
     check_bytes(bytes().sum::<u64>().saturating_add(bytes().max().unwrap_or(0).saturating_mul(n_spares as u64)))
 }
 

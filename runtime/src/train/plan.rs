@@ -10,7 +10,7 @@ use crate::config::schedule::LrScheduler;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
 use crate::data::tokenizer::Tokenizer;
-use crate::devices;
+use crate::devices::{self, Chosen};
 use crate::error::JobError;
 use crate::error::plan::PlanError;
 use crate::frontend::UserModel;
@@ -47,9 +47,22 @@ pub struct ModelPlan {
     pub spec: StepSpec,
     /// The device that computes it.
     pub device: Arc<dyn Device>,
+    /// Why that is not a GPU, if the configuration leaves the choice open.
+    pub no_gpu: Option<String>,
 }
 
 impl ModelPlan {
+    /// What the user should know about the devices of `n_ranks` ranks of this machine, as sentences.
+    ///
+    /// # Errors
+    /// [`JobError::Exchange`] if the ranks cannot exchange tensors in the configured way.
+    pub(crate) fn device_notes(&self, n_ranks: u32) -> Result<Vec<String>, JobError> {
+        let no_gpu =
+            self.no_gpu.as_ref().map(|reason| format!("training on the CPU, because no GPU can be used: {reason}"));
+        let exchange = self.device.exchange(n_ranks).map_err(JobError::Exchange)?;
+        Ok(no_gpu.into_iter().chain(exchange).collect())
+    }
+
     /// One microbatch up to its loss.
     pub(crate) fn forward(&self) -> Result<Program, JobError> {
         let path = || self.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
@@ -164,14 +177,15 @@ fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
 /// When the model is not supported or its vocabulary is smaller than the tokenizer's. Compiling reports all other errors
 /// (rows longer than the model's positions, adapter targets that do not exist).
 pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan, JobError> {
-    model_plan_on(config, tokenizer, || devices::of(config.precision.device))
+    let precision = &config.precision;
+    model_plan_on(config, tokenizer, || devices::chosen(precision.device, precision.gpu_collectives))
 }
 
 /// As [`model_plan`], for another device than that of the configuration.
 pub(crate) fn model_plan_on(
     config: &JobConfig,
     tokenizer: &Tokenizer,
-    device: impl FnOnce() -> Result<Arc<dyn Device>, JobError>,
+    device: impl FnOnce() -> Result<Chosen, JobError>,
 ) -> Result<ModelPlan, JobError> {
     let (hf_config, weights, origin) = match config.model.source() {
         ModelSource::Pretrained(dir) => {
@@ -189,9 +203,11 @@ pub(crate) fn model_plan_on(
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
-    let device = device()?;
+    let (device, no_gpu) = device()?;
+    let no_gpu = no_gpu.map(|reason| reason.to_string());
     let spec = step_spec(config, &model, &*device);
-    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec, device })
+    let n_microbatches = config.microbatches_per_step();
+    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches, spec, device, no_gpu })
 }
 
 /// Resolves a job whose model the user wrote.
@@ -220,6 +236,7 @@ pub(crate) fn user_plan(
         n_microbatches: config.microbatches_per_step(),
         spec,
         device,
+        no_gpu: None,
     })
 }
 

@@ -146,6 +146,7 @@ mod tests {
             evict_stragglers: true,
             shadows: true,
             incidents_max: INCIDENTS_MAX,
+            one_model: false,
             state_bytes: 1_000,
             rest_bytes_max,
         }

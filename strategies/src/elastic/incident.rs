@@ -41,6 +41,8 @@ pub enum Why {
     Silent,
     /// The process is alive but sends no heartbeat.
     Hangs,
+    /// Its device has failed, as reported by the device's driver; its supervisor ends the process.
+    DeviceFailed,
     /// Its device is stuck or slow while others wait for it.
     Straggles,
     /// No member makes progress.
@@ -60,7 +62,10 @@ pub enum Why {
 impl Why {
     /// Whether this is a failure, as opposed to a planned change.
     pub const fn is_crash(self) -> bool {
-        matches!(self, Why::Died | Why::Silent | Why::Hangs | Why::Straggles | Why::Stuck | Why::Unreachable)
+        matches!(
+            self,
+            Why::Died | Why::Silent | Why::Hangs | Why::DeviceFailed | Why::Straggles | Why::Stuck | Why::Unreachable
+        )
     }
 }
 
@@ -184,6 +189,7 @@ impl fmt::Display for Cause {
             Why::Died => "died",
             Why::Silent => "fell silent",
             Why::Hangs => "hangs",
+            Why::DeviceFailed => "has a failing device",
             Why::Straggles => "straggles",
             Why::Stuck => "is stuck",
             Why::Unreachable if self.culprit == Culprit::Job => "lost a connection",

@@ -119,6 +119,7 @@ impl Member {
             worker: self.worker,
             pid: self.pid,
             address: self.address,
+            device: None,
             hangs: false,
             generation: self.desired_state.generation,
             phase: self.phase,
@@ -522,7 +523,15 @@ mod tests {
     fn desired_state(generation: u64, stage: Stage, world_plan: Option<&Arc<WorldPlan>>) -> DesiredState {
         let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage, revision: 0 };
         let requests = Requests::default();
-        DesiredState { job: JobId(1), id, world_plan: world_plan.cloned(), evict: vec![], requests, release: None }
+        DesiredState {
+            job: JobId(1),
+            id,
+            world_plan: world_plan.cloned(),
+            evict: vec![],
+            requests,
+            release: None,
+            refused: None,
+        }
     }
 
     /// Two shards on two nodes, loaded from the initial weights.

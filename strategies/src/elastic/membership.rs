@@ -8,7 +8,9 @@
 //! - `MEMBERSHIP-4` An evicted worker does not take part again; its successor may.
 //! - `MEMBERSHIP-5` A suspension of the coordinator does not count as silence of the nodes: they get half the detection
 //!   time again.
+//! - `MEMBERSHIP-6` A worker on a failed device is evicted, like a hung one.
 
+use super::devices::DeviceHealth;
 use super::identity::{Incarnation, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::incident::{Cause, Culprit, Why};
 use super::message::{MemberReport, Report};
@@ -17,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 /// A change of the members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A worker can take part.
     Joined(Worker),
@@ -29,6 +31,8 @@ pub enum Change {
         worker: Worker,
         /// Why.
         cause: Cause,
+        /// What the driver of its device complains about, if anything.
+        complaint: Option<String>,
         /// When it was last known to be healthy.
         healthy: Instant,
     },
@@ -67,6 +71,7 @@ struct Node {
     heard: Instant,
     silent: bool,
     draining: bool,
+    devices: Vec<DeviceHealth>,
     slots: BTreeMap<u32, MemberReport>,
     /// The latest process ever reported for each slot.
     latest: BTreeMap<u32, Incarnation>,
@@ -105,6 +110,7 @@ impl Membership {
                 heard: now,
                 silent: false,
                 draining: false,
+                devices: vec![],
                 slots: BTreeMap::new(),
                 latest: BTreeMap::new(),
             },
@@ -117,6 +123,7 @@ impl Membership {
             self.changes.push_back(Change::Drains(report.node));
         }
         (node.boot, node.number, node.heard, node.draining) = (report.boot, report.number, now, report.draining);
+        node.devices.clone_from(&report.devices);
         let before = std::mem::take(&mut node.slots);
         for member in &report.members {
             node.slots.insert(member.worker.member.slot, member.clone());
@@ -125,12 +132,12 @@ impl Membership {
         for old in before.values() {
             let gone = node.slots.get(&old.worker.member.slot).is_none_or(|new| new.worker != old.worker);
             if gone && !self.evicted.remove(&old.worker) && !returns {
-                self.lose(old.worker, Why::Died, healthy);
+                self.lose(old.worker, Why::Died, complaint(&node.devices, old), healthy);
             }
         }
         for member in &report.members {
             let old = before.get(&member.worker.member.slot).filter(|old| old.worker == member.worker);
-            self.compare(now, old, member, returns, healthy);
+            self.compare(now, old, member, &node.devices, returns, healthy);
         }
         self.nodes.insert(report.node, node);
         Ok(())
@@ -151,7 +158,12 @@ impl Membership {
             node.silent = true;
             let cause = Cause { culprit: Culprit::Node(id), why: Why::Silent };
             for member in node.slots.values().filter(|member| !self.evicted.contains(&member.worker)) {
-                self.changes.push_back(Change::Lost { worker: member.worker, cause, healthy: node.heard });
+                self.changes.push_back(Change::Lost {
+                    worker: member.worker,
+                    cause,
+                    complaint: None,
+                    healthy: node.heard,
+                });
             }
         }
     }
@@ -236,6 +248,18 @@ impl Membership {
         self.nodes.get(&node).into_iter().flat_map(|node| node.slots.values())
     }
 
+    /// The devices of a node.
+    pub fn devices(&self, node: NodeId) -> &[DeviceHealth] {
+        self.nodes.get(&node).map_or(&[], |node| &node.devices)
+    }
+
+    /// What the driver of a worker's device complains about, if anything.
+    pub fn complaint(&self, worker: Worker) -> Option<String> {
+        let node = self.nodes.get(&worker.member.node)?;
+        let member = node.slots.get(&worker.member.slot).filter(|member| member.worker == worker)?;
+        complaint(&node.devices, member)
+    }
+
     /// All nodes that have ever reported.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.nodes.keys().copied()
@@ -256,6 +280,7 @@ impl Membership {
         now: Instant,
         old: Option<&MemberReport>,
         member: &MemberReport,
+        devices: &[DeviceHealth],
         returns: bool,
         healthy: Instant,
     ) {
@@ -268,18 +293,30 @@ impl Membership {
         if old.is_none_or(|old| old.generation < member.generation) {
             self.changes.push_back(Change::Acknowledged(member.worker));
         }
-        if member.hangs {
+        // MEMBERSHIP-6
+        if device(devices, member).is_some_and(|device| device.fault.is_some()) {
+            self.evicted.insert(member.worker);
+            self.lose(member.worker, Why::DeviceFailed, complaint(devices, member), healthy);
+        } else if member.hangs {
             self.evicted.insert(member.worker);
             // The node has reported since, after waiting this long for the worker's heartbeat.
             let silent = now.checked_sub(self.timing.suspicion).unwrap_or(healthy);
-            self.lose(member.worker, Why::Hangs, healthy.min(silent));
+            self.lose(member.worker, Why::Hangs, complaint(devices, member), healthy.min(silent));
         }
     }
 
-    fn lose(&mut self, worker: Worker, why: Why, healthy: Instant) {
+    fn lose(&mut self, worker: Worker, why: Why, complaint: Option<String>, healthy: Instant) {
         let cause = Cause { culprit: Culprit::Worker(worker), why };
-        self.changes.push_back(Change::Lost { worker, cause, healthy });
+        self.changes.push_back(Change::Lost { worker, cause, complaint, healthy });
     }
+}
+
+fn device<'a>(devices: &'a [DeviceHealth], member: &MemberReport) -> Option<&'a DeviceHealth> {
+    devices.get(member.device? as usize)
+}
+
+fn complaint(devices: &[DeviceHealth], member: &MemberReport) -> Option<String> {
+    device(devices, member).and_then(DeviceHealth::complaint)
 }
 
 /// `MEMBERSHIP-1`
@@ -305,6 +342,7 @@ mod tests {
             worker: worker(node, slot as u32, *incarnation),
             pid: None,
             address: None,
+            device: None,
             hangs: false,
             generation: Generation(0),
             phase: MemberPhase::Stopped,
@@ -324,6 +362,7 @@ mod tests {
             desired_state: Default::default(),
             draining: false,
             n_failed_starts: 0,
+            devices: vec![],
             members: incarnations.iter().enumerate().map(member).collect(),
         }
     }
@@ -404,7 +443,7 @@ mod tests {
 
         let changes: Vec<Change> = std::iter::from_fn(|| membership.poll_change()).collect();
         let of_it = |change: &Change| match change {
-            Change::Lost { worker, cause, healthy } => Some((*worker, cause.why, *healthy)),
+            Change::Lost { worker, cause, healthy, .. } => Some((*worker, cause.why, *healthy)),
             _ => None,
         };
         let expected = (worker(0, 0, 7), Why::Hangs, now - timing.suspicion);
@@ -415,6 +454,31 @@ mod tests {
         membership.handle_report(now, &report(0, 1, 4, &[8])).unwrap();
         assert_eq!(membership.evictions(NodeId(0)), []);
         assert_eq!(membership.alive().count(), 1);
+    }
+
+    // MEMBERSHIP-6
+    #[test]
+    fn worker_on_a_failed_device_is_evicted_with_the_complaint_of_the_driver() {
+        let start = Instant::now();
+        let mut membership = Membership::new(start, Timing::default());
+        let on_devices = |number, incarnation, fault: Option<&str>| {
+            let mut report = report(0, 1, number, &[7, incarnation]);
+            let fault = fault.map(str::to_owned);
+            report.devices = vec![DeviceHealth { name: "G".into(), id: "u".into(), fault, ..DeviceHealth::default() }];
+            report.members[1].device = Some(0);
+            report
+        };
+        membership.handle_report(start, &on_devices(1, 7, None)).unwrap();
+        while membership.poll_change().is_some() {}
+
+        membership.handle_report(start, &on_devices(2, 7, Some("Xid 79"))).unwrap();
+        membership.handle_report(start, &on_devices(3, 7, Some("Xid 79"))).unwrap();
+
+        let changes: Vec<Change> = std::iter::from_fn(|| membership.poll_change()).collect();
+        let cause = Cause { culprit: Culprit::Worker(worker(0, 1, 7)), why: Why::DeviceFailed };
+        let complaint = Some("G u: Xid 79".to_owned());
+        assert_eq!(changes, [Change::Lost { worker: worker(0, 1, 7), cause, complaint, healthy: start }]);
+        assert_eq!(membership.evictions(NodeId(0)), [worker(0, 1, 7)]);
     }
 
     proptest! {

@@ -46,6 +46,8 @@ pub struct Policy {
     /// More crashes in a row than this, without a step committed between them, end the job (default
     /// [`INCIDENTS_MAX`]).
     pub incidents_max: u32,
+    /// Whether all devices must be of one model, because the results of models differ.
+    pub one_model: bool,
     /// Bytes of all weights and optimizer state that updates change.
     pub state_bytes: u64,
     /// A newcomer with more missing bytes of state than this catches up while the others train, if they can; see
@@ -269,6 +271,7 @@ mod tests {
             evict_stragglers: true,
             shadows: true,
             incidents_max: INCIDENTS_MAX,
+            one_model: false,
             state_bytes: 0,
             rest_bytes_max: 0,
         }

@@ -1,6 +1,7 @@
 //! Messages between nodes and the coordinator, and the coordinator's durable record.
 
 use super::commit::{CommitState, Version};
+use super::devices::DeviceHealth;
 use super::identity::{Generation, Incarnation, JobId, NodeId, Step, Term, Worker};
 use super::incident::Cause;
 use super::progress::Progress;
@@ -31,6 +32,8 @@ pub struct Report {
     /// The largest number of consecutive failed starts in any slot: processes that ended before their first status
     /// report.
     pub n_failed_starts: u32,
+    /// Its devices, at most [`DEVICES_MAX`](super::devices::DEVICES_MAX); none if its ranks use its processors.
+    pub devices: Vec<DeviceHealth>,
     /// Its workers.
     pub members: Vec<MemberReport>,
 }
@@ -44,6 +47,8 @@ pub struct MemberReport {
     pub pid: Option<u32>,
     /// Address at which peers reach its tensors, if any.
     pub address: Option<SocketAddr>,
+    /// Its device among those of its node, if the node has any.
+    pub device: Option<u32>,
     /// Whether its heartbeats to its supervisor have stopped.
     pub hangs: bool,
     /// The latest generation announced to it; it takes no part in earlier ones.
@@ -172,6 +177,27 @@ pub struct DesiredState {
     /// Incarnation of the supervisor that may exit, if this is a drained node that is no longer needed. A later start
     /// of the node is another incarnation.
     pub release: Option<Incarnation>,
+    /// Set if the node may not take part.
+    pub refused: Option<Refusal>,
+}
+
+/// Why a node may not take part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// Incarnation of the refused supervisor; a later start of the node may be accepted.
+    pub boot: Incarnation,
+    /// The reason, as a sentence.
+    pub reason: String,
+}
+
+/// What the ranks of a job compute on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compute {
+    /// Processors.
+    Processors,
+    /// Devices; the product name is that of the job's first one.
+    Devices(String),
 }
 
 /// The plan of a world: members, ranks, and where their state comes from.
@@ -271,6 +297,9 @@ pub struct Record {
     pub drained: BTreeSet<NodeId>,
     /// The mesh that the operator requested; the policy's mesh if absent.
     pub wanted: Option<Mesh>,
+    /// What the ranks compute on, once a node has reported.
+    #[serde(default)]
+    pub compute: Option<Compute>,
     /// Consecutive worlds that failed without committing a step.
     pub n_crashes: u32,
     /// How the job ended, if it has.

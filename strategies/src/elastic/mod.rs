@@ -1,7 +1,7 @@
 //! Elasticity: members, worlds, the state a world starts from, and which steps are committed.
 //!
 //! Everything here is a pure machine or a pure function. Code map, in the order of an incident:
-//! - [`supervisor`]: one per node; notices that a rank died or hangs, reports, starts its successor.
+//! - [`supervisor`]: one per node; notices that a rank died or hangs, reports, starts its successor; [`devices`]: on which device.
 //! - [`membership`]: the coordinator's view of nodes and workers; [`incident`] keeps the first cause and the phases.
 //! - [`quorum`]: may a new world replace the last one; [`commit`]: which step the last world reached.
 //! - [`mesh_choice`]: assignment of ranks; [`shadow`]: placement of shadows; [`recovery`]: planning of state transfers.
@@ -24,6 +24,7 @@
 pub mod catch_up;
 pub mod commit;
 pub mod coordinator;
+pub mod devices;
 pub mod identity;
 pub mod incident;
 pub mod member;

@@ -13,7 +13,13 @@
 //! - `SUPERVISOR-7` A suspension of the supervisor does not count as silence of its ranks.
 //! - `SUPERVISOR-8` A process that cannot start for a reason that any successor would share, such as the user's input,
 //!   gets no successor; its reason is reported at once and ends the job.
+//! - `SUPERVISOR-9` No process starts on a failed device. A rank whose device fails is reported with the fault, so that the
+//!   coordinator evicts it for that reason; the supervisor kills it if no coordinator has done so within the suspicion time.
+//!   Its successor gets another device; without a free one the slot stays empty.
+//! - `SUPERVISOR-10` A node that is refused, or has too few slots with a device left, kills its processes and ends with the
+//!   reason.
 
+use super::devices::{DeviceHealth, Devices};
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
 use super::member::{Member, Schedule};
 use super::message::{DesiredState, DesiredStateId, MemberPhase, MemberReport, Report, Stage};
@@ -35,6 +41,17 @@ pub enum Command {
     Tell(Worker, DesiredState),
     /// No process is left and none will be started: send the pending reports and exit.
     Shutdown,
+    /// As [`Command::Shutdown`], because this node cannot take part.
+    Abandon(Abandonment),
+}
+
+/// Why a node cannot take part in a job (`SUPERVISOR-10`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Abandonment {
+    /// The coordinator refuses it, for this reason.
+    Refused(String),
+    /// Too many of its devices have failed; the faults.
+    NoDevices(Vec<String>),
 }
 
 /// See the [module](self).
@@ -49,6 +66,10 @@ pub struct Supervisor {
     draining: bool,
     leaving: Option<Leaving>,
     slots: Vec<Slot>,
+    devices: Devices,
+    /// The node abandons the job with fewer slots than this.
+    n_slots_min: u32,
+    abandons: Option<Abandonment>,
     next_heartbeat: Instant,
     commands: VecDeque<Command>,
 }
@@ -68,6 +89,8 @@ struct Slot {
     /// (`SUPERVISOR-6`).
     n_failed_starts: u32,
     start_at: Option<Instant>,
+    /// When the process is killed, because its device has failed (`SUPERVISOR-9`).
+    kill_at: Option<Instant>,
 }
 
 /// Longest pause before another start, in heartbeats of a rank.
@@ -100,9 +123,28 @@ impl Supervisor {
             draining: false,
             leaving: None,
             slots,
+            devices: Devices::default(),
+            n_slots_min: 1,
+            abandons: None,
             next_heartbeat: now,
             commands,
         }
+    }
+
+    /// Before its first command: the node has these devices, and abandons the job with fewer than `n_slots_min` slots.
+    #[must_use]
+    pub fn with_devices(self, devices: Devices, n_slots_min: u32) -> Supervisor {
+        Supervisor { devices, n_slots_min, ..self }
+    }
+
+    /// The device of a slot; none if its rank uses the node's processors.
+    pub fn device_of(&self, slot: u32) -> Option<u32> {
+        self.devices.of(slot)
+    }
+
+    /// State of the node's devices.
+    pub fn health(&self) -> &[DeviceHealth] {
+        self.devices.health()
     }
 
     /// Handles a process's first status report.
@@ -146,6 +188,31 @@ impl Supervisor {
             slot.gone = true;
         } else {
             self.start_successor(now, worker);
+            // A node that abandons the job has reported that already.
+            if self.leaving.is_none() {
+                self.report(now);
+            }
+        }
+    }
+
+    /// Handles the state of the node's devices (`SUPERVISOR-9`).
+    pub fn handle_health(&mut self, now: Instant, latest: Vec<DeviceHealth>) {
+        let is_news = self.devices.handle_health(latest);
+        if self.leaving.is_none() {
+            for slot in &mut self.slots {
+                let is_failed = self.devices.fault_of(slot.worker.member.slot).is_some();
+                if !is_failed || slot.gone || slot.kill_requested || slot.kill_at.is_some() || slot.start_at.is_some() {
+                    continue;
+                }
+                if slot.status_report.is_some() {
+                    slot.kill_at = Some(now + self.timing.suspicion);
+                } else {
+                    slot.kill_requested = true;
+                    self.commands.push_back(Command::Kill(slot.worker));
+                }
+            }
+        }
+        if is_news {
             self.report(now);
         }
     }
@@ -173,6 +240,10 @@ impl Supervisor {
         self.handle_timeout(now);
         if desired_state.job != self.job {
             return Err(Stale::Job { found: desired_state.job, have: self.job });
+        }
+        if let Some(refusal) = desired_state.refused.as_ref().filter(|refusal| refusal.boot == self.boot) {
+            self.abandon(now, Abandonment::Refused(refusal.reason.clone()));
+            return Ok(());
         }
         let have = self.desired_state_id();
         refuse_older(desired_state.id.term, have.term, |found, have| Stale::Term { found, have })?;
@@ -209,9 +280,15 @@ impl Supervisor {
             Some(Leaving::Until(until)) if now >= until => self.kill_all(now),
             _ => {}
         }
-        for slot in self.slots.iter_mut().filter(|slot| slot.start_at.is_some_and(|at| now >= at)) {
-            slot.start_at = None;
-            self.commands.push_back(Command::Spawn(slot.worker));
+        for slot in self.slots.iter_mut().filter(|slot| slot.kill_at.is_some_and(|at| now >= at)) {
+            slot.kill_at = None;
+            if !std::mem::replace(&mut slot.kill_requested, true) {
+                self.commands.push_back(Command::Kill(slot.worker));
+            }
+        }
+        while let Some(i) = self.slots.iter().position(|slot| slot.start_at.is_some_and(|at| now >= at)) {
+            self.slots[i].start_at = None;
+            self.spawn(now, self.slots[i].worker);
         }
         if now >= self.next_heartbeat || self.slots.iter().any(|slot| self.hangs_at(slot).is_some_and(|at| now >= at)) {
             self.report(now);
@@ -239,7 +316,7 @@ impl Supervisor {
             Some(Leaving::Gone) => None,
             Some(Leaving::Until(until)) => Some(until.min(self.next_heartbeat)),
             _ => {
-                let starts = self.slots.iter().filter_map(|slot| slot.start_at);
+                let starts = self.slots.iter().filter_map(|slot| slot.start_at.or(slot.kill_at));
                 let hangs = self.slots.iter().filter_map(|slot| self.hangs_at(slot));
                 starts.chain(hangs).chain([self.next_heartbeat]).min()
             }
@@ -284,7 +361,9 @@ impl Supervisor {
         let wanted: Vec<Worker> = wanted.map(|slot| slot.worker).collect();
         for worker in wanted {
             self.start_successor(now, worker);
-            self.report(now);
+            if self.leaving.is_none() {
+                self.report(now);
+            }
         }
     }
 
@@ -300,7 +379,34 @@ impl Supervisor {
             let pause = least * 2u32.saturating_pow(n_failed_starts - 1).min(START_PAUSE_MAX);
             slot.start_at = Some(now + pause);
         } else {
-            self.commands.push_back(Command::Spawn(successor));
+            self.spawn(now, successor);
+        }
+    }
+
+    /// Starts a process unless its slot has no device left (`SUPERVISOR-9`).
+    fn spawn(&mut self, now: Instant, worker: Worker) {
+        if self.devices.replace(worker.member.slot) {
+            self.commands.push_back(Command::Spawn(worker));
+            return;
+        }
+        if let Some(slot) = self.slot(worker) {
+            slot.gone = true;
+        }
+        let is_lost = |slot: &&Slot| self.devices.fault_of(slot.worker.member.slot).is_some() && slot.gone;
+        let n_left = self.slots.len() - self.slots.iter().filter(is_lost).count();
+        if n_left < self.n_slots_min as usize {
+            let faults = self.devices.health().iter().filter(|device| device.fault.is_some());
+            let faults = faults.filter_map(DeviceHealth::complaint).collect();
+            self.abandon(now, Abandonment::NoDevices(faults));
+        }
+    }
+
+    /// `SUPERVISOR-10`
+    fn abandon(&mut self, now: Instant, why: Abandonment) {
+        if self.leaving.is_none() {
+            self.abandons = Some(why);
+            self.draining = true;
+            self.kill_all(now);
         }
     }
 
@@ -320,7 +426,7 @@ impl Supervisor {
         self.report(now);
         if self.slots.is_empty() {
             self.leaving = Some(Leaving::Gone);
-            self.commands.push_back(Command::Shutdown);
+            self.commands.push_back(self.abandons.take().map_or(Command::Shutdown, Command::Abandon));
         }
     }
 
@@ -335,7 +441,8 @@ impl Supervisor {
         let members = self.slots.iter_mut().filter_map(|slot| {
             let (status_report, heard) = slot.status_report.as_ref()?;
             slot.hangs = !slot.gone && now >= *heard + suspicion;
-            Some(MemberReport { hangs: slot.hangs, ..status_report.clone() })
+            let device = self.devices.of(slot.worker.member.slot);
+            Some(MemberReport { hangs: slot.hangs, device, ..status_report.clone() })
         });
         let members = members.collect();
         let report = Report {
@@ -345,6 +452,7 @@ impl Supervisor {
             number: self.number,
             desired_state: self.desired_state_id(),
             draining: self.draining,
+            devices: self.devices.health().to_vec(),
             n_failed_starts: self.slots.iter().map(|slot| slot.n_failed_starts).max().unwrap_or_default(),
             members,
         };
@@ -362,10 +470,13 @@ impl Slot {
             gone: false,
             n_failed_starts: 0,
             start_at: None,
+            kill_at: None,
         }
     }
 }
 
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -374,15 +485,15 @@ mod tests {
     use crate::elastic::shadow::Shard;
     use std::time::Duration;
 
-    fn drain(supervisor: &mut Supervisor) -> Vec<Command> {
+    pub(super) fn drain(supervisor: &mut Supervisor) -> Vec<Command> {
         std::iter::from_fn(|| supervisor.poll_command()).collect()
     }
 
-    fn reports(commands: Vec<Command>) -> Vec<Report> {
+    pub(super) fn reports(commands: Vec<Command>) -> Vec<Report> {
         commands.into_iter().filter_map(|c| if let Command::Send(report) = c { Some(report) } else { None }).collect()
     }
 
-    fn started(now: Instant) -> (Supervisor, Worker, MemberReport) {
+    pub(super) fn started(now: Instant) -> (Supervisor, Worker, MemberReport) {
         let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
         let commands = drain(&mut supervisor);
         let [Command::Spawn(worker)] = commands[..] else { panic!("{commands:?}") };
@@ -392,10 +503,18 @@ mod tests {
         (supervisor, worker, status_report)
     }
 
-    fn stop(term: u64, generation: u64, evict: Vec<Worker>) -> DesiredState {
+    pub(super) fn stop(term: u64, generation: u64, evict: Vec<Worker>) -> DesiredState {
         let id =
             DesiredStateId { term: Term(term), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
-        DesiredState { job: JobId(1), id, world_plan: None, evict, requests: Requests::default(), release: None }
+        DesiredState {
+            job: JobId(1),
+            id,
+            world_plan: None,
+            evict,
+            requests: Requests::default(),
+            release: None,
+            refused: None,
+        }
     }
 
     // SUPERVISOR-1, SUPERVISOR-3

@@ -1,6 +1,7 @@
 //! Validation of messages beyond the types of their fields. The state machines index by message fields, so a
 //! contradictory message is rejected where it is decoded.
 
+use super::devices::{DEVICES_MAX, DeviceHealth, TEXT_LEN_MAX};
 use super::identity::{Generation, NodeId, Worker};
 use super::message::{CatchUp, DesiredState, MemberReport, Record, Report, Stage, WorldPlan};
 use super::recovery::Transfer;
@@ -70,6 +71,22 @@ pub enum InvalidMessage {
         /// Its value.
         found: u64,
     },
+    /// A node with more devices than a machine can have.
+    #[error("found {0} devices of a node, expected at most {DEVICES_MAX}")]
+    Devices(usize),
+    /// A text of a device that is too long.
+    #[error("found {0} bytes of text about a device, expected at most {TEXT_LEN_MAX}")]
+    DeviceText(usize),
+    /// A worker on a device that its node does not have.
+    #[error("{worker} uses device {found} of {n_devices}")]
+    NoSuchDevice {
+        /// The worker.
+        worker: Worker,
+        /// Its device.
+        found: u32,
+        /// Number of devices of its node.
+        n_devices: usize,
+    },
 }
 
 impl Report {
@@ -80,13 +97,29 @@ impl Report {
     pub fn check(&self) -> Result<(), InvalidMessage> {
         counted("boot", self.boot.0)?;
         counted("number of a report", self.number)?;
+        let n_devices = self.devices.len();
+        if n_devices > DEVICES_MAX {
+            return Err(InvalidMessage::Devices(n_devices));
+        }
+        self.devices.iter().try_for_each(DeviceHealth::check)?;
         for member in &self.members {
             if member.worker.member.node != self.node {
                 return Err(InvalidMessage::Foreign { node: self.node, found: member.worker });
             }
+            if let Some(found) = member.device.filter(|device| *device as usize >= n_devices) {
+                return Err(InvalidMessage::NoSuchDevice { worker: member.worker, found, n_devices });
+            }
             member.check()?;
         }
         Ok(())
+    }
+}
+
+impl DeviceHealth {
+    fn check(&self) -> Result<(), InvalidMessage> {
+        let optional = [&self.slowed_by, &self.event, &self.fault].into_iter().flatten();
+        let longest = optional.chain([&self.id, &self.name]).map(String::len).max().unwrap_or_default();
+        if longest <= TEXT_LEN_MAX { Ok(()) } else { Err(InvalidMessage::DeviceText(longest)) }
     }
 }
 
@@ -242,7 +275,8 @@ mod tests {
         let status_report = Member::new(Default::default(), of, None, Schedule::default()).report();
         let (node, members) = (NodeId(0), vec![MemberReport { holds, ..status_report }]);
         let (job, boot, desired_state) = Default::default();
-        Report { job, node, boot, number: 1, desired_state, draining: false, n_failed_starts: 0, members }
+        let devices = vec![];
+        Report { job, node, boot, number: 1, desired_state, draining: false, n_failed_starts: 0, devices, members }
     }
 
     fn desired_state(change: impl FnOnce(&mut WorldPlan)) -> DesiredState {
@@ -266,7 +300,15 @@ mod tests {
         change(&mut world_plan);
         let (job, requests) = Default::default();
         let id = DesiredStateId { generation: Generation(1), stage: Stage::Form, ..DesiredStateId::default() };
-        DesiredState { job, id, world_plan: Some(Arc::new(world_plan)), evict: vec![], requests, release: None }
+        DesiredState {
+            job,
+            id,
+            world_plan: Some(Arc::new(world_plan)),
+            evict: vec![],
+            requests,
+            release: None,
+            refused: None,
+        }
     }
 
     #[test]
@@ -281,6 +323,19 @@ mod tests {
             let shard = Shard { part, cut, ..SHARD };
             assert_eq!(report(worker(0), vec![shard]).check(), Err(InvalidMessage::Shard(shard)));
         }
+        let on_device = |device| {
+            let mut on_device = report(worker(0), vec![]);
+            on_device.members[0].device = Some(device);
+            on_device.devices = vec![DeviceHealth::default()];
+            on_device
+        };
+        assert_eq!(on_device(0).check(), Ok(()));
+        assert!(matches!(on_device(1).check(), Err(InvalidMessage::NoSuchDevice { n_devices: 1, .. })));
+        let mut wordy = on_device(0);
+        wordy.devices[0].event = Some("x".repeat(TEXT_LEN_MAX + 1));
+        assert_eq!(wordy.check(), Err(InvalidMessage::DeviceText(TEXT_LEN_MAX + 1)));
+        let many = Report { devices: vec![DeviceHealth::default(); DEVICES_MAX + 1], ..on_device(0) };
+        assert_eq!(many.check(), Err(InvalidMessage::Devices(DEVICES_MAX + 1)));
         let late = Report { number: u64::MAX, ..report(worker(0), vec![]) };
         assert!(matches!(late.check(), Err(InvalidMessage::Counter { what: "number of a report", .. })));
     }

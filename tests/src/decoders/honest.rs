@@ -2,6 +2,7 @@
 
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::coordinator::{Command, Coordinator};
+use phalanx_strategies::elastic::devices::{DeviceHealth, Devices};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::member::{self, Member, Schedule};
 use phalanx_strategies::elastic::mesh_choice::{INCIDENTS_MAX, Policy};
@@ -35,6 +36,7 @@ pub(super) fn policy() -> Policy {
         evict_stragglers: true,
         shadows: true,
         incidents_max: INCIDENTS_MAX,
+        one_model: false,
         state_bytes: 0,
         rest_bytes_max: 0,
     }
@@ -54,15 +56,26 @@ struct Job {
 pub(super) fn job() -> Messages {
     let now = Instant::now();
     let coordinator = Coordinator::new(now, JOB, Term(1), Record::default(), policy(), Timing::default());
-    let node = |id| (NodeId(id), Supervisor::new(now, JOB, NodeId(id), Incarnation(1_000), 1, Timing::default()));
+    let health = |i| DeviceHealth { id: format!("GPU-{i}"), name: "G".to_owned(), ..DeviceHealth::default() };
+    let node = |id| {
+        let supervisor = Supervisor::new(now, JOB, NodeId(id), Incarnation(1_000), 1, Timing::default());
+        // The last node differs from the others and is refused.
+        let n_devices = if id < 3 { 2 } else { 0 };
+        (NodeId(id), supervisor.with_devices(Devices::new((0..n_devices).map(health).collect(), 1), 1))
+    };
     let status = coordinator.status(now);
     let messages = Messages { reports: vec![], desired_states: vec![], records: vec![], status };
-    let (nodes, members) = ((0..3).map(node).collect(), BTreeMap::new());
+    let (nodes, members) = ((0..4).map(node).collect(), BTreeMap::new());
     let mut job = Job { now, coordinator, nodes, members, votes: VecDeque::new(), messages };
     for tick in 0..400 {
         if tick == 40 {
             job.nodes.remove(&NodeId(1));
             job.members.retain(|worker, _| worker.member.node != NodeId(1));
+        }
+        if tick == 10
+            && let Some(supervisor) = job.nodes.get_mut(&NodeId(2))
+        {
+            supervisor.handle_health(job.now, vec![DeviceHealth { fault: Some("Xid 79".to_owned()), ..health(0) }]);
         }
         job.tick();
     }
@@ -105,6 +118,7 @@ impl Job {
                     self.coordinator.handle_persisted(self.now, true);
                 }
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
+                Command::Refused(..) | Command::Mixed(..) => {}
             }
         }
         for supervisor in self.nodes.values_mut() {
@@ -122,7 +136,7 @@ impl Job {
                     supervisor::Command::Tell(worker, desired_state) => {
                         self.members.get_mut(&worker).map(|member| member.handle_desired_state(&desired_state));
                     }
-                    supervisor::Command::Kill(_) | supervisor::Command::Shutdown => {}
+                    supervisor::Command::Kill(_) | supervisor::Command::Shutdown | supervisor::Command::Abandon(_) => {}
                 }
             }
         }

@@ -181,6 +181,7 @@ pub(crate) fn report(credential: &Credential, number: u64) -> Report {
         desired_state: DesiredStateId::default(),
         draining: false,
         n_failed_starts: 0,
+        devices: vec![],
         members: Vec::new(),
     }
 }
@@ -188,7 +189,8 @@ pub(crate) fn report(credential: &Credential, number: u64) -> Report {
 /// A desired state, identified by its generation.
 pub(crate) fn desired_state(generation: u64) -> DesiredState {
     let id = DesiredStateId { term: Term(1), generation: Generation(generation), stage: Stage::Stop, revision: 0 };
-    DesiredState { job: JOB, id, world_plan: None, evict: Vec::new(), requests: Requests::default(), release: None }
+    let (evict, requests) = Default::default();
+    DesiredState { job: JOB, id, world_plan: None, evict, requests, release: None, refused: None }
 }
 
 pub(crate) fn next_desired_state(desired_states: &mut Receiver<DesiredState>) -> DesiredState {

@@ -52,6 +52,7 @@ fn heartbeat_too_long_for_a_datagram_is_sent_as_a_stream() {
         worker: Worker { member: MemberId { node, slot }, incarnation: boot },
         pid: None,
         address: None,
+        device: None,
         hangs: false,
         generation: Generation(1),
         phase: MemberPhase::Running,

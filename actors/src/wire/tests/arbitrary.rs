@@ -1,9 +1,11 @@
 //! Arbitrary consistent reports and desired states (`WIRE-4`), for the property tests.
 
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
+use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{
-    Broken, CatchUp, DesiredState, DesiredStateId, MemberPhase, MemberReport, Report, Requests, Stage, WorldPlan,
+    Broken, CatchUp, DesiredState, DesiredStateId, MemberPhase, MemberReport, Refusal, Report, Requests, Stage,
+    WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
@@ -102,6 +104,7 @@ fn member() -> impl Strategy<Value = MemberReport> {
                 worker,
                 pid,
                 address,
+                device: None,
                 hangs,
                 generation: Generation(generation),
                 phase: at.0,
@@ -117,13 +120,36 @@ fn member() -> impl Strategy<Value = MemberReport> {
     )
 }
 
+fn device() -> impl Strategy<Value = DeviceHealth> {
+    let text = || ".{0,20}";
+    let amounts = (any::<u64>(), any::<u64>(), option::of(any::<u32>()), option::of(any::<u64>()));
+    let texts = (option::of(text()), option::of(text()), option::of(text()));
+    (text(), text(), amounts, texts).prop_map(
+        |(id, name, (used_bytes, total_bytes, celsius, n_uncorrected), (slowed_by, event, fault))| DeviceHealth {
+            id,
+            name,
+            used_bytes,
+            total_bytes,
+            celsius,
+            slowed_by,
+            n_uncorrected,
+            event,
+            fault,
+        },
+    )
+}
+
 pub(super) fn report() -> impl Strategy<Value = Report> {
     let who = (any::<u64>(), any::<u32>(), counter(), counter());
-    (who, desired_state_id(), any::<bool>(), any::<u32>(), vec(member(), 0..5)).prop_map(
-        |((job, node, boot, number), desired_state, draining, n_failed_starts, mut members)| {
-            members.iter_mut().for_each(|member| member.worker.member.node = NodeId(node));
+    let parts = (vec(device(), 0..3), vec(member(), 0..5));
+    (who, desired_state_id(), any::<bool>(), any::<u32>(), parts).prop_map(
+        |((job, node, boot, number), desired_state, draining, n_failed_starts, (devices, mut members))| {
+            for (i, member) in members.iter_mut().enumerate() {
+                member.worker.member.node = NodeId(node);
+                member.device = (i < devices.len()).then_some(i as u32);
+            }
             let (job, node, boot) = (JobId(job), NodeId(node), Incarnation(boot));
-            Report { job, node, boot, number, desired_state, draining, n_failed_starts, members }
+            Report { job, node, boot, number, desired_state, draining, n_failed_starts, devices, members }
         },
     )
 }
@@ -184,11 +210,13 @@ pub(super) fn desired_state() -> impl Strategy<Value = DesiredState> {
         pause: Generation(pause),
     });
     let release = option::of(any::<u64>().prop_map(Incarnation));
-    (any::<u64>(), desired_state_id(), option::of(world_plan()), vec(worker(), 0..4), requests, release).prop_map(
-        |(job, id, world_plan, evict, requests, release)| {
+    let refusal = (any::<u64>(), ".{0,20}").prop_map(|(boot, reason)| Refusal { boot: Incarnation(boot), reason });
+    let leaves = (release, option::of(refusal));
+    (any::<u64>(), desired_state_id(), option::of(world_plan()), vec(worker(), 0..4), requests, leaves).prop_map(
+        |(job, id, world_plan, evict, requests, (release, refused))| {
             let of_world = |world_plan| Arc::new(WorldPlan { generation: id.generation, ..world_plan });
             let world_plan = world_plan.filter(|_| matches!(id.stage, Stage::Form | Stage::Run)).map(of_world);
-            DesiredState { job: JobId(job), id, world_plan, evict, requests, release }
+            DesiredState { job: JobId(job), id, world_plan, evict, requests, release, refused }
         },
     )
 }

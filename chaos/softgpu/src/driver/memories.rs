@@ -38,7 +38,7 @@ pub extern "C" fn cuMemFree_v2(at: u64) -> Code {
 pub extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
     call_in_context(|device| {
         put(total, memory::total())?;
-        put(free, memory::total().saturating_sub(memory::used(device)))
+        put(free, memory::total().saturating_sub(memory::used(device) + memory::taken()))
     })
 }
 

@@ -76,7 +76,7 @@ pub fn alloc(bytes: usize, kind: Kind) -> Result<usize, Code> {
     let mut pieces = pieces();
     if let Kind::Device(device) = kind {
         let used = pieces.used.entry(device).or_default();
-        if bytes > total() - (*used).min(total()) {
+        if bytes > total().saturating_sub(*used + taken()) {
             return Err(OUT_OF_MEMORY);
         }
         *used += bytes;
@@ -153,6 +153,11 @@ pub fn unregister(start: usize) -> Result<(), Code> {
 /// Bytes of memory of each device.
 pub fn total() -> usize {
     settings::number("SOFTGPU_MEMORY") as usize
+}
+
+/// Bytes of each device that other processes have taken.
+pub fn taken() -> usize {
+    settings::number("SOFTGPU_TAKEN") as usize
 }
 
 /// Bytes allocated on a device.

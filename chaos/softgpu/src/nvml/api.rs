@@ -92,12 +92,6 @@ fn device_of(handle: P) -> Result<u32, Code> {
     i32::try_from(offset / 0x10).ok().and_then(|d| device::check(d).ok()).ok_or(INVALID_ARGUMENT)
 }
 
-/// `GPU-` and the UUID in hexadecimal, in groups.
-fn uuid(device: u32) -> String {
-    let hex: String = device::uuid(device).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 fn copied<const N: usize>(text: &str) -> [u8; N] {
     std::array::from_fn(|i| text.as_bytes().get(i).copied().filter(|_| i + 1 < N).unwrap_or(0))
 }
@@ -172,7 +166,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(wanted: *const c_char, at: *m
         }
         // SAFETY: the caller's contract.
         let wanted = unsafe { CStr::from_ptr(wanted) }.to_string_lossy();
-        let found = (0..device::visible().len() as u32).find(|device| uuid(*device) == wanted);
+        let found = (0..device::visible().len() as u32).find(|device| device::uuid_name(*device) == wanted);
         put(at, handle(found.ok_or(NOT_FOUND)?))
     })
 }
@@ -189,13 +183,13 @@ pub extern "C" fn nvmlDeviceGetName(of: P, at: *mut c_char, length: c_uint) -> C
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetUUID(of: P, at: *mut c_char, length: c_uint) -> Code {
-    call(|| put_text(at, length, &uuid(device_of(of)?)))
+    call(|| put_text(at, length, &device::uuid_name(device_of(of)?)))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetMemoryInfo(of: P, at: *mut Memory) -> Code {
     call(|| {
-        let used = memory::used(device_of(of)?) as u64 + RESERVED_BYTES;
+        let used = (memory::used(device_of(of)?) + memory::taken()) as u64 + RESERVED_BYTES;
         let total = memory::total() as u64 + RESERVED_BYTES;
         put(at, Memory { total, free: total.saturating_sub(used), used })
     })
@@ -242,6 +236,52 @@ pub extern "C" fn nvmlDeviceGetMemoryErrorCounter(
         return nvmlDeviceGetTotalEccErrors(of, kind, counter, at);
     }
     call(|| device_of(of).and_then(|_| if (0..8).contains(&location) { put(at, 0) } else { Err(NOT_SUPPORTED) }))
+}
+
+#[repr(C)]
+pub struct ProcessInfo {
+    pid: c_uint,
+    used: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetComputeMode(of: P, at: *mut c_uint) -> Code {
+    call(|| device_of(of).and_then(|_| put(at, settings::foreign("SOFTGPU_NVML_COMPUTE_MODE", 0) as c_uint)))
+}
+
+/// The planted processes. `count` holds the room for them, then their number.
+///
+/// # Safety
+/// `count` points to the number of places at `at`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    of: P,
+    count: *mut c_uint,
+    at: *mut ProcessInfo,
+) -> Code {
+    call(|| {
+        device_of(of)?;
+        let text = settings::text("SOFTGPU_NVML_PROCESSES");
+        let parsed = text.split(',').filter_map(|one| one.split_once(':'));
+        let parsed: Vec<(c_uint, u64)> =
+            parsed.filter_map(|(pid, bytes)| Some((pid.parse().ok()?, bytes.parse().ok()?))).collect();
+        if count.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: the caller's contract.
+        let room = unsafe { *count } as usize;
+        put(count, parsed.len() as c_uint)?;
+        if parsed.len() > room {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        for (i, (pid, used)) in parsed.into_iter().enumerate() {
+            let none = c_uint::MAX;
+            put(at.wrapping_add(i), ProcessInfo { pid, used, gpu_instance: none, compute_instance: none })?;
+        }
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]

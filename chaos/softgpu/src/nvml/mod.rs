@@ -8,6 +8,8 @@
 //! | `SOFTGPU_NVML_XID_FILE` | a file of lines `<code> <device>`; each line that is added is an event, in every process |
 //! | `SOFTGPU_NVML_CLOCKS` | the reasons for which clocks are lowered; 0 |
 //! | `SOFTGPU_NVML_ECC` | uncorrected memory errors of each device; 0 |
+//! | `SOFTGPU_NVML_COMPUTE_MODE` | the mode of each device: 3 is exclusive to one process; 0 |
+//! | `SOFTGPU_NVML_PROCESSES` | processes on each device: `<pid>:<bytes>`, several separated by commas |
 //! | `SOFTGPU_NVML_INIT_CODE` | what `nvmlInit_v2` returns; 0 |
 
 mod api;

@@ -20,6 +20,8 @@ functions! {
         fn cuDeviceGetName(*mut c_char, c_int, CUdevice) -> Code;
         fn cuDeviceGetAttribute(*mut c_int, c_uint, CUdevice) -> Code;
         fn cuDeviceTotalMem_v2(*mut usize, CUdevice) -> Code;
+        fn cuDeviceGetUuid(*mut [u8; 16], CUdevice) -> Code;
+        fn cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice) -> Code;
         fn cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> Code;
         fn cuCtxSetCurrent(CUcontext) -> Code;
         fn cuMemGetInfo_v2(*mut usize, *mut usize) -> Code;
@@ -50,6 +52,10 @@ functions! {
         fn cuStreamWaitEvent(CUstream, CUevent, c_uint) -> Code;
         fn cuEventElapsedTime(*mut f32, CUevent, CUevent) -> Code;
         fn cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint) -> Code;
+    }
+    optional {
+        // The UUID of a part of a GPU (MIG), where the process uses one.
+        fn cuDeviceGetUuid_v2(*mut [u8; 16], CUdevice) -> Code;
     }
 }
 

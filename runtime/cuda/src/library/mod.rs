@@ -7,12 +7,14 @@ mod binding;
 mod blas;
 mod driver;
 pub(crate) mod nccl;
+pub(crate) mod nvml;
 mod nvrtc;
 mod search;
 
 pub(crate) use blas::Blas;
 pub(crate) use driver::Driver;
 pub(crate) use nccl::Nccl;
+pub(crate) use nvml::Nvml;
 pub(crate) use nvrtc::Nvrtc;
 pub use search::Search;
 
@@ -39,6 +41,14 @@ pub enum LibraryError {
         /// The loader's reason.
         reason: String,
     },
+    /// The library cannot be initialised.
+    #[error("cannot initialise {}: {reason}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// The library's reason.
+        reason: String,
+    },
     /// The library lacks a function.
     #[error("{} has no function {symbol}: it is too old", path.display())]
     Symbol {
@@ -63,12 +73,35 @@ pub(crate) struct Libraries {
 }
 
 impl Nccl {
+    /// Its file.
+    ///
+    /// # Errors
+    /// [`LibraryError::Missing`].
+    pub(crate) fn locate(search: &Search) -> Result<PathBuf, LibraryError> {
+        search.nccl()
+    }
+
     /// Loads NCCL, which is large and not needed by a rank alone.
     ///
     /// # Errors
     /// See [`LibraryError`].
     pub(crate) fn find(search: &Search) -> Result<&'static Nccl, LibraryError> {
         Nccl::load(search.nccl()?)
+    }
+}
+
+impl Nvml {
+    /// Loads and initialises NVML, which comes with the driver.
+    ///
+    /// # Errors
+    /// See [`LibraryError`].
+    pub(crate) fn find(search: &Search) -> Result<&'static Nvml, LibraryError> {
+        let nvml = Nvml::load(search.nvml()?)?;
+        // SAFETY: no preconditions; the library stays initialised until the process ends.
+        match unsafe { (nvml.nvmlInit_v2)() } {
+            0 => Ok(nvml),
+            code => Err(LibraryError::Unusable { path: nvml.path.clone(), reason: nvml.text(code) }),
+        }
     }
 }
 

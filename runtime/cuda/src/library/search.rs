@@ -57,6 +57,12 @@ impl Search {
         find("the NVIDIA driver", &["libcuda.so.1"], folders)
     }
 
+    /// Part of the driver.
+    pub(super) fn nvml(&self) -> Result<PathBuf, LibraryError> {
+        let folders = self.named.iter().cloned().chain(system()).collect();
+        find("NVML", &["libnvidia-ml.so.1"], folders)
+    }
+
     pub(super) fn nvrtc(&self) -> Result<PathBuf, LibraryError> {
         self.find("NVRTC", &["libnvrtc.so.13", "libnvrtc.so.12"], &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"])
     }

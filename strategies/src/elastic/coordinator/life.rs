@@ -49,12 +49,12 @@ impl Coordinator {
         while let Some(change) = self.membership.poll_change() {
             is_news = true;
             match change {
-                Change::Lost { worker, cause, healthy } => {
+                Change::Lost { worker, cause, complaint, healthy } => {
                     if let Phase::Stopping { waiting, .. } = &mut self.phase {
                         waiting.remove(&worker);
                     }
                     if self.is_needed(worker) {
-                        self.trouble(cause, healthy);
+                        self.trouble_because(Trouble { cause, detail: complaint, healthy });
                     }
                 }
                 Change::Drains(node) if !self.rests() && self.takes_part(node) => {
@@ -148,7 +148,9 @@ impl Coordinator {
 
     /// Takes every step that needs no further event.
     pub(super) fn advance(&mut self, now: Instant) {
-        while self.writing.is_none() && (self.write_ending() || self.write_asked() || self.advance_once(now)) {}
+        while self.writing.is_none()
+            && (self.write_ending() || self.write_compute() || self.write_asked() || self.advance_once(now))
+        {}
     }
 
     fn advance_once(&mut self, now: Instant) -> bool {

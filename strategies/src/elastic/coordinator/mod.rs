@@ -20,9 +20,10 @@
 //!   crashes in a row. The ending is durable, with its first reason, before it is announced.
 //! - `COORDINATOR-8` If too few members would stay for any world, the leaving members first make the state durable, so
 //!   that no committed step is lost with them.
-//! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`.
+//! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`.
 
 mod change;
+mod compute;
 mod ending;
 mod life;
 mod next_world;
@@ -33,11 +34,11 @@ pub mod status;
 mod tests;
 mod watch;
 
-use super::identity::{JobId, NodeId, Stale, Term, Worker};
+use super::identity::{Incarnation, JobId, NodeId, Stale, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Timeline, Why};
 use super::membership::Membership;
 use super::mesh_choice::Policy;
-use super::message::{DesiredState, DesiredStateId, Ending, Record, Report, Stage};
+use super::message::{Compute, DesiredState, DesiredStateId, Ending, Record, Report, Stage};
 use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
 use super::straggler::Relieved;
@@ -64,6 +65,10 @@ pub enum Command {
     Saved(Checkpoint),
     /// The job is over, and that is durable; nodes are being notified until [`Coordinator::all_notified`].
     Ended(Ending),
+    /// A node is refused, for this reason.
+    Refused(NodeId, String),
+    /// A node takes part although its devices differ from those of the others, as the text says.
+    Mixed(NodeId, String),
 }
 
 /// Largest number of incidents that a coordinator remembers.
@@ -150,6 +155,10 @@ pub struct Coordinator {
     relieved: Relieved,
     /// Nodes that get no rank for now (`COORDINATOR-9`).
     left_out: BTreeSet<NodeId>,
+    /// What the ranks compute on, once a node has reported (`COORDINATOR-11`).
+    compute: Option<Compute>,
+    /// Nodes whose devices have been judged, by incarnation: `Command::Refused` and `Command::Mixed` are given once.
+    judged: BTreeMap<NodeId, Incarnation>,
     incident: Option<Incident>,
     manifests: Manifests,
     complete: Option<Checkpoint>,
@@ -178,6 +187,8 @@ impl Coordinator {
             membership: Membership::new(now, timing),
             phase: Phase::TakingOver { unheard: &assignments | &catching_up, until: now + timing.takeover_grace },
             incident: record.cause.map(|cause| Incident::new(now, now, cause)),
+            compute: record.compute.clone(),
+            judged: BTreeMap::new(),
             record: Record { term, ..record },
             writing: None,
             assignments,
@@ -220,6 +231,9 @@ impl Coordinator {
             return Err(Stale::Job { found: report.job, have: self.job });
         }
         self.handle_timeout(now);
+        if self.refuses(report) {
+            return Ok(());
+        }
         self.membership.handle_report(now, report)?;
         self.take_news(now);
         self.find_dead_ranks(now, report.node);
@@ -343,8 +357,15 @@ impl Coordinator {
         let world_plan = self.record.world_plan.clone().filter(|_| has_world);
         let requests = self.record.requests;
         let release = self.membership.boot(node).filter(|_| self.releases(node));
-        let desired_state =
-            DesiredState { job: self.job, id, world_plan, evict: self.membership.evictions(node), requests, release };
+        let desired_state = DesiredState {
+            job: self.job,
+            id,
+            world_plan,
+            evict: self.membership.evictions(node),
+            requests,
+            release,
+            refused: None,
+        };
         self.commands.push_back(Command::Send(node, desired_state));
     }
 
@@ -359,6 +380,7 @@ impl Coordinator {
     }
 
     fn write(&mut self, record: Record, purpose: Purpose) {
+        let record = Record { compute: self.compute.clone(), ..record };
         self.commands.push_back(Command::Persist(record.clone()));
         self.writing = Some((record, purpose));
     }

@@ -1,5 +1,6 @@
 //! The job's status as a value, for the CLI and for JSON.
 
+use super::super::devices::DeviceHealth;
 use super::super::identity::{Generation, Incarnation, MemberId, NodeId, Step, Term, Worker};
 use super::super::incident::Timeline;
 use super::super::message::{Ending, MemberPhase, MemberReport, Requests};
@@ -54,6 +55,8 @@ pub struct NodeStatus {
     pub left_out: bool,
     /// Milliseconds since its last report.
     pub heard_ago_ms: u64,
+    /// Its devices, also those that no rank uses.
+    pub devices: Vec<DeviceHealth>,
     /// Its workers.
     pub ranks: Vec<RankStatus>,
 }
@@ -73,6 +76,8 @@ pub struct RankStatus {
     pub pid: Option<u32>,
     /// Address at which peers reach its tensors.
     pub address: Option<SocketAddr>,
+    /// Its device among those of its node, if the node has any.
+    pub device: Option<u32>,
     /// The latest generation announced to it.
     pub generation: Generation,
     /// Phase of the member.
@@ -143,6 +148,7 @@ impl Coordinator {
             draining: self.drains(node),
             left_out: self.left_out.contains(&node),
             heard_ago_ms: now.saturating_duration_since(heard).as_millis() as u64,
+            devices: self.membership.devices(node).to_vec(),
             ranks: self.membership.members(node).map(worker).collect(),
         }
     }
@@ -162,6 +168,7 @@ fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>)
         coordinate,
         pid: member.pid,
         address: member.address,
+        device: member.device,
         generation: member.generation,
         phase: member.phase,
         entered: member.entered,

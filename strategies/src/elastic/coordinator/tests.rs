@@ -1,10 +1,12 @@
 //! Tests of the composition: a coordinator, supervisors and members, connected without delay or loss. The simulator of
 //! `phalanx-chaos` covers delays, losses and deaths.
 
+mod devices;
 mod growth;
 
 use super::*;
 use crate::elastic::commit::Version;
+use crate::elastic::devices::{DeviceHealth, Devices};
 use crate::elastic::identity::{Generation, Incarnation, MemberId, Step, Worker};
 use crate::elastic::member::{self, Member, Schedule};
 use crate::elastic::mesh_choice::INCIDENTS_MAX;
@@ -32,6 +34,9 @@ struct Job {
     /// The last step for which all members have voted.
     committed: Step,
     ended: Option<Ending>,
+    /// Nodes that were refused, and nodes with other devices.
+    refused: Vec<(NodeId, String)>,
+    mixed: Vec<(NodeId, String)>,
     /// Node whose processes die when they start to compute.
     crashing: Option<NodeId>,
     /// Whether state transfers never finish.
@@ -60,6 +65,7 @@ fn policy(wanted: Mesh) -> Policy {
         evict_stragglers: true,
         shadows: true,
         incidents_max: INCIDENTS_MAX,
+        one_model: false,
         state_bytes: 1_000,
         rest_bytes_max: 1_000,
     }
@@ -86,6 +92,8 @@ impl Job {
             saved: vec![],
             committed: Step(0),
             ended: None,
+            refused: vec![],
+            mixed: vec![],
             crashing: None,
             stuck: false,
             failed_starts: false,
@@ -162,6 +170,8 @@ impl Job {
                 }
                 Command::Persist(_) => self.coordinator.handle_persisted(self.now, true),
                 Command::Ended(ending) => self.ended = Some(ending),
+                Command::Refused(node, reason) => self.refused.push((node, reason)),
+                Command::Mixed(node, text) => self.mixed.push((node, text)),
                 Command::Resumed(_) | Command::Saved(_) => {}
             }
         }
@@ -200,7 +210,7 @@ impl Job {
                     let _ = member.handle_desired_state(&desired_state);
                 }
             }
-            supervisor::Command::Shutdown => drop(self.nodes.remove(&id)),
+            supervisor::Command::Shutdown | supervisor::Command::Abandon(_) => drop(self.nodes.remove(&id)),
         }
     }
 

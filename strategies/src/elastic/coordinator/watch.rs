@@ -72,7 +72,10 @@ impl Coordinator {
                 for (worker, since) in &found.culprits {
                     self.membership.evict(*worker);
                     let cause = Cause { culprit: Culprit::Worker(*worker), why: Why::Straggles };
-                    self.trouble_because(found.trouble(now, cause, *since));
+                    let trouble = found.trouble(now, cause, *since);
+                    let complaint = self.membership.complaint(*worker);
+                    let detail = trouble.detail.map(|detail| with_complaint(detail, complaint));
+                    self.trouble_because(Trouble { detail, ..trouble });
                 }
             }
             (1, _) if !self.policy.evict_stragglers => {}
@@ -100,11 +103,13 @@ impl Coordinator {
         let Some((worker, own, others)) = slow.filter(|_| has_spare && self.policy.evict_stragglers) else { return };
         let Some(rank) = world_plan.rank_of(worker) else { return };
         if self.relieved.relieve(&world_plan.mesh, rank, worker.member) {
+            let complaint = self.membership.complaint(worker);
             self.membership.evict(worker);
             let cause = Cause { culprit: Culprit::Worker(worker), why: Why::Straggles };
             let detail =
                 format!("it computed in {own} of {N_OBSERVATIONS} observations, no other rank in more than {others}");
-            self.trouble_because(Trouble { cause, detail: Some(detail), healthy: now });
+            let detail = Some(with_complaint(detail, complaint));
+            self.trouble_because(Trouble { cause, detail, healthy: now });
         }
     }
 
@@ -148,6 +153,11 @@ impl Coordinator {
         // After the commit of the last step, a member has only files left to write.
         paused.filter(|_| member.phase <= MemberPhase::Running)
     }
+}
+
+/// Adds what the driver of the culprit's device complains about.
+fn with_complaint(detail: String, complaint: Option<String>) -> String {
+    complaint.map_or(detail.clone(), |complaint| format!("{detail}; {complaint}"))
 }
 
 impl Standstill {
