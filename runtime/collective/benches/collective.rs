@@ -7,7 +7,7 @@
 //! criterion benchmark: the ranks are processes, which must agree on the number of calls in advance.
 #![allow(unsafe_code)] // Tensors in an arena are raw memory.
 
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use phalanx_collective::shm::passing::{receive_world, send_world};
 use phalanx_collective::shm::world::{ShmRank, ShmWorld};
 use phalanx_collective::tcp::collective::TcpRank;
 use phalanx_collective::tcp::connect::TcpConfig;
+use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::world::{World, WorldId};
 use phalanx_device::{
     Collective, CollectiveError, Element, Operand, Operation, OperationKind, RawBuffer, SliceOperations,
@@ -62,9 +63,10 @@ fn main() -> anyhow::Result<()> {
 
 /// All ranks as threads that are connected over loopback.
 fn run_tcp(world: &World, sizes: &[u64]) -> anyhow::Result<()> {
-    let listeners = (0..world.n_ranks()).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
-    let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
-    let config = TcpConfig::new(b"benchmark".to_vec());
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listeners = (0..world.n_ranks()).map(|_| Listener::bind(any, b"benchmark")).collect::<Result<Vec<_>, _>>()?;
+    let addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
+    let config = TcpConfig::default();
     std::thread::scope(|scope| {
         let ranks = (0..).zip(&listeners).map(|(rank, listener)| {
             let (addresses, config) = (&addresses, &config);

@@ -35,6 +35,7 @@ use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::passing::receive_world;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_collective::tcp::connect::TcpConfig;
+use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_device::world::WorldId;
@@ -49,7 +50,7 @@ use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::sampler::Sampler;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ pub(crate) struct Device<'a> {
     pub(crate) extras: Vec<(String, Vec<u8>)>,
     pub(crate) n_threads: usize,
     pub(crate) fd_channel: UnixStream,
-    pub(crate) listener: TcpListener,
+    pub(crate) listener: Listener,
     pub(crate) tcp: TcpConfig,
     pub(crate) peak_flops: f64,
     pub(crate) start_from: Option<(u64, PathBuf)>,

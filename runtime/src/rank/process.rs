@@ -22,13 +22,14 @@ use crate::train::preparation::{extras, prepare_data};
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
 use phalanx_collective::tcp::connect::TcpConfig;
+use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::ThreadError;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
 use phalanx_strategies::sampler::Sampler;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -84,8 +85,8 @@ fn serve(
     let sampler = Sampler::new(config.output.seed, n_rows, batch_rows, config.data.shuffle)?;
     let bind = |source| JobError::Io { action: "listen at", path: "a port for other nodes".into(), source };
     let here = begin.listen.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let listener = TcpListener::bind(SocketAddr::new(here, 0)).map_err(bind)?;
-    let address = begin.listen.map(|_| listener.local_addr()).transpose().map_err(bind)?;
+    let listener = Listener::bind(SocketAddr::new(here, 0), &begin.secret).map_err(bind)?;
+    let address = begin.listen.map(|_| listener.local_addr());
     let schedule =
         Schedule { save_steps: config.output.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
     let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
@@ -166,8 +167,7 @@ fn begin(receiver: &mut FrameReceiver) -> Result<Begin, PeerError> {
 /// node, acts on it as soon as on a silent one.
 fn tcp_config(begin: &Begin) -> TcpConfig {
     let lost_after = begin.timing.detection_time.saturating_sub(begin.timing.heartbeat);
-    let config = TcpConfig::new(begin.secret.clone());
-    TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, ..config }
+    TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, ..TcpConfig::default() }
 }
 
 /// Passes desired states to the actor until the node closes the channel.

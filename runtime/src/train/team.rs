@@ -8,6 +8,7 @@ use phalanx_collective::hierarchical::collective::HierarchicalRank;
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_collective::tcp::connect::TcpConfig;
+use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::Device;
 use phalanx_device::group_handle::{GroupOwner, owned};
 use phalanx_device::groups::{GroupKey, Groups, group_keys, groups_of_world};
@@ -18,7 +19,7 @@ use phalanx_device::{Collective, CollectiveError, SliceOperations};
 use phalanx_strategies::elastic::progress::{At, Wait};
 use phalanx_strategies::mesh::{Axes, Axis, Coord, Mesh, MeshRank};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 /// Bytes of the longest text that a rank sends to all: a line of measurements, or its trace of a step.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
@@ -37,7 +38,7 @@ pub(crate) struct TeamPlan {
 /// How members of a world over several machines reach each other.
 #[derive(Debug)]
 pub(crate) struct Site<'a> {
-    pub(crate) listener: &'a TcpListener,
+    pub(crate) listener: &'a Listener,
     /// Addresses by member.
     pub(crate) addresses: &'a [SocketAddr],
     pub(crate) config: &'a TcpConfig,

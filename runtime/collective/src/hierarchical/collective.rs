@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use super::placement::Placement;
@@ -13,6 +13,7 @@ use crate::shm::collective::ShmCollectiveControl;
 use crate::shm::world::{ShmRank, ShmWorld};
 use crate::tcp::collective::{TcpCollective, TcpCollectiveControl, TcpRank};
 use crate::tcp::connect::TcpConfig;
+use crate::tcp::listener::Listener;
 use phalanx_device::communicator::Behind;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::check_on_host;
@@ -44,7 +45,7 @@ impl HierarchicalRank {
         placement: &Placement,
         rank: u32,
         shm: &ShmWorld,
-        listener: &TcpListener,
+        listener: &Listener,
         addresses: &[SocketAddr],
         config: &TcpConfig,
     ) -> Result<HierarchicalRank, CollectiveError> {

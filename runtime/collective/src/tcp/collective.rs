@@ -1,11 +1,12 @@
 //! One rank of a world over TCP, and its communicators.
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use super::connect::{TcpConfig, connect_all};
 use super::group::TcpGroup;
+use super::listener::Listener;
 use super::plane::TcpPlane;
 use crate::engine::{Engine, HasWakeup, lock};
 use crate::shm::control::Control;
@@ -56,7 +57,7 @@ impl TcpRank {
     pub fn join(
         world: &World,
         rank: u32,
-        listener: &TcpListener,
+        listener: &Listener,
         addresses: &[SocketAddr],
         config: &TcpConfig,
     ) -> Result<TcpRank, CollectiveError> {
@@ -69,7 +70,7 @@ impl TcpRank {
     pub(crate) fn join_with(
         world: &World,
         rank: u32,
-        listener: &TcpListener,
+        listener: &Listener,
         addresses: &[SocketAddr],
         config: &TcpConfig,
         (engine, wakeup, control): (Arc<Engine>, Arc<dyn HasWakeup>, Option<Arc<Control>>),

@@ -1,19 +1,19 @@
 //! The connections of a rank: it connects to lower ranks and accepts connections of higher ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::handshake::{self, Connection, key_of};
+use super::handshake::{self, Connection, JOINED};
+use super::listener::Listener;
 use crate::shm::control::Control;
 use phalanx_device::CollectiveError;
 use phalanx_device::world::World;
 
-/// How the ranks of a world connect and authenticate.
-#[derive(Clone)]
+/// How the ranks of a world connect.
+#[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Shared secret of all ranks of the job.
-    pub secret: Vec<u8>,
     /// Connections for tensors between two ranks, besides one for announcements. The same at all ranks. Default 2.
     pub sockets_per_pair: u32,
     /// Longest time that data may stay unacknowledged before a connection counts as lost. Default 5 s.
@@ -24,25 +24,18 @@ pub struct TcpConfig {
     pub join_max: Duration,
 }
 
-impl TcpConfig {
-    /// The defaults with this secret.
-    pub fn new(secret: Vec<u8>) -> TcpConfig {
+impl Default for TcpConfig {
+    fn default() -> TcpConfig {
         let (unanswered_max, join_max) = (Duration::from_secs(5), Duration::from_secs(30));
-        TcpConfig { secret, sockets_per_pair: 2, unacknowledged_max: unanswered_max, unanswered_max, join_max }
+        TcpConfig { sockets_per_pair: 2, unacknowledged_max: unanswered_max, unanswered_max, join_max }
     }
 }
 
-impl std::fmt::Debug for TcpConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TcpConfig").field("sockets_per_pair", &self.sockets_per_pair).finish_non_exhaustive()
-    }
-}
-
-/// Longest wait for a byte of an incoming handshake.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(2);
 const RETRY_AFTER: Duration = Duration::from_millis(5);
 /// Longest wait for an answer before the next attempt: the peer may be busy, stopped or dead.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
+/// Time between looks whether the world of a waiting connection is aborted.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Most connections for tensors between two ranks.
 const SOCKETS_MAX: u32 = 16;
 
@@ -64,7 +57,7 @@ pub(super) fn peers_of(world: &World, rank: u32) -> BTreeSet<u32> {
 pub(super) fn connect_all(
     world: &World,
     rank: u32,
-    listener: &TcpListener,
+    listener: &Listener,
     addresses: &[SocketAddr],
     config: &TcpConfig,
     control: Option<&Control>,
@@ -76,25 +69,32 @@ pub(super) fn connect_all(
     if config.sockets_per_pair == 0 || config.sockets_per_pair > SOCKETS_MAX {
         return shape("sockets per pair", format!("1 to {SOCKETS_MAX}"), config.sockets_per_pair.into());
     }
-    let peers = peers_of(world, rank);
-    let deadline = Instant::now() + config.join_max;
-    let n_sockets = 1 + config.sockets_per_pair;
-    let key = key_of(&config.secret);
+    listener.expect(addresses);
+    let (peers, n_sockets) = (peers_of(world, rank), 1 + config.sockets_per_pair);
+    let connecting = Connecting {
+        world,
+        key: listener.key(),
+        unanswered_max: config.unanswered_max,
+        deadline: Instant::now() + config.join_max,
+        control,
+    };
     let (accepted, connected) = std::thread::scope(|scope| {
-        let above: BTreeSet<u32> = peers.range(rank + 1..).copied().collect();
+        let (above, connecting) = (peers.range(rank + 1..).copied().collect(), &connecting);
         let accepting =
-            scope.spawn(move || accept_all(world, rank, listener, &key, &above, n_sockets, deadline, control));
-        let connecting = peers.range(..rank).map(|peer| {
+            scope.spawn(move || listener.take(world, rank, &above, n_sockets, connecting.deadline, || check(control)));
+        let connected = peers.range(..rank).map(|peer| {
             let sockets = (0..n_sockets).map(|socket| {
-                let connection = Connection { from: rank, to: *peer, socket };
-                connect(world, addresses[*peer as usize], &key, connection, config.unanswered_max, deadline, control)
+                connecting.connect(addresses[*peer as usize], Connection { from: rank, to: *peer, socket })
             });
             Ok((*peer, sockets.collect::<Result<Vec<_>, _>>()?))
         });
-        let connected: Result<Vec<_>, CollectiveError> = connecting.collect();
+        let connected: Result<Vec<_>, CollectiveError> = connected.collect();
         (accepting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), connected)
     });
-    let mut sockets = accepted?;
+    let mut sockets = Sockets::new();
+    for ((peer, _), socket) in accepted? {
+        sockets.entry(peer).or_default().push(socket);
+    }
     sockets.extend(connected?);
     for socket in sockets.values().flatten() {
         configure(socket, config)?;
@@ -102,82 +102,64 @@ pub(super) fn connect_all(
     Ok(sockets)
 }
 
-/// Connects to a peer; retries, because the peer may not listen yet.
-fn connect(
-    world: &World,
-    address: SocketAddr,
-    key: &[u8; 32],
-    connection: Connection,
+/// The connecting ends of a rank.
+struct Connecting<'a> {
+    world: &'a World,
+    key: &'a [u8; 32],
     unanswered_max: Duration,
     deadline: Instant,
-    control: Option<&Control>,
-) -> Result<TcpStream, CollectiveError> {
-    let rank = world.name_of(connection.to);
-    let mut answered = Instant::now();
-    loop {
-        check(control)?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || answered.elapsed() >= unanswered_max {
-            return Err(CollectiveError::Unreachable { rank, address });
-        }
-        if let Ok(socket) = TcpStream::connect_timeout(&address, left.min(ANSWER_MAX)) {
-            // The peer's machine answers even if the peer itself is busy.
-            answered = Instant::now();
-            set_timeouts(&socket, Some(left.min(ANSWER_MAX)))?;
-            match handshake::connect(&socket, key, world, connection) {
-                // The peer closed the connection: it rejects this end, or another process will take its address.
-                Err(CollectiveError::System { .. }) => {}
-                outcome => return outcome.map(|()| socket),
-            }
-        }
-        std::thread::sleep(RETRY_AFTER.min(left));
-    }
+    control: Option<&'a Control>,
 }
 
-/// Accepts connections until all peers are connected; drops connections of strangers.
-fn accept_all(
-    world: &World,
-    rank: u32,
-    listener: &TcpListener,
-    key: &[u8; 32],
-    peers: &BTreeSet<u32>,
-    n_sockets: u32,
-    deadline: Instant,
-    control: Option<&Control>,
-) -> Result<Sockets, CollectiveError> {
-    let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
-    listener.set_nonblocking(true).map_err(io("fcntl(O_NONBLOCK)"))?;
-    let mut accepted: BTreeMap<(u32, u32), TcpStream> = BTreeMap::new();
-    while accepted.len() < peers.len() * n_sockets as usize {
-        check(control)?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let has_all = |peer: &u32| (0..n_sockets).all(|socket| accepted.contains_key(&(*peer, socket)));
-            let missing = peers.iter().find(|peer| !has_all(peer)).copied().unwrap_or(rank);
-            let address = listener.local_addr().map_err(io("getsockname"))?;
-            return Err(CollectiveError::Unreachable { rank: world.name_of(missing), address });
-        }
-        let socket = match listener.accept() {
-            Ok((socket, _)) => socket,
-            Err(_) => {
-                std::thread::sleep(RETRY_AFTER.min(left));
-                continue;
+impl Connecting<'_> {
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Connects to a peer; retries, because the peer may not listen yet.
+    fn connect(&self, address: SocketAddr, connection: Connection) -> Result<TcpStream, CollectiveError> {
+        let rank = self.world.name_of(connection.to);
+        let mut answered = Instant::now();
+        loop {
+            check(self.control)?;
+            let left = self.left();
+            if left.is_zero() || answered.elapsed() >= self.unanswered_max {
+                return Err(CollectiveError::Unreachable { rank, address });
             }
-        };
-        socket.set_nonblocking(false).map_err(io("fcntl(O_NONBLOCK)"))?;
-        set_timeouts(&socket, Some(left.min(HANDSHAKE_MAX)))?;
-        if let Ok(Connection { from, socket: number, .. }) = handshake::accept(&socket, key, world, rank)
-            && peers.contains(&from)
-            && number < n_sockets
-        {
-            accepted.insert((from, number), socket);
+            if let Ok(socket) = TcpStream::connect_timeout(&address, left.min(ANSWER_MAX)) {
+                // The peer's machine answers even if the peer itself is busy.
+                answered = Instant::now();
+                set_timeouts(&socket, Some(left.min(ANSWER_MAX)))?;
+                match handshake::connect(&socket, self.key, self.world, connection) {
+                    Ok(()) if self.is_joined(&socket, &mut answered)? => return Ok(socket),
+                    // The peer closed the connection: it rejects this end, or another process will take its address.
+                    Ok(()) | Err(CollectiveError::System { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            std::thread::sleep(RETRY_AFTER.min(left));
         }
     }
-    let mut sockets = Sockets::new();
-    for ((peer, _), socket) in accepted {
-        sockets.entry(peer).or_default().push(socket);
+
+    /// Waits until the peer joins the world; returns false if the connection ends or falls silent before.
+    fn is_joined(&self, mut socket: &TcpStream, answered: &mut Instant) -> Result<bool, CollectiveError> {
+        set_timeouts(socket, Some(LOOK_EVERY))?;
+        loop {
+            check(self.control)?;
+            let mut byte = [0];
+            match socket.read(&mut byte) {
+                Ok(1) if byte[0] == JOINED => return Ok(true),
+                Ok(1) => *answered = Instant::now(),
+                Ok(_) => return Ok(false),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Ok(false),
+            }
+            if self.left().is_zero() || answered.elapsed() >= self.unanswered_max / 2 {
+                return Ok(false);
+            }
+        }
     }
-    Ok(sockets)
 }
 
 fn check(control: Option<&Control>) -> Result<(), CollectiveError> {
@@ -195,6 +177,7 @@ fn configure(socket: &TcpStream, config: &TcpConfig) -> Result<(), CollectiveErr
     use std::os::fd::AsRawFd;
 
     set_timeouts(socket, None)?;
+    socket.set_nonblocking(false).map_err(|error| CollectiveError::io("fcntl(O_NONBLOCK)", &error))?;
     socket.set_nodelay(true).map_err(|error| CollectiveError::io("setsockopt(TCP_NODELAY)", &error))?;
     let millis = u32::try_from(config.unacknowledged_max.as_millis()).unwrap_or(u32::MAX);
     // SAFETY: the value is ours, of the given length, and outlives the call.
@@ -215,9 +198,9 @@ mod tests {
     #[test]
     fn join_timeout_names_the_missing_peer() {
         let world = World::of_one_group(ID, 2).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let config = TcpConfig { join_max: Duration::from_millis(50), ..TcpConfig::new(b"secret".to_vec()) };
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), b"secret").unwrap();
+        let address = listener.local_addr();
+        let config = TcpConfig { join_max: Duration::from_millis(50), ..TcpConfig::default() };
 
         let error = connect_all(&world, 0, &listener, &[address, address], &config, None).unwrap_err();
 

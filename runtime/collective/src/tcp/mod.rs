@@ -3,7 +3,8 @@
 //! Every two ranks that share a group have one connection for announcements and several for tensors. Dedicated threads
 //! read and write them, so operations advance while the rank computes.
 //!
-//! - [`connect`]: making connections; options. - `handshake`: proof of the job's secret. - `frame`: the wire format. -
+//! - [`connect`]: making connections; options. - [`listener`]: the
+//!   listening socket of a rank, which authenticates connections. - `handshake`: proof of the job's secret. - `frame`: the wire format. -
 //!   `plane`: connections and threads. - `group`: operations in flight. - `exchange`: one operation. - [`collective`]:
 //!   the rank and the communicator.
 //!
@@ -19,6 +20,7 @@ mod frame;
 pub mod fuzzing;
 mod group;
 mod handshake;
+pub mod listener;
 mod plane;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,19 +1,21 @@
 //! Tests of TCP only: peers that die or leave, unauthenticated connections.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::collective::TcpRank;
 use super::connect::TcpConfig;
+use super::listener::Listener;
 use phalanx_device::world::{World, WorldId};
 use phalanx_device::{CollectiveError, SliceOperations};
 
 const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 
 /// A listener per rank, with their addresses.
-pub(crate) fn listeners(n_ranks: u32) -> (Vec<TcpListener>, Vec<SocketAddr>) {
-    let listeners: Vec<TcpListener> = (0..n_ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+pub(crate) fn listeners(n_ranks: u32) -> (Vec<Listener>, Vec<SocketAddr>) {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listeners: Vec<Listener> = (0..n_ranks).map(|_| Listener::bind(any, b"secret").unwrap()).collect();
+    let addresses = listeners.iter().map(Listener::local_addr).collect();
     (listeners, addresses)
 }
 
@@ -21,7 +23,7 @@ pub(crate) fn listeners(n_ranks: u32) -> (Vec<TcpListener>, Vec<SocketAddr>) {
 fn two_ranks() -> [TcpRank; 2] {
     let world = World::of_one_group(ID, 2).unwrap();
     let (listeners, addresses) = listeners(2);
-    let config = TcpConfig::new(b"secret".to_vec());
+    let config = TcpConfig::default();
     let join = |rank: u32| TcpRank::join(&world, rank, &listeners[rank as usize], &addresses, &config).unwrap();
     std::thread::scope(|scope| {
         let other = scope.spawn(|| join(1));
@@ -82,7 +84,7 @@ fn delay_of_release() -> Duration {
 fn ranks_connect_although_a_stranger_holds_a_connection() {
     let world = World::of_one_group(ID, 2).unwrap();
     let (listeners, addresses) = listeners(2);
-    let config = TcpConfig::new(b"secret".to_vec());
+    let config = TcpConfig::default();
     let mut stranger = TcpStream::connect(addresses[0]).unwrap();
     std::io::Write::write_all(&mut stranger, &[1; 500]).unwrap();
 

@@ -122,7 +122,7 @@ fn shm_rank(shm: &ShmWorld, world: &World, rank: u32) -> Result<Rank, Collective
 
 fn with_tcp(world: &World, body: Body) {
     let (listeners, addresses) = listeners(world.n_ranks());
-    let config = TcpConfig::new(b"secret".to_vec());
+    let config = TcpConfig::default();
     let join = |rank: u32| -> Result<Rank, CollectiveError> {
         let joined = TcpRank::join(world, rank, &listeners[rank as usize], &addresses, &config)?;
         let groups = groups_of(world, rank).map(|group| {
@@ -145,7 +145,7 @@ pub fn with_machines(world: &World, machine_of: &[u32], body: Body) {
         })
         .collect();
     let (listeners, addresses) = listeners(world.n_ranks());
-    let config = TcpConfig::new(b"secret".to_vec());
+    let config = TcpConfig::default();
     let join = |rank: u32| -> Result<Rank, CollectiveError> {
         let shm = machines[&machine_of[rank as usize]].mapped_again()?;
         let listener = &listeners[rank as usize];

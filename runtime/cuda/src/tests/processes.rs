@@ -4,11 +4,12 @@ use super::{BorrowedGpu, ID, libnccl};
 use crate::nccl::{Choice, connect};
 use phalanx_collective::tcp::collective::TcpRank;
 use phalanx_collective::tcp::connect::TcpConfig;
+use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::world::World;
 use phalanx_device::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, Progress, RawBuffer,
 };
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -32,13 +33,13 @@ fn address(folder: &Path, rank: u32) -> SocketAddr {
 
 /// The host communicator of one of two processes.
 fn host(rank: u32, folder: &Path) -> Box<dyn Collective> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), b"secret").unwrap();
     let unfinished = folder.join(format!("{rank}.unfinished"));
-    std::fs::write(&unfinished, listener.local_addr().unwrap().to_string()).unwrap();
+    std::fs::write(&unfinished, listener.local_addr().to_string()).unwrap();
     std::fs::rename(unfinished, folder.join(rank.to_string())).unwrap();
     let addresses = [0, 1].map(|rank| address(folder, rank));
     let world = World::of_one_group(ID, 2).unwrap();
-    let joined = TcpRank::join(&world, rank, &listener, &addresses, &TcpConfig::new(b"secret".to_vec())).unwrap();
+    let joined = TcpRank::join(&world, rank, &listener, &addresses, &TcpConfig::default()).unwrap();
     let group = Box::new(joined.communicator(0).unwrap());
     // The rank would leave its world when it is dropped.
     std::mem::forget(joined);
