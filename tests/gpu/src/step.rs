@@ -136,7 +136,9 @@ pub fn all() -> Vec<StepCase> {
     cases.push(case("llama with three microbatches".into(), llama.clone(), accumulate));
     let target_modules = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
     let lora = StepSpec { lora: Some(LoraSpec { rank: 4, alpha: 8.0, target_modules }), ..spec() };
-    cases.push(case("llama with adapters".into(), llama.clone(), lora));
+    cases.push(case("llama with adapters".into(), llama.clone(), lora.clone()));
+    let lora_in_bf16 = StepSpec { precision: Precision::Bf16, ..lora };
+    cases.push(case("llama with adapters in bf16".into(), llama.clone(), lora_in_bf16));
     let offload = StepSpec { offload_optimizer: true, ..spec() };
     cases.push(case("llama with offloaded state".into(), llama, offload));
     cases

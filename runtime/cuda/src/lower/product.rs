@@ -10,8 +10,6 @@ impl Lowering {
     /// first.
     pub(super) fn product(&mut self, m: &MatMul) {
         let (a, b, c) = (self.reads[0], self.reads[1], self.writes[0]);
-        let residual = m.residual.then(|| self.reads[self.reads.len() - 1]);
-        assert!(residual.is_none_or(|r| r.dtype == DType::F32 && c.dtype == DType::F32), "the residual stream is f32");
         let compute = match m.compute {
             Compute::Bf16 => DType::Bf16,
             // Products of float16 are exact in the f32 sums of the tensor cores.
@@ -22,11 +20,6 @@ impl Lowering {
         let a_columns = m.a_columns.map_or((0, a.cols), |columns| (columns.start, columns.len));
         let c_columns = m.c_columns.map_or((0, c.cols), |columns| (columns.start, columns.len));
         let covers_c = c_columns == (0, c.cols);
-        if let Some(residual) = residual
-            && !covers_c
-        {
-            self.copy(residual, c);
-        }
         let (rows, k) = if m.trans_a { (a_columns.1, a.rows) } else { (a.rows, a_columns.1) };
         let matrix = |buffer: Buffer, first: usize, is_transposed: bool| Matrix {
             address: buffer.address + (first * buffer.dtype.size_bytes()) as u64,
@@ -42,6 +35,13 @@ impl Lowering {
         let sum = if is_direct { c } else { self.take(c.rows, c.cols, DType::F32) };
         let workspace = self.take(1, WORKSPACE_BYTES / size_of::<f32>(), DType::F32);
         let to = matrix(sum, c_columns.0, false);
+        let added = m.residual.then(|| self.reads[self.reads.len() - 1]).map(|residual| {
+            if covers_c && residual.dtype == sum.dtype {
+                return residual.address;
+            }
+            self.cast(residual, sum);
+            to.address
+        });
         self.push(Command::Product(Product {
             m: rows,
             n: c_columns.1,
@@ -50,7 +50,7 @@ impl Lowering {
             b: matrix(b, 0, m.trans_b),
             c: to,
             alpha: m.alpha,
-            added: residual.map(|residual| if covers_c { residual.address } else { to.address }),
+            added,
             bias: fused_bias.map(|bias| bias.address),
             workspace: workspace.address,
         }));
