@@ -74,13 +74,14 @@ pub enum LaunchError {
     },
     /// A grid or block dimension is zero, or the block exceeds the limit of the kernel or of the hardware.
     #[error(
-        "block of {threads} threads in a grid of {blocks} blocks: a block needs 1 to {threads_max} threads, a grid at least one block"
+        "block of {threads} threads in a grid of {grid:?} blocks: a block needs 1 to {threads_max} threads, a grid at least one \
+         block, and at most 65,535 in the second and the third direction"
     )]
     Shape {
         /// Threads of the block.
         threads: u64,
-        /// Blocks of the grid.
-        blocks: u64,
+        /// Blocks of the grid in each direction.
+        grid: [u32; 3],
         /// Limit on the threads of a block: `__launch_bounds__`, or 1,024.
         threads_max: u64,
     },

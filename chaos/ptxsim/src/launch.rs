@@ -12,6 +12,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Threads of a block, at most.
 const THREADS_MAX: u64 = 1024;
+/// Blocks of a grid in each direction, at most.
+const GRID_MAX: [u32; 3] = [i32::MAX as u32, u16::MAX as u32, u16::MAX as u32];
 /// Shared memory of a block, at most: that of sm_90.
 const SHARED_BYTES_MAX: usize = 227 * 1024;
 
@@ -117,6 +119,11 @@ impl Kernel {
         Kernel { options, ..self }
     }
 
+    /// Bytes of each parameter, in order.
+    pub fn param_bytes(&self) -> impl Iterator<Item = usize> {
+        self.program.params.iter().map(|param| param.bytes)
+    }
+
     /// Runs the kernel to its end, or to the first error that leaves no way to go on.
     ///
     /// Blocks run one after the other, in an order that the seed chooses; their accesses are checked against each other all the
@@ -187,8 +194,9 @@ impl Kernel {
         let product = |shape: [u32; 3]| shape.iter().map(|n| u64::from(*n)).product::<u64>();
         let (threads, blocks) = (product(block), product(grid));
         let threads_max = self.program.threads_max.unwrap_or(THREADS_MAX).min(THREADS_MAX);
-        if threads == 0 || threads > threads_max || blocks == 0 || blocks > u64::from(u32::MAX) {
-            return Err(LaunchError::Shape { threads, blocks, threads_max });
+        let fits = grid.iter().zip(GRID_MAX).all(|(n, max)| *n <= max);
+        if threads == 0 || threads > threads_max || blocks == 0 || blocks > u64::from(u32::MAX) || !fits {
+            return Err(LaunchError::Shape { threads, grid, threads_max });
         }
         let fixed = self.program.shared_static_bytes.next_multiple_of(self.program.shared_align);
         let bytes = fixed + dynamic_shared_bytes;

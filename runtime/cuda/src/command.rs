@@ -136,6 +136,12 @@ impl Args {
         self
     }
 
+    /// The words of each argument.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &[u64]> {
+        let ends = self.starts.iter().skip(1).copied().chain([self.words.len()]);
+        self.starts.iter().zip(ends).map(|(start, end)| &self.words[*start..end])
+    }
+
     fn word(self, word: u64) -> Args {
         self.words(&[word])
     }

@@ -6,7 +6,7 @@
 //! - [`kernels`]: sources of the kernels, their compilation and their cache.
 //! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
 //!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
-//!   it, between collectives as a [`graph`].
+//!   it, between collectives as a [`graph`]. [`work`]: commands as plain data, for checks that run kernels elsewhere.
 //! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
@@ -34,6 +34,7 @@ mod shared;
 mod staged;
 #[cfg(test)]
 mod tests;
+pub mod work;
 mod xid;
 
 pub use device::CudaDevice;

@@ -70,6 +70,11 @@ impl Tolerance {
     pub const fn of(both: f64) -> Tolerance {
         Tolerance { absolute: both, relative: both }
     }
+
+    /// Whether the same bits are required.
+    pub fn is_exact(self) -> bool {
+        self.absolute == 0.0 && self.relative == 0.0
+    }
 }
 
 /// One instruction.
@@ -117,7 +122,7 @@ impl Case {
 
     /// The program with the instruction; also the values that hold its operands and its results. With `reuses`, operands that a
     /// result may overwrite are activations that die with the instruction, so that the memory pass overlaps the two.
-    fn program(&self, reuses: bool) -> (Program, Vec<ValueId>, Vec<ValueId>) {
+    pub fn program(&self, reuses: bool) -> (Program, Vec<ValueId>, Vec<ValueId>) {
         let mut p = Program { mesh_rank: self.mesh_rank, ..Program::default() };
         let is_updated = |i: usize| self.in_place.iter().any(|(read, _)| *read == i);
         let kind = |i: usize| if is_updated(i) { Kind::Parameter } else { Kind::Constant };
@@ -196,7 +201,7 @@ impl Case {
 
 /// The unit roundoff of a narrow type, unless the same bits are required.
 fn rounding(dtype: DType, tolerance: Tolerance) -> f64 {
-    if tolerance.absolute == 0.0 && tolerance.relative == 0.0 {
+    if tolerance.is_exact() {
         return 0.0;
     }
     match dtype {

@@ -90,7 +90,7 @@ impl Group {
         };
         !next.commands.is_empty()
             && next.commands.iter().all(is_launch_of_runs)
-            && self.scratch_taken + next.scratch_taken <= scratch_bytes
+            && self.scratch_taken + next.taken_bytes() <= scratch_bytes
             && !meets(&next.reads, &self.written)
             && !meets(&next.writes, &self.written)
             && !meets(&next.writes, &self.read)
@@ -98,7 +98,7 @@ impl Group {
 
     fn join(&mut self, next: Lowering) {
         self.n_instrs += 1;
-        self.scratch_taken += next.scratch_taken;
+        self.scratch_taken += next.taken_bytes();
         self.read.extend(next.reads.iter().map(bytes_of));
         self.written.extend(next.writes.iter().map(bytes_of));
         // A launch stays behind the earlier ones of its instruction.

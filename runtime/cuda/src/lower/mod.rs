@@ -43,8 +43,8 @@ pub(crate) struct Lowering {
     pub(crate) writes: Vec<Buffer>,
     /// First byte of the scratch.
     scratch: u64,
-    /// Bytes of it that are taken.
-    scratch_taken: usize,
+    /// What is taken of it, in order.
+    taken: Vec<Buffer>,
     commands: Vec<Command>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn lower(p: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, 
         Buffer { address: place(*v), rows: value.n_rows(), cols: value.n_columns(), dtype: value.dtype }
     };
     let (reads, writes) = (instr.reads.iter().map(buffer).collect(), instr.writes.iter().map(buffer).collect());
-    let mut lowering = Lowering { reads, writes, scratch, scratch_taken: 0, commands: Vec::new() };
+    let mut lowering = Lowering { reads, writes, scratch, taken: Vec::new(), commands: Vec::new() };
     lowering.op(p, &instr.op);
     lowering
 }
@@ -63,13 +63,24 @@ pub(crate) fn lower(p: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, 
 /// Bytes of scratch that an instruction needs: what its lowering takes.
 pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
     // Different addresses, so that no operand is taken for the memory of another.
-    lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0).scratch_taken
+    lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0).taken_bytes()
 }
 
 impl Lowering {
     /// The commands, and the bytes of scratch that they use.
     pub(crate) fn finish(self) -> (Vec<Command>, usize) {
-        (self.commands, self.scratch_taken)
+        let bytes = self.taken_bytes();
+        (self.commands, bytes)
+    }
+
+    /// The buffers in the scratch.
+    pub(crate) fn taken(&self) -> &[Buffer] {
+        &self.taken
+    }
+
+    fn taken_bytes(&self) -> usize {
+        let end = |last: &Buffer| (last.address - self.scratch) as usize + last.bytes().next_multiple_of(ALIGN_BYTES);
+        self.taken.last().map_or(0, end)
     }
 
     fn op(&mut self, p: &Program, op: &Op) {
@@ -123,8 +134,8 @@ impl Lowering {
 
     /// Takes scratch for `rows` x `cols` elements.
     pub(crate) fn take(&mut self, rows: usize, cols: usize, dtype: DType) -> Buffer {
-        let buffer = Buffer { address: self.scratch + self.scratch_taken as u64, rows, cols, dtype };
-        self.scratch_taken += buffer.bytes().next_multiple_of(ALIGN_BYTES);
+        let buffer = Buffer { address: self.scratch + self.taken_bytes() as u64, rows, cols, dtype };
+        self.taken.push(buffer);
         buffer
     }
 

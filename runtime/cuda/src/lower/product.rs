@@ -10,8 +10,6 @@ impl Lowering {
     /// first.
     pub(super) fn product(&mut self, m: &MatMul) {
         let (a, b, c) = (self.reads[0], self.reads[1], self.writes[0]);
-        let residual = m.residual.then(|| self.reads[self.reads.len() - 1]);
-        assert!(residual.is_none_or(|r| r.dtype == c.dtype), "a residual has the type of the sum");
         let compute = match m.compute {
             Compute::Bf16 => DType::Bf16,
             // Products of float16 are exact in the f32 sums of the tensor cores.
@@ -35,13 +33,15 @@ impl Lowering {
         let bias = m.bias.then(|| self.reads[2]);
         let fused_bias = bias.filter(|bias| covers_c && (bias.dtype, c.dtype) == (DType::F32, DType::F32));
         let sum = if is_direct { c } else { self.take(c.rows, c.cols, DType::F32) };
-        match residual {
-            Some(residual) if !is_direct => self.cast(residual, sum),
-            Some(residual) if !covers_c => self.copy(residual, c),
-            _ => {}
-        }
         let workspace = self.take(1, WORKSPACE_BYTES / size_of::<f32>(), DType::F32);
         let to = matrix(sum, c_columns.0, false);
+        let added = m.residual.then(|| self.reads[self.reads.len() - 1]).map(|residual| {
+            if covers_c && residual.dtype == sum.dtype {
+                return residual.address;
+            }
+            self.cast(residual, sum);
+            to.address
+        });
         self.push(Command::Product(Product {
             m: rows,
             n: c_columns.1,
@@ -50,7 +50,7 @@ impl Lowering {
             b: matrix(b, 0, m.trans_b),
             c: to,
             alpha: m.alpha,
-            added: residual.map(|residual| if covers_c && is_direct { residual.address } else { to.address }),
+            added,
             bias: fused_bias.map(|bias| bias.address),
             workspace: workspace.address,
         }));

@@ -152,6 +152,27 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// Whole rows and parts of them for every usual head width and type, with grouped heads, documents and ragged tiles.
+pub(super) fn widths() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (head_dim, dtype) in super::HEAD_WIDTHS.into_iter().flat_map(|d| super::TYPES.map(|dtype| (d, dtype))) {
+        cases.extend(whole(shape(head_dim, (3, 1), 2, 67).documents(29), dtype));
+        cases.extend(whole(shape(head_dim, (2, 2), 1, 135).windowed(50), dtype));
+        cases.extend(parts(shape(head_dim, (2, 1), 1, 2 * 33).documents(70), dtype, 2, 1, (0, 2)));
+    }
+    // Heads so wide that their tiles in f32 are smaller, with the usual scale: scores of order 1 have small roundings.
+    for (head_dim, seq_len) in [(160, 70), (264, 37)] {
+        let mut wide = shape(head_dim, (2, 1), 1, seq_len).documents(21);
+        wide.heads.scale = 1.0 / (head_dim as f32).sqrt();
+        cases.extend(whole(wide, DType::F32));
+    }
+    // Tensor cores find the largest score before it is scaled, so that a negative scale needs the kernel in f32 arithmetic.
+    let mut negative = shape(64, (2, 1), 1, 70).documents(21);
+    negative.heads.scale = -0.3;
+    cases.extend(whole(negative, DType::Bf16));
+    cases
+}
+
 /// Attention over whole rows, and its adjoint.
 fn whole(shape: Shape, dtype: DType) -> [Case; 2] {
     let (a, n) = (shape.heads, shape.n());

@@ -7,16 +7,21 @@ const N: usize = 37;
 
 /// Columns that fill vectors, and odd ones.
 pub(super) fn cases() -> Vec<Case> {
-    let (f32, bf16, f16) = (DType::F32, DType::Bf16, DType::F16);
-    let mut cases = Vec::new();
-    for (dtype, left, right) in [(f32, 64, 2400), (bf16, 64, 2400), (f16, 33, 7)] {
-        let x = Operand::random(&[N, left + right], dtype, 1);
-        let case = Case::new(format!("split {dtype} {left}"), Op::SplitColumns, vec![x], Tolerance::EXACT);
-        cases.push(case.writing(&[N, left], dtype).writing(&[N, right], dtype));
-        // A conversion rounds to nearest on both sides.
-        let parts = vec![Operand::random(&[N, left], f32, 1), Operand::random(&[N, right], f32, 2)];
-        let case = Case::new(format!("join {dtype} {left}"), Op::JoinColumns, parts, Tolerance::EXACT);
-        cases.push(case.writing(&[N, left + right], dtype));
-    }
-    cases
+    let parts = [(DType::F32, 64, 2400), (DType::Bf16, 64, 2400), (DType::F16, 33, 7)];
+    parts.into_iter().flat_map(|(dtype, left, right)| both(dtype, N, left, right)).collect()
+}
+
+/// Every number of rows.
+pub(super) fn rows() -> Vec<Case> {
+    let types = super::ROWS.into_iter().flat_map(|rows| super::TYPES.map(|dtype| (rows, dtype)));
+    types.flat_map(|(rows, dtype)| both(dtype, rows, 80, 96)).collect()
+}
+
+fn both(dtype: DType, n: usize, left: usize, right: usize) -> [Case; 2] {
+    let x = Operand::random(&[n, left + right], dtype, 1);
+    let split = Case::new(format!("split {dtype} {n} {left}"), Op::SplitColumns, vec![x], Tolerance::EXACT);
+    // A conversion rounds to nearest on both sides.
+    let parts = vec![Operand::random(&[n, left], DType::F32, 1), Operand::random(&[n, right], DType::F32, 2)];
+    let join = Case::new(format!("join {dtype} {n} {left}"), Op::JoinColumns, parts, Tolerance::EXACT);
+    [split.writing(&[n, left], dtype).writing(&[n, right], dtype), join.writing(&[n, left + right], dtype)]
 }

@@ -4,7 +4,7 @@ use crate::case::{Case, Operand, Tolerance};
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::program::{DType, Op};
 
-/// Several blocks of tokens, the last one not whole.
+/// Tokens: several blocks of them, the last one not whole.
 const N: usize = 150;
 /// Rows of the table.
 const V: usize = 50;
@@ -16,13 +16,21 @@ pub(super) fn cases() -> Vec<Case> {
         for (columns, residual, part) in
             [(40, false, Part::Whole), (37, true, Part::Whole), (40, true, Part::First), (37, false, Part::Second)]
         {
-            cases.push(forward(columns, dtype, residual, part));
-            cases.push(backward(columns, dtype, residual, part));
+            cases.push(forward(N, columns, dtype, residual, part));
+            cases.push(backward(N, columns, dtype, residual, part));
         }
     }
     // More columns than one block has.
-    cases.push(backward(1036, DType::Bf16, false, Part::Whole));
+    cases.push(backward(N, 1036, DType::Bf16, false, Part::Whole));
     cases
+}
+
+/// Every number of tokens.
+pub(super) fn rows() -> Vec<Case> {
+    let types = super::ROWS.into_iter().flat_map(|rows| super::TYPES.map(|dtype| (rows, dtype)));
+    types
+        .flat_map(|(n, dtype)| [forward(n, 51, dtype, true, Part::Whole), backward(n, 51, dtype, true, Part::Whole)])
+        .collect()
 }
 
 /// The rows of the whole table that the operand has.
@@ -39,10 +47,10 @@ impl Part {
     }
 
     /// Ids within the table, or of both parts. Some occur often, some never.
-    fn ids(self) -> Operand {
+    fn ids(self, n: usize) -> Operand {
         let n_ids = if self == Part::Whole { V } else { 2 * V };
         let id = |i: usize| if i.is_multiple_of(3) { n_ids - 1 - i % 2 } else { i * i % n_ids };
-        Operand::of(&[N], DType::I32, (0..N).map(|i| id(i) as f64).collect())
+        Operand::of(&[n], DType::I32, (0..n).map(|i| id(i) as f64).collect())
     }
 
     fn on_mesh(self, mut case: Case) -> Case {
@@ -53,23 +61,23 @@ impl Part {
     }
 }
 
-fn forward(columns: usize, dtype: DType, residual: bool, part: Part) -> Case {
-    let mut reads = vec![part.ids(), Operand::random(&[V, columns], DType::F32, 1)];
+fn forward(n: usize, columns: usize, dtype: DType, residual: bool, part: Part) -> Case {
+    let mut reads = vec![part.ids(n), Operand::random(&[V, columns], DType::F32, 1)];
     if residual {
-        reads.push(Operand::random(&[N, columns], dtype, 2));
+        reads.push(Operand::random(&[n, columns], dtype, 2));
     }
-    let name = format!("embedding of {columns} columns, {dtype}, {part:?}, residual {residual}");
+    let name = format!("embedding of {n} tokens, {columns} columns, {dtype}, {part:?}, residual {residual}");
     // One addition and one rounding.
     let op = Op::Embedding { residual, first: part.first() };
-    part.on_mesh(Case::new(name, op, reads, Tolerance::EXACT).writing(&[N, columns], dtype))
+    part.on_mesh(Case::new(name, op, reads, Tolerance::EXACT).writing(&[n, columns], dtype))
 }
 
-fn backward(columns: usize, dtype: DType, residual: bool, part: Part) -> Case {
-    let mut reads = vec![part.ids(), Operand::random(&[N, columns], dtype, 1)];
+fn backward(n: usize, columns: usize, dtype: DType, residual: bool, part: Part) -> Case {
+    let mut reads = vec![part.ids(n), Operand::random(&[n, columns], dtype, 1)];
     if residual {
         reads.push(Operand::random(&[V, columns], DType::F32, 2));
     }
-    let name = format!("embedding backward of {columns} columns, {dtype}, {part:?}, residual {residual}");
+    let name = format!("embedding backward of {n} tokens, {columns} columns, {dtype}, {part:?}, residual {residual}");
     // Both machines add the tokens of an id in order.
     let op = Op::EmbeddingBackward { residual, first: part.first() };
     part.on_mesh(Case::new(name, op, reads, Tolerance::EXACT).writing(&[V, columns], DType::F32))

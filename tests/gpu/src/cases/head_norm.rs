@@ -20,6 +20,14 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// The usual head widths in every type, on a few tokens.
+pub(super) fn widths() -> Vec<Case> {
+    let types = super::HEAD_WIDTHS.into_iter().flat_map(|d| super::TYPES.map(|dtype| (d, dtype)));
+    types
+        .flat_map(|(d, dtype)| [forward(dtype, 33, heads(3, 1, d)), backward(dtype, 33, heads(3, 1, d), true)])
+        .collect()
+}
+
 fn gains(d: usize, seed: u64) -> [Operand; 2] {
     [seed, seed + 1].map(|seed| Operand::random(&[d], DType::F32, seed))
 }

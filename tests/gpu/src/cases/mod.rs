@@ -16,6 +16,7 @@ mod rotary;
 mod sums;
 
 use crate::case::Case;
+use phalanx_strategies::program::DType;
 
 /// All cases at the sizes of tests.
 pub fn all() -> Vec<Case> {
@@ -37,3 +38,26 @@ pub fn all() -> Vec<Case> {
     ];
     families.into_iter().flatten().collect()
 }
+
+/// More shapes: all usual head widths, and one row, an odd number and more rows than blocks of all kernels over rows. Each width
+/// and type would cost the software GPU a compilation, so these cases are for the interpreter of PTX.
+pub fn widths_and_rows() -> Vec<Case> {
+    let families = [
+        attention::widths(),
+        bias::rows(),
+        columns::rows(),
+        embedding::rows(),
+        head_norm::widths(),
+        norm::rows(),
+        qk_norm::widths(),
+        rotary::widths(),
+    ];
+    families.into_iter().flatten().collect()
+}
+
+/// The usual head widths.
+const HEAD_WIDTHS: [usize; 4] = [64, 80, 96, 128];
+/// Numbers of rows: one, a few, one more than a warp has threads, one more than a block has.
+const ROWS: [usize; 4] = [1, 3, 33, 257];
+/// Types of activations.
+const TYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];

@@ -51,6 +51,22 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// Every number of rows, with columns that fill vectors and with odd ones.
+pub(super) fn rows() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (rows, kind) in
+        super::ROWS.into_iter().flat_map(|rows| [NormKind::Rms, NormKind::Layer].map(|kind| (rows, kind)))
+    {
+        for (dtype, cols) in super::TYPES.into_iter().flat_map(|dtype| [136, 75].map(|cols| (dtype, cols))) {
+            cases.extend([
+                forward(kind, dtype, dtype, [rows, cols]),
+                backward(kind, dtype, dtype, [rows, cols], true, true),
+            ]);
+        }
+    }
+    cases
+}
+
 fn params(kind: NormKind, cols: usize) -> Vec<Operand> {
     let n_params = if kind == NormKind::Rms { 1 } else { 2 };
     (0..n_params).map(|i| Operand::random(&[cols], DType::F32, 10 + i)).collect()

@@ -16,6 +16,8 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(case(MatMul { compute, ..m }, stored, DType::F32));
                 cases.push(case(MatMul { compute, residual: true, alpha: 0.5, ..m }, stored, DType::F32));
                 cases.push(case(MatMul { compute, bias: true, ..m }, stored, stored));
+                cases.push(case(MatMul { compute, residual: true, alpha: 0.5, ..m }, stored, stored));
+                cases.push(case(MatMul { compute, residual: true, bias: true, ..m }, stored, stored));
             }
         }
     }

@@ -25,6 +25,17 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// Heads of the usual widths in every type, on a few tokens.
+pub(super) fn widths() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (d, dtype) in super::HEAD_WIDTHS.into_iter().flat_map(|d| super::TYPES.map(|dtype| (d, dtype))) {
+        let columns = QkColumns { q: 3 * d, k: d };
+        cases.extend([squares(dtype, 33, columns), squares_backward(dtype, 33, columns, true)]);
+        cases.extend([forward(dtype, 33, columns), backward(dtype, 33, columns, true)]);
+    }
+    cases
+}
+
 fn shape(n: usize, columns: QkColumns) -> [usize; 2] {
     [n, columns.q + 2 * columns.k]
 }

@@ -20,6 +20,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// The usual head widths in every type.
+pub(super) fn widths() -> Vec<Case> {
+    let types = super::HEAD_WIDTHS.into_iter().flat_map(|d| super::TYPES.map(|dtype| (d, dtype)));
+    types.flat_map(|(d, dtype)| [false, true].map(|inverse| case(dtype, heads(3, 1, d), inverse))).collect()
+}
+
 /// Heads without mask or scale, which these operations do not use.
 pub(super) fn heads(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> Attention {
     Attention { n_heads, n_kv_heads, head_dim, seq_len: 1, window: None, scale: 1.0 }

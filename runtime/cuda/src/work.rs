@@ -1,0 +1,144 @@
+//! What the machine enqueues for an instruction, as plain data: checks run the kernels elsewhere than on a GPU, with the
+//! launches that the GPU gets.
+
+use crate::command::{Args, Command};
+use crate::kernels::Source;
+use crate::lower::{lower, lower_all};
+use crate::product;
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::program::{DType, Instr, Program, ValueId};
+
+/// All work of an instruction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkOfInstr {
+    /// In the order in which they run.
+    pub work: Vec<Work>,
+    /// Buffers in the scratch: address and bytes of each, in the order of their addresses.
+    pub scratch: Vec<(u64, usize)>,
+}
+
+/// A piece of work on the compute stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// Launches a kernel.
+    Launch(KernelLaunch),
+    /// Copies bytes.
+    Copy {
+        /// Address of the bytes.
+        from: u64,
+        /// Address of the copy.
+        to: u64,
+        /// How many.
+        bytes: usize,
+    },
+    /// Fills bytes with zeros.
+    Zero {
+        /// Address.
+        at: u64,
+        /// How many.
+        bytes: usize,
+    },
+    /// Multiplies matrices.
+    Product(MatrixProduct),
+}
+
+/// A kernel launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelLaunch {
+    /// The source of the kernel.
+    pub source: Source,
+    /// Macros of its compilation, as `NAME=VALUE`.
+    pub macros: Vec<String>,
+    /// The function.
+    pub kernel: &'static str,
+    /// Blocks in each direction.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+    /// The arguments, as words of 8 bytes; of the last word of each, the kernel's parameter may have fewer bytes.
+    pub args: Vec<Vec<u64>>,
+}
+
+/// `c [m, n] = (added) + alpha op(a) [m, k] op(b) [k, n] + (bias [n])`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatrixProduct {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// The left operand.
+    pub a: Matrix,
+    /// The right operand.
+    pub b: Matrix,
+    /// The result.
+    pub c: Matrix,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Address of a matrix to add, stored as `c`; it may be `c`.
+    pub added: Option<u64>,
+    /// Address of a row of f32 to add to every row.
+    pub bias: Option<u64>,
+}
+
+/// A row-major matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// Address of the first element.
+    pub address: u64,
+    /// Elements from one row to the next, as stored.
+    pub stride: usize,
+    /// Element type.
+    pub dtype: DType,
+    /// Whether the product uses the transpose.
+    pub is_transposed: bool,
+}
+
+/// Lowers an instruction. `place` gives the address of each value, `scratch` is that of the scratch; all are multiples of 256.
+pub fn work_of(program: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, scratch: u64) -> WorkOfInstr {
+    let lowering = lower(program, instr, place, scratch);
+    let taken = lowering.taken().iter().map(|buffer| (buffer.address, buffer.bytes())).collect();
+    let (commands, _) = lowering.finish();
+    WorkOfInstr { work: commands.into_iter().map(Work::from).collect(), scratch: taken }
+}
+
+/// Lowers all instructions of a program, as a machine does: some share launches.
+pub fn work_of_program(c: &Compiled, place: impl Fn(ValueId) -> u64, scratch: u64) -> Vec<Work> {
+    lower_all(c, place, scratch).commands.into_iter().map(Work::from).collect()
+}
+
+impl From<Command> for Work {
+    fn from(command: Command) -> Work {
+        match command {
+            Command::Launch(launch) => Work::Launch(KernelLaunch {
+                source: launch.kernel.source,
+                macros: launch.kernel.macros,
+                kernel: launch.kernel.kernel,
+                grid: launch.grid,
+                threads: launch.threads,
+                shared_bytes: launch.shared_bytes,
+                args: words(&launch.args),
+            }),
+            Command::Copy { from, to, bytes } => Work::Copy { from, to, bytes },
+            Command::Zero { at, bytes } => Work::Zero { at, bytes },
+            Command::Product(product) => {
+                let product::Product { m, n, k, a, b, c, alpha, added, bias, workspace: _ } = product;
+                Work::Product(MatrixProduct { m, n, k, a: a.into(), b: b.into(), c: c.into(), alpha, added, bias })
+            }
+        }
+    }
+}
+
+fn words(args: &Args) -> Vec<Vec<u64>> {
+    args.each().map(<[u64]>::to_vec).collect()
+}
+
+impl From<product::Matrix> for Matrix {
+    fn from(matrix: product::Matrix) -> Matrix {
+        let product::Matrix { address, stride, dtype, is_transposed } = matrix;
+        Matrix { address, stride, dtype, is_transposed }
+    }
+}

@@ -1,0 +1,46 @@
+//! Elements of a value as bytes, and back.
+
+use half::{bf16, f16};
+use phalanx_gpu::case::Operand;
+use phalanx_strategies::program::DType;
+
+/// The elements, rounded to their type.
+pub fn encode(dtype: DType, elements: &[f64]) -> Vec<u8> {
+    match dtype {
+        DType::F32 => elements.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+        DType::Bf16 => elements.iter().flat_map(|x| bf16::from_f64(*x).to_le_bytes()).collect(),
+        DType::F16 => elements.iter().flat_map(|x| f16::from_f64(*x).to_le_bytes()).collect(),
+        DType::F64 => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::I32 => elements.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+    }
+}
+
+/// One element.
+pub fn decode_one(dtype: DType, bytes: &[u8]) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(f32::from_le_bytes(array(bytes))),
+        DType::Bf16 => f64::from(bf16::from_le_bytes(array(bytes))),
+        DType::F16 => f64::from(f16::from_le_bytes(array(bytes))),
+        DType::F64 => f64::from_le_bytes(array(bytes)),
+        DType::I32 => f64::from(i32::from_le_bytes(array(bytes))),
+    }
+}
+
+/// All elements.
+pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(dtype.size_bytes()).map(|bytes| decode_one(dtype, bytes)).collect()
+}
+
+/// The nearest number of a type.
+pub fn rounded(dtype: DType, x: f64) -> f64 {
+    decode_one(dtype, &encode(dtype, &[x]))
+}
+
+/// An operand's elements as the kernels see them.
+pub fn stored(operand: &Operand) -> Vec<f64> {
+    decode(operand.dtype, &encode(operand.dtype, &operand.elements))
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes[..N].try_into().expect("an element has the bytes of its type")
+}

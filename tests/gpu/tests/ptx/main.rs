@@ -1,0 +1,212 @@
+//! Every kernel of the CUDA machine in the interpreter of PTX, against f64: with the launches that the lowering makes, compiled
+//! by the real NVRTC, at odd shapes and at the usual head widths. There is no finding of the interpreter, every result is
+//! written, no operand is overwritten, and results are within a stated tolerance of their definitions.
+//!
+//! Without the last two tests, which compile kernels of usual models to find spills, this takes a minute and a half of one core.
+//! `PHALANX_PTX_SWEEP=1` runs every case for two architectures, under two orders of blocks and warps each, in four times as long.
+
+mod compiler;
+mod elements;
+mod programs;
+mod reference;
+mod simulator;
+mod tolerance;
+
+use compiler::Compiler;
+use phalanx_cpu::CpuDevice;
+use phalanx_cuda::work::{KernelLaunch, Work, work_of};
+use phalanx_cuda::{PRELUDE, SOURCES, Source};
+use phalanx_gpu::case::{Case, Tolerance};
+use phalanx_gpu::cases;
+use phalanx_kernelcheck as kernelcheck;
+use phalanx_ptxsim::Options;
+use phalanx_strategies::program::{Instr, Program};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// Architectures for which kernels of usual models are compiled; sm_89 has the registers of sm_80.
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
+/// Chooses the longer run.
+const SWEEP: &str = "PHALANX_PTX_SWEEP";
+
+/// All cases but those whose results in f32 are not those in f64, because squares overflow.
+fn all() -> Vec<Case> {
+    let overflows = |case: &Case| case.name.ends_with("of extremes") && case.op.name() == "norm";
+    [cases::all(), cases::widths_and_rows()].concat().into_iter().filter(|case| !overflows(case)).collect()
+}
+
+fn is_attention(case: &Case) -> bool {
+    case.op.name().starts_with("attention")
+}
+
+/// The launches of an instruction.
+fn launches(program: &Program, instr: &Instr) -> Vec<KernelLaunch> {
+    let lowered = work_of(program, instr, |v| (u64::from(v.0) + 1) << 40, 1 << 60);
+    let launch = |work: Work| if let Work::Launch(launch) = work { Some(launch) } else { None };
+    lowered.work.into_iter().filter_map(launch).collect()
+}
+
+fn launches_of(case: &Case) -> Vec<KernelLaunch> {
+    let (program, ..) = case.program(false);
+    launches(&program, &program.instrs[0])
+}
+
+/// Runs cases, and fails with everything that is wrong.
+#[track_caller]
+fn check(cases: &[Case]) {
+    let is_sweep = std::env::var_os(SWEEP).is_some();
+    let runs: &[(&str, u64)] = if is_sweep {
+        &[("compute_80", 1), ("compute_80", 2), ("compute_90a", 3), ("compute_90a", 4)]
+    } else {
+        &[("compute_80", 1)]
+    };
+    let mut failures = Vec::new();
+    for (architecture, seed) in runs {
+        let Some(mut compiler) = Compiler::new(architecture, Options { seed: *seed, ..Options::default() }) else {
+            return;
+        };
+        for case in cases {
+            failures.extend(failures_of(&mut compiler, case));
+        }
+        assert!(compiler.n_compiled() > 0, "no kernel was launched");
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// What is wrong with a case, with and without results in the memory of operands.
+fn failures_of(compiler: &mut Compiler, case: &Case) -> Vec<String> {
+    let mut failures = Vec::new();
+    let expected = reference::reference(case);
+    let of_cpu = case.tolerance.is_exact().then(|| case.run(&CpuDevice, false).expect("the CPU runs every case"));
+    let can_reuse = !case.op.in_place_pairs(case.reads.len()).is_empty();
+    for reuses in [false, true].into_iter().take(1 + usize::from(can_reuse)) {
+        let run = simulator::run(compiler, case, reuses);
+        failures.extend(run.findings.iter().cloned());
+        failures.extend(tolerance::differences(case, &expected, &run.results, tolerance::of(case)));
+        if let Some(expected) = &of_cpu {
+            let unequal = tolerance::differences(case, expected, &run.results, Tolerance::EXACT);
+            failures.extend(unequal.into_iter().map(|difference| format!("{difference}, compared with the CPU")));
+        }
+    }
+    failures.into_iter().map(|failure| format!("{}: {failure}", case.name)).collect()
+}
+
+#[test]
+fn kernels_of_attention_have_no_finding_and_agree_with_f64() {
+    check(&all().into_iter().filter(is_attention).collect::<Vec<_>>());
+}
+
+#[test]
+fn all_other_kernels_have_no_finding_and_agree_with_f64() {
+    check(&all().into_iter().filter(|case| !is_attention(case)).collect::<Vec<_>>());
+}
+
+#[test]
+fn instructions_that_share_launches_have_no_finding_and_agree_with_f64() {
+    let Some(mut compiler) = Compiler::new("compute_80", Options::default()) else { return };
+    for prefixes in [&["adamw from"][..], &["sgd from"], &["lion from"], &["squares of f32, ", "squares of bf16, "]] {
+        let is_one = |case: &Case| prefixes.iter().any(|prefix| case.name.starts_with(prefix));
+        let cases: Vec<Case> = all().into_iter().filter(is_one).collect();
+
+        let (outcomes, n_launches) = simulator::run_together(&mut compiler, &cases);
+
+        let n_alone: usize = cases.iter().map(|case| launches_of(case).len()).sum();
+        assert!(n_launches < n_alone, "{n_launches} launches, and {n_alone} of each instruction alone: {prefixes:?}");
+        for (case, outcome) in cases.iter().zip(outcomes) {
+            let expected = reference::reference(case);
+            let differences = tolerance::differences(case, &expected, &outcome.results, tolerance::of(case));
+            let failures = [outcome.findings, differences].concat();
+            assert!(failures.is_empty(), "{}: {}", case.name, failures.join("\n"));
+        }
+    }
+}
+
+/// The references themselves, against the CPU machine.
+#[test]
+fn references_agree_with_the_cpu() {
+    let failures = all().into_iter().flat_map(|case| {
+        let found = case.run(&CpuDevice, false).expect("the CPU runs every case");
+        let differences = tolerance::differences(&case, &reference::reference(&case), &found, tolerance::of(&case));
+        differences.into_iter().map(move |difference| format!("{}: {difference}", case.name))
+    });
+    let failures: Vec<String> = failures.collect();
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The names of the kernels of a source.
+fn kernels_of(text: &str) -> BTreeSet<String> {
+    let name = |definition: &str| {
+        let signature = definition.trim_start().trim_start_matches("void").trim_start();
+        let bounds_end = |text: &str| text.find(')').map_or(0, |at| at + 1);
+        let from = if signature.starts_with("__launch_bounds__") { bounds_end(signature) } else { 0 };
+        signature[from..]
+            .chars()
+            .skip_while(|c| c.is_whitespace())
+            .take_while(|c| c.is_alphanumeric() || *c == '_')
+            .collect()
+    };
+    text.split("__global__").skip(1).map(name).collect()
+}
+
+#[test]
+fn every_kernel_of_every_source_has_a_case() {
+    let launched: BTreeSet<(&str, String)> =
+        all().iter().flat_map(launches_of).map(|launch| (launch.source.name, launch.kernel.to_owned())).collect();
+
+    let kernels =
+        SOURCES.iter().flat_map(|source| kernels_of(source.text).into_iter().map(|kernel| (source.name, kernel)));
+    let kernels: BTreeSet<(&str, String)> = kernels.collect();
+
+    let missing: Vec<_> = kernels.difference(&launched).collect();
+    assert!(missing.is_empty(), "kernels without a case: {missing:?}");
+    assert!(launched.is_subset(&kernels), "kernels that were not found in their source: {launched:?}");
+}
+
+/// Compiles the kernels of steps of usual models, except with the sets of macros that kernelcheck's own
+/// test compiles.
+#[track_caller]
+fn check_spills(is_checked: impl Fn(&str) -> bool) {
+    let Some(nvrtc) = compiler::nvrtc() else { return };
+    let mut sets: BTreeMap<&str, (Source, BTreeSet<BTreeSet<String>>)> = BTreeMap::new();
+    for launch in programs::launches_of_steps().filter(|launch| is_checked(launch.source.name)) {
+        let macros: BTreeSet<String> = launch.macros.into_iter().collect();
+        sets.entry(launch.source.name).or_insert((launch.source, BTreeSet::new())).1.insert(macros);
+    }
+    assert!(!sets.is_empty(), "steps have kernels");
+    for (source, sets) in sets.values_mut() {
+        for checked in source.checked {
+            sets.remove(&checked.split_whitespace().map(str::to_owned).collect::<BTreeSet<String>>());
+        }
+    }
+    let mut failures = Vec::new();
+    for (source, sets) in sets.into_values() {
+        let options = kernelcheck::Options {
+            architectures: ARCHITECTURES.map(str::to_owned).to_vec(),
+            define_sets: sets.into_iter().map(Vec::from_iter).collect(),
+            // Those of the CUDA machine.
+            compiler_options: ["--std=c++17", "--fmad=false"].map(str::to_owned).to_vec(),
+            nvdisasm: std::env::var_os("PHALANX_NVDISASM").map(PathBuf::from),
+            ..kernelcheck::Options::default()
+        };
+        let text = format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.name, source.text);
+        let source = kernelcheck::Source { name: source.name.into(), text };
+        let report = kernelcheck::check(&nvrtc, &source, &options).unwrap_or_else(|e| panic!("{e}"));
+        assert!(
+            report.kernels.len() >= options.define_sets.len() * ARCHITECTURES.len(),
+            "{}: kernels are missing",
+            source.name
+        );
+        failures.extend(report.failures().iter().map(ToString::to_string));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn no_kernel_of_attention_of_usual_models_spills() {
+    check_spills(|source| source.starts_with("attention"));
+}
+
+#[test]
+fn no_other_kernel_of_usual_models_spills() {
+    check_spills(|source| !source.starts_with("attention"));
+}

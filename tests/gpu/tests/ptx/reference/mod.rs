@@ -1,0 +1,240 @@
+//! What every operation computes, by its definition, in f64 and in the simplest order.
+
+mod attention;
+mod loss;
+mod norms;
+mod optimizers;
+
+use crate::elements::{rounded, stored};
+use phalanx_gpu::case::{Case, Operand};
+use phalanx_strategies::passes::reproducible::plan_of_sum;
+use phalanx_strategies::program::{ActivationFn, Attention, Columns, Compute, DType, Hyper, MatMul, Op};
+use std::slice::ChunksExact;
+
+/// An operand: a matrix by rows.
+pub struct Matrix {
+    cols: usize,
+    at: Vec<f64>,
+}
+
+impl Matrix {
+    fn n_rows(&self) -> usize {
+        self.at.len() / self.cols
+    }
+
+    fn row(&self, i: usize) -> &[f64] {
+        &self.at[i * self.cols..][..self.cols]
+    }
+
+    fn rows(&self) -> ChunksExact<'_, f64> {
+        self.at.chunks_exact(self.cols)
+    }
+
+    fn map(&self, f: impl Fn(f64) -> f64) -> Vec<f64> {
+        self.at.iter().map(|x| f(*x)).collect()
+    }
+}
+
+/// The elements of every result of a case.
+pub fn reference(case: &Case) -> Vec<Vec<f64>> {
+    let operand = |operand: &Operand| Matrix { cols: last(&operand.shape), at: stored(operand) };
+    let x: Vec<Matrix> = case.reads.iter().map(operand).collect();
+    let n_written = |i: usize| case.writes[i].0.iter().product::<usize>();
+    match &case.op {
+        Op::MatMul(m) => vec![product(m, &x)],
+        Op::Attention(a) => attention::whole(a, &x),
+        Op::AttentionBackward(a) => attention::whole_backward(a, &x),
+        Op::AttentionPart(part) => attention::part(part, &x),
+        Op::AttentionPartBackward { part, carried_q, carried_kv } => {
+            attention::part_backward(part, *carried_q, *carried_kv, &x)
+        }
+        Op::Embedding { residual, first } => vec![embedding(&x, *residual, *first)],
+        Op::EmbeddingBackward { residual, first } => vec![embedding_backward(&x, *residual, *first, n_written(0))],
+        Op::Activation(f) => vec![activation(*f, &x)],
+        Op::ActivationBackward(f) => vec![activation_backward(*f, &x)],
+        Op::Add => vec![x[0].at.iter().zip(&x[1].at).map(|(a, b)| a + b).collect()],
+        Op::Scale { factor } => vec![x[0].map(|x| f64::from(*factor) * x)],
+        Op::Slice { start } => vec![x[0].at[*start..][..n_written(0)].to_vec()],
+        Op::Paste { start } => vec![paste(*start, &x)],
+        Op::Sum => vec![vec![x.iter().flat_map(|x| &x.at).sum()]],
+        Op::Assemble { places } => {
+            let mut y = vec![0.0; n_written(0)];
+            places.iter().zip(&x).for_each(|(place, x)| y[*place] = x.at[0]);
+            vec![y]
+        }
+        Op::TreeSum { n_leaves, n_ranks } => {
+            let n = n_written(0);
+            let terms = plan_of_sum(*n_leaves, *n_ranks).0;
+            vec![(0..n).map(|i| terms.iter().map(|(rank, k)| x[*k].at[rank * n + i]).sum()).collect()]
+        }
+        Op::SumSquares { elements } => {
+            let (first, len) = elements.unwrap_or((0, x[0].at.len()));
+            vec![vec![squares(&x[0].at[first..first + len])]]
+        }
+        Op::SumSquaresBlocks { block } => vec![x[0].at.chunks(*block).map(squares).collect()],
+        Op::ClipCoefficient { max_norm } => clip(&x, *max_norm),
+        Op::CrossEntropy { residual, gradient, vocab } => loss::cross_entropy(&x, *residual, *gradient, *vocab),
+        Op::CrossEntropyStats(vocab) => vec![loss::statistics(&x, vocab.first)],
+        Op::Update(update) => optimizers::update(update, &x),
+        Op::UpdateSums(update) => optimizers::sums(update, &x),
+        Op::Cast => vec![x[0].at.clone()],
+        Op::Norm { kind, eps } => norms::forward(*kind, f64::from(*eps), &x),
+        Op::NormBackward { kind, residual_x, residual_params } => {
+            norms::backward(*kind, *residual_x, *residual_params, &x)
+        }
+        Op::HeadNorm { heads, eps } => norms::of_heads(heads, f64::from(*eps), &x),
+        Op::HeadNormBackward { heads, residual } => norms::of_heads_backward(heads, *residual, &x),
+        Op::QkSquares(columns) => vec![norms::qk_squares(*columns, &x)],
+        Op::QkSquaresBackward { columns, residual } => vec![norms::qk_squares_backward(*columns, *residual, &x)],
+        Op::QkNorm(norm) => vec![norms::qk(norm, &x)],
+        Op::QkNormBackward { norm, residual } => norms::qk_backward(norm, *residual, &x),
+        Op::Rotary { heads, inverse } => vec![rotary(heads, *inverse, &x)],
+        Op::SplitColumns => {
+            let left = last(&case.writes[0].0);
+            let part = |of: fn(&[f64], usize) -> &[f64]| x[0].rows().flat_map(|row| of(row, left).to_vec()).collect();
+            vec![part(|row, left| &row[..left]), part(|row, left| &row[left..])]
+        }
+        Op::JoinColumns => {
+            vec![x[0].rows().zip(x[1].rows()).flat_map(|(left, right)| [left, right].concat()).collect()]
+        }
+        Op::AddBias => vec![x[0].rows().flat_map(|row| row.iter().zip(&x[1].at).map(|(x, b)| x + b)).collect()],
+        Op::ColumnSum { residual, columns } => vec![column_sum(&x, *residual, *columns)],
+        Op::Start(_) | Op::Await(_) | Op::Opaque { .. } | Op::Enter { .. } => {
+            unreachable!("{} has no kernel", case.op.name())
+        }
+    }
+}
+
+fn paste(start: usize, x: &[Matrix]) -> Vec<f64> {
+    let mut y = x[0].at.clone();
+    y[start..][..x[1].at.len()].copy_from_slice(&x[1].at);
+    y
+}
+
+/// The last dim; 1 for a scalar.
+fn last(shape: &[usize]) -> usize {
+    shape.last().copied().unwrap_or(1).max(1)
+}
+
+fn squares(x: &[f64]) -> f64 {
+    dot(x, x)
+}
+
+fn dot(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+fn product(m: &MatMul, x: &[Matrix]) -> Vec<f64> {
+    let (a, b) = (&x[0], &x[1]);
+    let operand = |x: f64| if m.compute == Compute::Bf16 { rounded(DType::Bf16, x) } else { x };
+    let used = m.a_columns.unwrap_or(Columns { start: 0, len: a.cols });
+    let (rows, k) = if m.trans_a { (used.len, a.n_rows()) } else { (a.n_rows(), used.len) };
+    let left = |i: usize, x: usize| if m.trans_a { a.row(x)[used.start + i] } else { a.row(i)[used.start + x] };
+    let right = |x: usize, j: usize| if m.trans_b { b.row(j)[x] } else { b.row(x)[j] };
+    let n = if m.trans_b { b.n_rows() } else { b.cols };
+    let cols = if m.residual { x[x.len() - 1].cols } else { n };
+    let written = m.c_columns.unwrap_or(Columns { start: 0, len: cols });
+    let mut c = if m.residual { x[x.len() - 1].at.clone() } else { vec![0.0; rows * cols] };
+    for (i, j) in (0..rows).flat_map(|i| (0..n).map(move |j| (i, j))) {
+        let sum: f64 = (0..k).map(|x| operand(left(i, x)) * operand(right(x, j))).sum();
+        c[i * cols + written.start + j] += f64::from(m.alpha) * sum;
+    }
+    if m.bias {
+        c.chunks_exact_mut(cols).for_each(|row| row.iter_mut().zip(&x[2].at).for_each(|(c, bias)| *c += bias));
+    }
+    c
+}
+
+fn embedding(x: &[Matrix], residual: bool, first: usize) -> Vec<f64> {
+    let (ids, table) = (&x[0].at, &x[1]);
+    let mut y = if residual { x[2].at.clone() } else { vec![0.0; ids.len() * table.cols] };
+    for (id, y) in ids.iter().zip(y.chunks_exact_mut(table.cols)) {
+        if let Some(row) = (*id as usize).checked_sub(first).filter(|row| *row < table.n_rows()) {
+            y.iter_mut().zip(table.row(row)).for_each(|(y, x)| *y += x);
+        }
+    }
+    y
+}
+
+fn embedding_backward(x: &[Matrix], residual: bool, first: usize, n_table: usize) -> Vec<f64> {
+    let (ids, dx) = (&x[0].at, &x[1]);
+    let mut dtable = if residual { x[2].at.clone() } else { vec![0.0; n_table] };
+    for (id, dx) in ids.iter().zip(dx.rows()) {
+        let row = (*id as usize).checked_sub(first).and_then(|row| dtable.chunks_exact_mut(dx.len()).nth(row));
+        row.into_iter().flatten().zip(dx).for_each(|(sum, dx)| *sum += dx);
+    }
+    dtable
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `x / 2 (1 + tanh(u))`, and `u` and its slope.
+fn gelu_argument(x: f64) -> (f64, f64) {
+    let scale = (2.0 / std::f64::consts::PI).sqrt();
+    (scale * (x + 0.044715 * x.powi(3)), scale * (1.0 + 3.0 * 0.044715 * x * x))
+}
+
+fn activation(f: ActivationFn, x: &[Matrix]) -> Vec<f64> {
+    let swiglu = |row: &[f64]| {
+        let (gates, ups) = row.split_at(row.len() / 2);
+        gates.iter().zip(ups).map(|(gate, up)| gate * sigmoid(*gate) * up).collect::<Vec<f64>>()
+    };
+    match f {
+        ActivationFn::SwiGlu => x[0].rows().flat_map(swiglu).collect(),
+        ActivationFn::GeluTanh => x[0].map(|x| 0.5 * x * (1.0 + gelu_argument(x).0.tanh())),
+    }
+}
+
+fn activation_backward(f: ActivationFn, x: &[Matrix]) -> Vec<f64> {
+    let swiglu = |(row, dy): (&[f64], &[f64])| {
+        let (gates, ups) = row.split_at(row.len() / 2);
+        let of_gate = |((gate, up), dy): ((&f64, &f64), &f64)| {
+            let s = sigmoid(*gate);
+            dy * up * (s + gate * s * (1.0 - s))
+        };
+        let of_up = |(gate, dy): (&f64, &f64)| dy * gate * sigmoid(*gate);
+        let gate = gates.iter().zip(ups).zip(dy).map(of_gate);
+        gate.chain(gates.iter().zip(dy).map(of_up)).collect::<Vec<f64>>()
+    };
+    let gelu = |(x, dy): (&f64, &f64)| {
+        let (u, slope) = gelu_argument(*x);
+        dy * (0.5 * (1.0 + u.tanh()) + 0.5 * x * (1.0 - u.tanh().powi(2)) * slope)
+    };
+    match f {
+        ActivationFn::SwiGlu => x[0].rows().zip(x[1].rows()).flat_map(swiglu).collect(),
+        ActivationFn::GeluTanh => x[0].at.iter().zip(&x[1].at).map(gelu).collect(),
+    }
+}
+
+fn clip(x: &[Matrix], max_norm: Option<f64>) -> Vec<Vec<f64>> {
+    let (hyper, sums) = x.split_last().expect("the scalars of the step come last");
+    let scale = hyper.at[Hyper::LOSS_SCALE];
+    let norm = sums.iter().map(|sum| sum.at[0]).sum::<f64>().sqrt() / scale;
+    let factor = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0)) / scale;
+    vec![vec![norm], vec![if norm.is_finite() { factor } else { f64::NAN }]]
+}
+
+fn rotary(heads: &Attention, inverse: bool, x: &[Matrix]) -> Vec<f64> {
+    let (d, n_rotated) = (heads.head_dim, heads.n_heads + heads.n_kv_heads);
+    let (cosines, sines) = x[2].at.split_at(x[2].at.len() / 2);
+    let mut y = x[0].at.clone();
+    for (row, position) in y.chunks_exact_mut(x[0].cols).zip(&x[1].at) {
+        for head in row.chunks_exact_mut(d).take(n_rotated) {
+            for i in 0..d / 2 {
+                let at = *position as usize * (d / 2) + i;
+                let (cos, sin) = (cosines[at], if inverse { -sines[at] } else { sines[at] });
+                let (a, b) = (head[i], head[i + d / 2]);
+                (head[i], head[i + d / 2]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+        }
+    }
+    y
+}
+
+fn column_sum(x: &[Matrix], residual: bool, columns: Option<Columns>) -> Vec<f64> {
+    let Columns { start, len } = columns.unwrap_or(Columns { start: 0, len: x[0].cols });
+    let base = |j: usize| if residual { x[1].at[j] } else { 0.0 };
+    (0..len).map(|j| base(j) + x[0].rows().map(|row| row[start + j]).sum::<f64>()).collect()
+}
