@@ -29,6 +29,7 @@ use crate::pipeline::{ScheduleKind, Slot, Work, order};
 use crate::program::{Program, Role};
 use crate::target::Target;
 use crate::verify::{VerifyError, verify};
+use std::sync::Arc;
 
 /// Everything that decides the program of a training step, besides the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,7 +162,7 @@ fn check_reproducible(parallel: &Parallel, mesh_rank: &MeshRank) -> Result<(), C
     Ok(())
 }
 
-/// A program with its memory layout.
+/// A program with its memory layout. It is not changed once it is compiled.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// The program.
@@ -170,7 +171,29 @@ pub struct Compiled {
     pub layout: Layout,
     /// Its phases, which separate changes of state from the rest.
     pub phases: StepPhases,
+    /// Which compiled program this is.
+    pub identity: Identity,
 }
+
+impl Compiled {
+    /// A program that is placed.
+    pub fn new(program: Program, layout: Layout, phases: StepPhases) -> Compiled {
+        Compiled { program, layout, phases, identity: Identity::default() }
+    }
+}
+
+/// Tells compiled programs apart without comparing them: clones have the same identity, and every other program has another
+/// one, for as long as the identity exists.
+#[derive(Clone, Debug, Default)]
+pub struct Identity(Arc<()>);
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Identity) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Identity {}
 
 /// Compiles the training step of a forward program that ends at a loss.
 ///
@@ -256,7 +279,7 @@ pub fn compile_shadow(step: &Compiled, target: &dyn Target) -> Result<Compiled, 
     verify(&program)?;
     let layout = memory(&program, target);
     let end = program.instrs.len();
-    Ok(Compiled { program, layout, phases: StepPhases { apply: 0, gather: end, end } })
+    Ok(Compiled::new(program, layout, StepPhases { apply: 0, gather: end, end }))
 }
 
 fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
@@ -283,5 +306,5 @@ fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<
     compact(&mut program);
     verify(&program)?;
     let layout = memory(&program, target);
-    Ok(Compiled { program, layout, phases })
+    Ok(Compiled::new(program, layout, phases))
 }

@@ -2,7 +2,10 @@
 // step stay in device memory; one thread of a block derives the factors from them, because f64 arithmetic is slow on some GPUs.
 
 // What one update covers: a run of elements of a parameter, its state and its gradient.
-struct Run { float *p, *state[2]; const float* g; long long n; };
+struct Run { float *p, *state[2]; const float* g; long long n, end; };
+// Within the 4 KiB that the arguments of a kernel may have on every GPU.
+constexpr int RUNS = 80;
+struct Runs { Run at[RUNS]; };
 
 struct AdamW {
     static constexpr int N_STATE = 2;
@@ -52,21 +55,24 @@ template <int N, class Rule> __device__ __forceinline__ void update_groups(const
         for (int s = 0; s < Rule::N_STATE; s++) store_vector(run.state[s] + i * N, state[s]);
     }
 }
-// Updates part `part` of `n_parts` of a run; a block works on a part.
-template <class Rule> __device__ __forceinline__ void update_run(const Rule& rule, const Run& run, int part, int n_parts) {
-    long long first = (long long)part * blockDim.x + threadIdx.x, stride = (long long)n_parts * blockDim.x;
+// Updates the block's part of its run.
+template <class Rule> __device__ __forceinline__ void update_run(const Rule& rule, const Runs& runs, int n_runs) {
+    int own = own_run(runs, n_runs);
+    Run run = runs.at[own];
+    Part part = own_part(runs, own);
+    long long first = (long long)part.index * blockDim.x + threadIdx.x, stride = (long long)part.count * blockDim.x;
     // Gradient and state begin at a multiple of 16 bytes; the run may begin anywhere in the parameter.
     if ((unsigned long long)run.p % 16) return update_groups<1>(rule, run, first, stride);
     update_groups<4>(rule, run, first, stride);
     long long rest = run.n / 4 * 4;
-    Run tail = {run.p + rest, {run.state[0] + rest, run.state[1] + rest}, run.g + rest, run.n - rest};
+    Run tail = {run.p + rest, {run.state[0] + rest, run.state[1] + rest}, run.g + rest, run.n - rest, 0};
     update_groups<1>(rule, tail, first, stride);
 }
 
 // Factors of the gradient that are not finite leave everything unchanged: the gradient overflowed.
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0.0; }
 
-extern "C" __global__ void __launch_bounds__(256) adamw(Run run, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
+extern "C" __global__ void __launch_bounds__(256) adamw(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
     __shared__ AdamW rule;
     double scale = *coefficient;
     if (!is_finite(scale)) return;
@@ -75,18 +81,18 @@ extern "C" __global__ void __launch_bounds__(256) adamw(Run run, const double* l
         rule = {float(scale), keep1, take1, keep2, take2, float(decay), eps, float(step), float(inverse_root)};
     }
     __syncthreads();
-    update_run(AdamW(rule), run, blockIdx.x, gridDim.x);
+    update_run(AdamW(rule), runs, n_runs);
 }
 
-extern "C" __global__ void __launch_bounds__(256) sgd(Run run, const double* lr, const double* coefficient, float momentum, float weight_decay) {
+extern "C" __global__ void __launch_bounds__(256) sgd(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* coefficient, float momentum, float weight_decay) {
     double scale = *coefficient;
     if (!is_finite(scale)) return;
-    update_run(Sgd{float(scale), momentum, weight_decay, float(*lr)}, run, blockIdx.x, gridDim.x);
+    update_run(Sgd{float(scale), momentum, weight_decay, float(*lr)}, runs, n_runs);
 }
 
-extern "C" __global__ void __launch_bounds__(256) lion(Run run, const double* lr, const double* coefficient, float keep1, float take1, float keep2, float take2, double weight_decay) {
+extern "C" __global__ void __launch_bounds__(256) lion(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* coefficient, float keep1, float take1, float keep2, float take2, double weight_decay) {
     double scale = *coefficient;
     if (!is_finite(scale)) return;
     Lion rule = {float(scale), keep1, take1, keep2, take2, float(1.0 - *lr * weight_decay), float(*lr)};
-    update_run(rule, run, blockIdx.x, gridDim.x);
+    update_run(rule, runs, n_runs);
 }

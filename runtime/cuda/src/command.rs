@@ -46,11 +46,53 @@ pub(crate) struct Args {
     words: Vec<u64>,
     /// First word of each argument.
     starts: Vec<usize>,
+    /// What the first two arguments are, if they are a table of runs and its length.
+    runs: Option<Runs>,
+}
+
+/// A table of runs of elements, each with blocks of its own (`kernels/runs.cuh`): launches of several runs can become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Runs {
+    /// Words of a run. The last one is the first block behind those of the run.
+    width: usize,
+    /// Runs for which the table has room.
+    capacity: usize,
+    /// Runs in it.
+    n: usize,
 }
 
 impl Args {
     pub(crate) fn new() -> Args {
         Args::default()
+    }
+
+    /// A table of `capacity` runs, with one run in it that has `n_blocks` blocks. `run` are its words without the last one.
+    pub(crate) fn of_run(run: &[u64], n_blocks: usize, capacity: usize) -> Args {
+        let width = run.len() + 1;
+        let mut table = vec![0; width * capacity];
+        table[..run.len()].copy_from_slice(run);
+        table[run.len()] = n_blocks as u64;
+        let args = Args::new().words(&table).int(1);
+        Args { runs: Some(Runs { width, capacity, n: 1 }), ..args }
+    }
+
+    /// Appends the runs of `other` if all other arguments are equal and there is room; whether it did.
+    fn absorb(&mut self, other: &Args) -> bool {
+        let (Some(own), Some(more)) = (self.runs, other.runs) else { return false };
+        let table_len = own.width * own.capacity;
+        let is_same_kind = (own.width, own.capacity) == (more.width, more.capacity)
+            && self.words[table_len + 1..] == other.words[table_len + 1..];
+        if !is_same_kind || own.n + more.n > own.capacity {
+            return false;
+        }
+        let (used, added) = (own.n * own.width, more.n * own.width);
+        let n_blocks = self.words[used - 1];
+        self.words[used..used + added].copy_from_slice(&other.words[..added]);
+        self.words[used..used + added].chunks_mut(own.width).for_each(|run| run[own.width - 1] += n_blocks);
+        let n = own.n + more.n;
+        self.words[table_len] = n as u64;
+        self.runs = Some(Runs { n, ..own });
+        true
     }
 
     /// A pointer to a value.
@@ -119,6 +161,24 @@ pub(crate) struct Launch {
     pub(crate) shared_bytes: u32,
     /// Its arguments.
     pub(crate) args: Args,
+}
+
+impl Launch {
+    /// Whether it covers runs of elements, so that it may absorb others.
+    pub(crate) const fn has_runs(&self) -> bool {
+        self.args.runs.is_some()
+    }
+
+    /// Takes over the runs of another launch of the same kernel, if everything else is equal and there is room; whether it did.
+    pub(crate) fn absorb(&mut self, other: &Launch) -> bool {
+        let is_same = (&self.kernel, self.threads, self.shared_bytes, self.grid[1..] == other.grid[1..])
+            == (&other.kernel, other.threads, other.shared_bytes, true);
+        if !is_same || !self.args.absorb(&other.args) {
+            return false;
+        }
+        self.grid[0] += other.grid[0];
+        true
+    }
 }
 
 /// One command, before kernels are compiled and products planned.

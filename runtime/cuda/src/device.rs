@@ -1,5 +1,6 @@
 //! A GPU as a device.
 
+use crate::alike::{arithmetic_of, check_alike};
 use crate::error::OpenError;
 use crate::gpu::{self, Gpu, GpuInfo};
 use crate::kernels::Kernels;
@@ -30,6 +31,8 @@ pub struct CudaDevice {
     visible: Vec<String>,
     /// Which communicators its ranks use.
     collectives: Choice,
+    /// Whether machines run commands as CUDA graphs.
+    graphs: bool,
     shared: Arc<OnceLock<Result<Arc<Shared>, OpenError>>>,
 }
 
@@ -43,13 +46,27 @@ impl CudaDevice {
         let (_, gpus) = gpu::find(&search)?;
         let all = (0..gpus.len()).map(|i| i.to_string()).collect();
         let visible = visible.map_or(all, |names| names.split(',').map(|name| name.trim().to_owned()).collect());
-        Ok(CudaDevice { search, cache, gpus, visible, collectives: Choice::default(), shared: Arc::default() })
+        Ok(CudaDevice {
+            search,
+            cache,
+            gpus,
+            visible,
+            collectives: Choice::default(),
+            graphs: true,
+            shared: Arc::default(),
+        })
     }
 
     /// The same GPU with another choice of communicators.
     #[must_use]
     pub fn with_collectives(self, collectives: Choice) -> CudaDevice {
         CudaDevice { collectives, ..self }
+    }
+
+    /// The same GPU, with or without CUDA graphs: without them, each command is a call of its own, which debuggers show.
+    #[must_use]
+    pub fn with_graphs(self, graphs: bool) -> CudaDevice {
+        CudaDevice { graphs, ..self }
     }
 
     /// GPUs that this process may use.
@@ -110,7 +127,7 @@ impl Device for CudaDevice {
 
     fn machine(&self, programs: &[&Compiled], _: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
         let unopened = |e| AllocError { bytes: self.bytes_for(programs), source: std::io::Error::other(e) };
-        Ok(Box::new(CudaMachine::new(self.shared().map_err(unopened)?, programs, BTreeMap::new())?))
+        Ok(Box::new(CudaMachine::new(self.shared().map_err(unopened)?, programs, BTreeMap::new(), self.graphs)?))
     }
 
     fn warm(&self, programs: &[&Compiled], _: &Arena) -> Result<Box<dyn Machine>, AllocError> {
@@ -137,8 +154,9 @@ impl Device for CudaDevice {
         machine::lasting_regions(programs)
     }
 
-    fn communicator(&self, host: Box<dyn Collective>) -> Result<Box<dyn Collective>, CollectiveError> {
+    fn communicator(&self, mut host: Box<dyn Collective>) -> Result<Box<dyn Collective>, CollectiveError> {
         let shared = self.shared().map_err(|e| CollectiveError::Device { reason: e.to_string() })?;
+        check_alike(&arithmetic_of(&shared.gpu), &mut *host)?;
         let nccl = || shared.nccl.get_or_init(|| Nccl::find(&self.search)).clone();
         connect(&shared.gpu, nccl, host, self.collectives)
     }

@@ -38,6 +38,8 @@ pub(crate) struct Gpu {
     pub(crate) ordinal: u32,
     /// Its name and number, for errors.
     pub(crate) name: String,
+    /// Its model: product name and number of multiprocessors, which parts of one GPU may have fewer of.
+    pub(crate) model: String,
     /// Its compute capability.
     pub(crate) capability: (i32, i32),
     /// Streams without work, for reuse: streams are never destroyed.
@@ -161,7 +163,8 @@ impl Gpu {
         };
         let compute = opened.and_then(|()| Stream::new(&call)).map_err(OpenError::Context)?;
         let capability = info.capability;
-        Ok(Gpu { libraries, context, compute, ordinal, name, capability, idle_streams: Mutex::default() })
+        let model = format!("{} with {} multiprocessors", info.name, info.n_multiprocessors);
+        Ok(Gpu { libraries, context, compute, ordinal, name, model, capability, idle_streams: Mutex::default() })
     }
 
     /// Makes the GPU current on the calling thread. Every other call of the driver requires it.
@@ -239,12 +242,12 @@ impl Gpu {
     ///
     /// # Safety
     /// The memory is this GPU's, and nothing else accesses it meanwhile.
-    pub(crate) unsafe fn zero(&self, address: u64, bytes: usize) -> Result<(), CudaError> {
+    pub(crate) unsafe fn zero(&self, address: u64, bytes: usize, stream: Stream) -> Result<(), CudaError> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the caller's contract.
-        let code = unsafe { (self.libraries.driver.cuMemsetD8Async)(address, 0, bytes, self.compute.0) };
+        let code = unsafe { (self.libraries.driver.cuMemsetD8Async)(address, 0, bytes, stream.0) };
         self.check("cuMemsetD8Async", code)
     }
 

@@ -5,21 +5,26 @@
 //! - [`gpu`]: one GPU: its context, its streams and its memory. [`error`]: failed calls.
 //! - [`kernels`]: sources of the kernels, their compilation and their cache.
 //! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
-//!   addresses of all values are known before the first step, so a machine lowers each program once and replays it.
+//!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
+//!   it, between collectives as a [`graph`].
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
+//! - [`alike`]: which GPUs and libraries may share a world.
 //! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
 //!
 //! Deliberately absent: allocation, locks and library calls other than launches in the hot loop; the legacy default
 //! stream; any dependency on CUDA at build time.
 #![allow(unsafe_code)] // Calls into NVIDIA's libraries, and raw addresses of device memory.
 
+mod alike;
 mod command;
 mod device;
 mod error;
 mod gpu;
+mod graph;
 mod kernels;
 mod library;
 mod lower;
+mod lowered;
 mod machine;
 mod nccl;
 mod product;

@@ -1,13 +1,13 @@
 //! The machine: the regions of programs in the memory of a GPU, and the execution of programs over them.
 //!
-//! A program is lowered when it first runs; after that a step only replays commands. Everything runs on one stream, in the
-//! order of the program.
+//! A program is lowered when it first runs; after that a step only replays commands, or graphs of them. Everything runs on one
+//! stream, in the order of the program.
 
 use crate::command::{Command, Ready};
 use crate::error::CudaError;
-use crate::gpu::{DeviceMemory, Event};
+use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::kernels::CompileError;
-use crate::lower::lower;
+use crate::lowered::Lowered;
 use crate::shared::Shared;
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
@@ -15,7 +15,7 @@ use phalanx_device::span::Memory;
 use phalanx_device::{AllocError, Backing, ElementType, ExecError, Machine, Operand, RawBuffer, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
-use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Op, Program, ValueId};
+use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Op, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,27 +41,34 @@ pub(crate) fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
     LASTING.map(|region| (region_bytes(programs, region), false))
 }
 
-/// A program and what its instructions enqueue.
-#[derive(Debug)]
-struct Lowered {
-    program: Program,
-    /// First command of each instruction, and the number of commands.
-    starts: Vec<usize>,
-    commands: Vec<Ready>,
-}
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct CudaMachine {
     shared: Arc<Shared>,
-    regions: BTreeMap<Region, DeviceMemory>,
+    /// Programs that have run. Their graphs refer to the regions, so they are dropped first.
     lowered: Vec<Lowered>,
+    regions: BTreeMap<Region, DeviceMemory>,
+    /// Where graphs are captured; none if the machine runs without graphs.
+    capture: Option<CaptureStream>,
     /// Marks the end of each instruction when times are measured; kept between runs.
     events: Vec<Event>,
 }
 
+/// A stream that runs nothing, which the GPU gets back.
+#[derive(Debug)]
+struct CaptureStream {
+    shared: Arc<Shared>,
+    stream: Stream,
+}
+
+impl Drop for CaptureStream {
+    fn drop(&mut self) {
+        self.shared.gpu.return_stream(self.stream);
+    }
+}
+
 impl CudaMachine {
-    /// Allocates the regions; takes those of `before` that fit.
+    /// Allocates the regions; takes those of `before` that fit. Commands run as graphs if `graphs`.
     ///
     /// # Errors
     /// When the GPU has too little memory.
@@ -69,6 +76,7 @@ impl CudaMachine {
         shared: &Arc<Shared>,
         programs: &[&Compiled],
         mut before: BTreeMap<Region, DeviceMemory>,
+        graphs: bool,
     ) -> Result<CudaMachine, AllocError> {
         let gpu = &shared.gpu;
         let mut regions = BTreeMap::new();
@@ -83,14 +91,23 @@ impl CudaMachine {
                     let memory = allocated.map_err(failed)?;
                     if region != Region::Work && !is_pinned {
                         // SAFETY: just allocated.
-                        unsafe { gpu.zero(memory.address, bytes) }.map_err(failed)?;
+                        unsafe { gpu.zero(memory.address, bytes, gpu.compute) }.map_err(failed)?;
                     }
                     memory
                 }
             };
             regions.insert(region, memory);
         }
-        Ok(CudaMachine { shared: shared.clone(), regions, lowered: Vec::new(), events: Vec::new() })
+        let stream = if graphs { Some(gpu.take_stream()) } else { None };
+        let stream = stream.transpose().map_err(|e| AllocError { bytes: 0, source: std::io::Error::other(e) })?;
+        let capture = stream.map(|stream| CaptureStream { shared: shared.clone(), stream });
+        Ok(CudaMachine { shared: shared.clone(), lowered: Vec::new(), regions, capture, events: Vec::new() })
+    }
+
+    /// Parts of a program that run as graphs.
+    #[cfg(test)]
+    pub(crate) fn n_graphs(&mut self, c: &Compiled) -> usize {
+        Lowered::find(&mut self.lowered, c).map_or(0, |i| self.lowered[i].n_graphs())
     }
 
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {
@@ -109,46 +126,52 @@ impl CudaMachine {
 
     /// Index of the lowered program; lowers it if it has not run before.
     fn lowered(&mut self, c: &Compiled) -> Result<usize, ExecError> {
-        if let Some(i) = self.lowered.iter().position(|lowered| lowered.program == c.program) {
+        if let Some(i) = Lowered::find(&mut self.lowered, c) {
             return Ok(i);
         }
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
-        let (scratch, scratch_bytes) = c.layout.scratch;
-        let scratch = self.regions[&Region::Work].address + scratch as u64;
-        let (mut starts, mut commands) = (Vec::new(), Vec::new());
-        for instr in &c.program.instrs {
-            starts.push(commands.len());
-            let (lowered, taken) = lower(&c.program, instr, |v| self.address(c, v), scratch).finish();
-            assert!(taken <= scratch_bytes, "{} takes {taken} bytes of scratch of {scratch_bytes}", instr.op.name());
-            for command in lowered {
-                commands.push(self.shared.ready(command).map_err(|e| failed(&e))?);
-            }
-        }
-        starts.push(commands.len());
-        self.lowered.push(Lowered { program: c.program.clone(), starts, commands });
+        let scratch = self.regions[&Region::Work].address + c.layout.scratch.0 as u64;
+        let lowered = Lowered::new(&self.shared, c, |v| self.address(c, v), scratch).map_err(|e| failed(&e))?;
+        self.lowered.push(lowered);
         Ok(self.lowered.len() - 1)
     }
 
-    fn instruction(&mut self, c: &Compiled, lowered: usize, i: usize, groups: &mut Groups) -> Result<(), ExecError> {
-        let instr = &c.program.instrs[i];
+    /// Runs the instruction `first`, or those of the segment that begins there; returns the number of instructions.
+    fn advance(
+        &mut self,
+        c: &Compiled,
+        lowered: usize,
+        first: usize,
+        end: usize,
+        with: &mut Run<'_>,
+    ) -> Result<usize, ExecError> {
+        let instr = &c.program.instrs[first];
         match &instr.op {
             // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
             // memory pass keeps their places.
-            Op::Start(collective) => unsafe { self.start(c, instr, collective, groups) },
-            Op::Await(collective) => Ok(groups.finish(collective)?),
+            Op::Start(collective) => unsafe { self.start(c, instr, collective, with.groups) }?,
+            Op::Await(collective) => with.groups.finish(collective)?,
             Op::Opaque { model, .. } => {
-                Err(ExecError::Opaque { model: *model, reason: "user-defined models run on the CPU only".into() })
+                let reason = "user-defined models run on the CPU only".into();
+                return Err(ExecError::Opaque { model: *model, reason });
             }
             _ => {
-                let Lowered { starts, commands, .. } = &self.lowered[lowered];
-                for command in &commands[starts[i]..starts[i + 1]] {
-                    // SAFETY: lowering placed all operands in this machine's regions, inside their bounds; everything
-                    // that accesses them runs on the compute stream.
-                    unsafe { self.shared.enqueue(command) }.map_err(|e| failed(&e))?;
-                }
-                Ok(())
+                let (shared, lowered) = (&*self.shared, &mut self.lowered[lowered]);
+                let capture = self.capture.as_ref().filter(|_| with.timings.is_none());
+                let segment = capture.zip(lowered.segment(first, end));
+                let n = segment.map_or(1, |(_, segment)| lowered.instrs(segment).len());
+                // SAFETY: lowering placed all operands in this machine's regions, inside their bounds; everything that
+                // accesses them runs on the compute stream.
+                let enqueued = unsafe {
+                    match segment {
+                        Some((capture, segment)) => lowered.run_segment(shared, &shared.gpu, segment, capture.stream),
+                        None => lowered.enqueue(shared, first..first + 1, shared.gpu.compute),
+                    }
+                };
+                return enqueued.map(|()| n).map_err(|e| failed(&e));
             }
         }
+        Ok(1)
     }
 
     /// # Safety
@@ -240,7 +263,7 @@ impl Shared {
     }
 
     /// Compiles the kernel or plans the product of a command.
-    fn ready(&self, command: Command) -> Result<Ready, CompileError> {
+    pub(crate) fn ready(&self, command: Command) -> Result<Ready, CompileError> {
         Ok(match command {
             Command::Launch(mut launch) => {
                 let kernel = self.kernels.load(&self.gpu, &launch.kernel, launch.shared_bytes)?;
@@ -254,8 +277,8 @@ impl Shared {
     }
 
     /// # Safety
-    /// The command's memory is this GPU's, and only work of the compute stream accesses it.
-    unsafe fn enqueue(&self, command: &Ready) -> Result<(), CudaError> {
+    /// The command's memory is this GPU's, and only work of the stream accesses it.
+    pub(crate) unsafe fn enqueue(&self, command: &Ready, stream: Stream) -> Result<(), CudaError> {
         let (gpu, driver) = (&self.gpu, self.gpu.libraries.driver);
         // SAFETY: the caller's contract; arguments live in the command, and the driver copies them.
         unsafe {
@@ -263,18 +286,15 @@ impl Shared {
                 Ready::Launch { kernel, launch, pointers } => {
                     let [x, y, z] = launch.grid;
                     let (threads, shared_bytes) = (launch.threads, launch.shared_bytes);
-                    let (stream, args) = (gpu.compute.0, pointers.as_ptr().cast_mut());
+                    let args = pointers.as_ptr().cast_mut();
                     let none = std::ptr::null_mut();
                     let launch = driver.cuLaunchKernel;
-                    let code = launch(kernel.0, x, y, z, threads, 1, 1, shared_bytes, stream, args, none);
+                    let code = launch(kernel.0, x, y, z, threads, 1, 1, shared_bytes, stream.0, args, none);
                     gpu.check("cuLaunchKernel", code)
                 }
-                Ready::Copy { from, to, bytes } => {
-                    let code = (driver.cuMemcpyDtoDAsync_v2)(*to, *from, *bytes, gpu.compute.0);
-                    gpu.check("cuMemcpyDtoDAsync", code)
-                }
-                Ready::Zero { at, bytes } => gpu.zero(*at, *bytes),
-                Ready::Product(product) => product.enqueue(),
+                Ready::Copy { from, to, bytes } => gpu.copy(*from, *to, *bytes, stream),
+                Ready::Zero { at, bytes } => gpu.zero(*at, *bytes, stream),
+                Ready::Product(product) => product.enqueue(stream),
             }
         }
     }
@@ -285,17 +305,20 @@ impl Shared {
 unsafe impl Machine for CudaMachine {
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
         let lowered = self.lowered(c)?;
+        self.lowered[lowered].check(&part);
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
         let n = part.len();
         if with.timings.is_some() {
             self.mark(0).map_err(|e| failed(&e))?;
         }
-        for (k, i) in part.enumerate() {
-            self.instruction(c, lowered, i, with.groups)?;
+        let mut next = part.start;
+        while next < part.end {
+            let n_run = self.advance(c, lowered, next, part.end, with)?;
+            next += n_run;
             if with.timings.is_some() {
-                self.mark(k + 1).map_err(|e| failed(&e))?;
+                self.mark(next - part.start).map_err(|e| failed(&e))?;
             }
-            with.groups.progress_counter().tick();
+            (0..n_run).for_each(|_| with.groups.progress_counter().tick());
             if with.groups.progress_counter().is_left() {
                 return Err(ExecError::Left);
             }
@@ -354,10 +377,11 @@ unsafe impl Machine for CudaMachine {
     fn remap(&mut self, _: &Arena) {}
 
     fn succeed(self: Box<Self>, programs: &[&Compiled], _: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
-        let CudaMachine { shared, mut regions, .. } = *self;
+        let CudaMachine { shared, lowered, mut regions, capture, .. } = *self;
+        drop(lowered);
         let before = regions.extract_if(.., |region, _| LASTING.contains(region)).collect();
         // The work region goes before the next one is allocated, so that both need not fit.
         drop(regions);
-        Ok(Box::new(CudaMachine::new(&shared, programs, before)?))
+        Ok(Box::new(CudaMachine::new(&shared, programs, before, capture.is_some())?))
     }
 }

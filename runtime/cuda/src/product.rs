@@ -4,7 +4,7 @@
 //! `C^T = B^T A^T`.
 
 use crate::error::CudaError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Stream};
 use cudarc::cublaslt::sys::{
     cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreference_t, cublasLtMatrixLayout_t,
@@ -23,6 +23,10 @@ const R_16BF: u32 = 14;
 /// `CUBLASLT_MATMUL_DESC_TRANSA`, `…_TRANSB`.
 const TRANS_A: u32 = 3;
 const TRANS_B: u32 = 4;
+/// `CUBLASLT_MATMUL_DESC_EPILOGUE`, `…_BIAS_POINTER`, and `CUBLASLT_EPILOGUE_BIAS`.
+const EPILOGUE: u32 = 7;
+const BIAS_POINTER: u32 = 8;
+const EPILOGUE_BIAS: u32 = 4;
 /// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`, `…_REDUCTION_SCHEME_MASK`.
 const MAX_WORKSPACE: u32 = 1;
 const REDUCTION_SCHEMES: u32 = 3;
@@ -51,7 +55,7 @@ impl Matrix {
     }
 }
 
-/// `c [m, n] = (c) + alpha op(a) [m, k] op(b) [k, n]`.
+/// `c [m, n] = (added) + alpha op(a) [m, k] op(b) [k, n] + (bias [n])`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Product {
     pub(crate) m: usize,
@@ -61,8 +65,10 @@ pub(crate) struct Product {
     pub(crate) b: Matrix,
     pub(crate) c: Matrix,
     pub(crate) alpha: f32,
-    /// Adds to `c`.
-    pub(crate) accumulates: bool,
+    /// What is added: a matrix stored as `c`, or `c` itself.
+    pub(crate) added: Option<u64>,
+    /// A row of f32 that is added to every row; then `c` is f32 too.
+    pub(crate) bias: Option<u64>,
     /// [`WORKSPACE_BYTES`] of scratch.
     pub(crate) workspace: u64,
 }
@@ -133,6 +139,13 @@ impl Products {
                 let code = (blas.cublasLtMatmulDescSetAttribute)(desc, which, (&raw const is_transposed).cast(), 4);
                 check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
             }
+            if let Some(bias) = product.bias {
+                let (set, epilogue) = (blas.cublasLtMatmulDescSetAttribute, EPILOGUE_BIAS);
+                let code = set(desc, EPILOGUE, (&raw const epilogue).cast(), size_of::<u32>());
+                check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+                let code = set(desc, BIAS_POINTER, (&raw const bias).cast(), size_of::<u64>());
+                check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+            }
             for (layout, ((rows, cols), matrix)) in layouts.iter_mut().zip(shapes) {
                 let code = (blas.cublasLtMatrixLayoutCreate)(
                     &raw mut *layout,
@@ -144,7 +157,8 @@ impl Products {
                 check(gpu, "cublasLtMatrixLayoutCreate", code)?;
             }
         }
-        let algorithm = self.algorithm(gpu, desc, layouts, [b, a, c, c].map(Matrix::alignment))?;
+        let added = Matrix { address: product.added.unwrap_or(c.address), ..c };
+        let algorithm = self.algorithm(gpu, desc, layouts, [b, a, added, c].map(Matrix::alignment))?;
         Ok(PlannedProduct { gpu: gpu.clone(), handle: self.handle, product, desc, layouts, algorithm })
     }
 
@@ -195,16 +209,16 @@ impl Products {
 }
 
 impl PlannedProduct {
-    /// Enqueues the product on the compute stream.
+    /// Enqueues the product.
     ///
     /// # Errors
     /// When the library or the GPU fails.
     ///
     /// # Safety
-    /// The matrices and the workspace are this GPU's, and only work of the compute stream accesses them meanwhile.
-    pub(crate) unsafe fn enqueue(&self) -> Result<(), CudaError> {
+    /// The matrices and the workspace are this GPU's, and only work of the stream accesses them meanwhile.
+    pub(crate) unsafe fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
         let (gpu, product) = (&*self.gpu, &self.product);
-        let beta: f32 = if product.accumulates { 1.0 } else { 0.0 };
+        let beta: f32 = if product.added.is_some() { 1.0 } else { 0.0 };
         let [a, b, c] = self.layouts;
         // SAFETY: the caller's contract; the scalars are read before the call returns.
         let code = unsafe {
@@ -217,14 +231,14 @@ impl PlannedProduct {
                 product.a.address as *const _,
                 b,
                 (&raw const beta).cast(),
-                product.c.address as *const _,
+                product.added.unwrap_or(product.c.address) as *const _,
                 c,
                 product.c.address as *mut _,
                 c,
                 &raw const self.algorithm,
                 product.workspace as *mut _,
                 WORKSPACE_BYTES,
-                gpu.compute.0,
+                stream.0,
             )
         };
         check(gpu, "cublasLtMatmul", code)

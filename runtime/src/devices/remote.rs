@@ -196,7 +196,7 @@ mod tests {
         let v = program.add_value("w", &[n], DType::F32, Kind::Parameter);
         program.add_value("behind", &[16], DType::F32, Kind::Parameter);
         let layout = memory(&program, target);
-        (Compiled { program, layout, phases: StepPhases { apply: 0, gather: 0, end: 0 } }, v, n)
+        (Compiled::new(program, layout, StepPhases { apply: 0, gather: 0, end: 0 }), v, n)
     }
 
     #[test]

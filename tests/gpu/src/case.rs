@@ -148,7 +148,7 @@ impl Case {
     pub fn run(&self, device: &dyn Device, reuses: bool) -> Result<Vec<Vec<f64>>> {
         let (program, given, writes) = self.program(reuses);
         let layout = memory(&program, device.target());
-        let c = Compiled { program, layout, phases: StepPhases { apply: 0, gather: 0, end: 1 } };
+        let c = Compiled::new(program, layout, StepPhases { apply: 0, gather: 0, end: 1 });
         device.on_device_thread(1, || {
             let mut machine = device.machine(&[&c], &Backing::default())?;
             for (v, operand) in given.iter().zip(&self.reads) {

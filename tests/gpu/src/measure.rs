@@ -45,7 +45,7 @@ pub fn seconds(gpu: &CudaDevice, op: &Op, reads: &[Shape], writes: &[Shape]) -> 
     let writes: Vec<ValueId> = writes.iter().map(|shape| add(&mut p, "write", shape, Kind::Output)).collect();
     p.push(op.clone(), reads, writes, Site { phase: Phase::Forward, block: None, microbatch: 0 });
     let layout = memory(&p, gpu.target());
-    let c = Compiled { program: p, layout, phases: StepPhases { apply: 0, gather: 0, end: 1 } };
+    let c = Compiled::new(p, layout, StepPhases { apply: 0, gather: 0, end: 1 });
     (gpu as &dyn Device).on_device_thread(1, || {
         let mut machine = gpu.machine(&[&c], &Backing::default())?;
         let (mut timings, mut groups) = (Vec::new(), Groups::none());

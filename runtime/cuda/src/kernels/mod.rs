@@ -107,13 +107,13 @@ sources! {
     /// Sums of scalars, and the factor that clips gradients.
     SCALARS = "scalars.cu", &[""];
     /// Sums of squares.
-    SQUARES = "squares.cu", &["X=float", "X=bf16", "X=f16"];
+    SQUARES = "squares.cu" after "runs.cuh", &["X=float", "X=bf16", "X=f16"];
     /// Sums of gradients along a fixed tree.
     TREE_SUM = "tree_sum.cu", &[""];
     /// Softmax cross-entropy and its gradient.
     CROSS_ENTROPY = "cross_entropy.cu", &[""];
     /// Updates by rules that work element by element.
-    OPTIMIZER = "optimizer.cu", &[""];
+    OPTIMIZER = "optimizer.cu" after "runs.cuh", &[""];
     /// Adafactor.
     ADAFACTOR = "adafactor.cu", &[""];
 }

@@ -11,6 +11,7 @@ use std::ffi::{c_int, c_void};
 functions! {
     /// Functions of libcublasLt.
     Blas {
+        fn cublasLtGetVersion() -> usize;
         fn cublasLtCreate(*mut cublasLtHandle_t) -> u32;
         fn cublasLtMatmulDescCreate(*mut cublasLtMatmulDesc_t, u32, u32) -> u32;
         fn cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t, u32, *const c_void, usize) -> u32;

@@ -1,7 +1,9 @@
 //! The CUDA driver.
 
 use super::binding::functions;
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
+};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `CUresult`: an integer, since newer drivers return codes that no header of today knows.
@@ -35,6 +37,12 @@ functions! {
         fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> Code;
         fn cuStreamCreate(*mut CUstream, c_uint) -> Code;
         fn cuStreamSynchronize(CUstream) -> Code;
+        fn cuStreamBeginCapture_v2(CUstream, c_uint) -> Code;
+        fn cuStreamEndCapture(CUstream, *mut CUgraph) -> Code;
+        fn cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64) -> Code;
+        fn cuGraphLaunch(CUgraphExec, CUstream) -> Code;
+        fn cuGraphDestroy(CUgraph) -> Code;
+        fn cuGraphExecDestroy(CUgraphExec) -> Code;
         fn cuEventCreate(*mut CUevent, c_uint) -> Code;
         fn cuEventDestroy_v2(CUevent) -> Code;
         fn cuEventRecord(CUevent, CUstream) -> Code;

@@ -13,6 +13,7 @@ mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod head_norm;
+mod merged;
 mod norm;
 mod optimizer;
 mod product;
@@ -20,6 +21,8 @@ mod qk_norm;
 mod rotary;
 mod rows;
 mod sums;
+
+pub(crate) use merged::{Commands, lower_all};
 
 use crate::command::{Args, Buffer, Command, Launch};
 use crate::kernels::Instance;

@@ -10,10 +10,8 @@ impl Lowering {
     /// first.
     pub(super) fn product(&mut self, m: &MatMul) {
         let (a, b, c) = (self.reads[0], self.reads[1], self.writes[0]);
-        if m.residual {
-            assert_eq!(c.dtype, DType::F32, "the residual stream is f32");
-            self.copy(self.reads[self.reads.len() - 1], c);
-        }
+        let residual = m.residual.then(|| self.reads[self.reads.len() - 1]);
+        assert!(residual.is_none_or(|r| r.dtype == DType::F32 && c.dtype == DType::F32), "the residual stream is f32");
         let compute = match m.compute {
             Compute::Bf16 => DType::Bf16,
             // Products of float16 are exact in the f32 sums of the tensor cores.
@@ -23,6 +21,12 @@ impl Lowering {
         let (a, b) = (self.in_precision(a, compute), self.in_precision(b, compute));
         let a_columns = m.a_columns.map_or((0, a.cols), |columns| (columns.start, columns.len));
         let c_columns = m.c_columns.map_or((0, c.cols), |columns| (columns.start, columns.len));
+        let covers_c = c_columns == (0, c.cols);
+        if let Some(residual) = residual
+            && !covers_c
+        {
+            self.copy(residual, c);
+        }
         let (rows, k) = if m.trans_a { (a_columns.1, a.rows) } else { (a.rows, a_columns.1) };
         let matrix = |buffer: Buffer, first: usize, is_transposed: bool| Matrix {
             address: buffer.address + (first * buffer.dtype.size_bytes()) as u64,
@@ -30,23 +34,28 @@ impl Lowering {
             dtype: buffer.dtype,
             is_transposed,
         };
-        // A bias is added before the one rounding of a narrow result. The library writes f32 or the type of the operands.
+        // A bias is added before the one rounding of a narrow result. The library writes f32 or the type of the operands, and
+        // adds a bias of the type that it writes.
         let is_direct = c.dtype == DType::F32 || (c.dtype == a.dtype && !m.bias);
+        let bias = m.bias.then(|| self.reads[2]);
+        let fused_bias = bias.filter(|bias| covers_c && (bias.dtype, c.dtype) == (DType::F32, DType::F32));
         let sum = if is_direct { c } else { self.take(c.rows, c.cols, DType::F32) };
         let workspace = self.take(1, WORKSPACE_BYTES / size_of::<f32>(), DType::F32);
+        let to = matrix(sum, c_columns.0, false);
         self.push(Command::Product(Product {
             m: rows,
             n: c_columns.1,
             k,
             a: matrix(a, a_columns.0, m.trans_a),
             b: matrix(b, 0, m.trans_b),
-            c: matrix(sum, c_columns.0, false),
+            c: to,
             alpha: m.alpha,
-            accumulates: m.residual,
+            added: residual.map(|residual| if covers_c { residual.address } else { to.address }),
+            bias: fused_bias.map(|bias| bias.address),
             workspace: workspace.address,
         }));
-        if m.bias {
-            self.add_row(self.reads[2], sum, c);
+        if let Some(bias) = bias.filter(|_| fused_bias.is_none()) {
+            self.add_row(bias, sum, c);
         } else if !is_direct {
             self.cast(sum, c);
         }

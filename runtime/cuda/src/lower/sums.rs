@@ -14,6 +14,9 @@ const VALUE_THREADS: u32 = 1024;
 /// Most blocks of a sum, and the elements of each at least.
 const SUM_BLOCKS_MAX: usize = 1024;
 const SQUARES_OF_BLOCK: usize = 1 << 13;
+/// Runs of elements whose squares one launch sums, and the threads that add the sums of blocks.
+const RUNS: usize = 120;
+const SUM_THREADS: u32 = 1024;
 /// Operands of a tree sum, and its threads.
 const NODES: usize = 32;
 const TREE_THREADS: u32 = 128;
@@ -96,10 +99,12 @@ impl Lowering {
         let g = g.elements(first, len);
         let n_blocks = len.div_ceil(SQUARES_OF_BLOCK).clamp(1, SUM_BLOCKS_MAX);
         let parts = if n_blocks == 1 { out } else { self.take(1, n_blocks, DType::F64) };
-        let kernel = Instance::of(SQUARES, "sum_squares").with("X", type_name(g.dtype));
-        self.launch(kernel, [n_blocks as u32, 1, 1], THREADS, 0, Args::new().ptr(g).long(len).ptr(parts));
+        let kernel = |name| Instance::of(SQUARES, name).with("X", type_name(g.dtype));
+        let args = Args::of_run(&[g.address, len as u64, parts.address], n_blocks, RUNS);
+        self.launch(kernel("sum_squares"), [n_blocks as u32, 1, 1], THREADS, 0, args);
         if n_blocks > 1 {
-            self.sum_values(parts, None, out);
+            let args = Args::of_run(&[parts.address, n_blocks as u64, out.address], 1, RUNS);
+            self.launch(kernel("sum_of_blocks"), [1, 1, 1], SUM_THREADS, 0, args);
         }
     }
 

@@ -5,10 +5,13 @@
 mod agreement;
 #[path = "../../../collective/src/tests/definitions.rs"]
 pub mod definitions;
+mod graphs;
+mod machine;
 mod nccl;
 mod on_device;
 mod processes;
 mod staged;
+pub mod step;
 
 use crate::gpu::Gpu;
 use crate::library::{Nccl, Search};

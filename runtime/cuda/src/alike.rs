@@ -1,0 +1,78 @@
+//! Equal arithmetic at all ranks: members of a group have the same model of GPU and the same version of cuBLASLt.
+//!
+//! The library's choice of an algorithm for a product is a function of the GPU, of the library's version and of the product. So
+//! ranks that have the first two in common choose the same algorithms, after every restart too. The alternative, algorithms that
+//! one rank chooses and sends to the others, would make a world wait until that rank has lowered its programs, and other models
+//! of GPUs could not run them.
+
+use crate::gpu::Gpu;
+use phalanx_device::{Collective, CollectiveError, SliceOperations};
+
+/// Words of the text that a member sends.
+const WORDS: usize = 24;
+
+/// What decides the algorithms of a GPU's products.
+pub(crate) fn arithmetic_of(gpu: &Gpu) -> String {
+    // SAFETY: a call without arguments.
+    let version = unsafe { (gpu.libraries.blas.cublasLtGetVersion)() };
+    format!("{} and cuBLASLt {version}", gpu.model)
+}
+
+/// Compares what the members of a group have, in one small collective.
+///
+/// # Errors
+/// Those of the communicator; [`CollectiveError::Library`] names two members that differ.
+pub(crate) fn check_alike(own: &str, host: &mut dyn Collective) -> Result<(), CollectiveError> {
+    let mut bytes = [0u8; 4 * WORDS];
+    let len = own.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&own.as_bytes()[..len]);
+    let words: [i32; WORDS] = std::array::from_fn(|i| i32::from_le_bytes(std::array::from_fn(|b| bytes[4 * i + b])));
+    let mut all = vec![0; WORDS * host.size() as usize];
+    host.all_gather(&words, &mut all, WORDS)?;
+    let Some(other) = all.chunks(WORDS).position(|words| *words != all[..WORDS]) else { return Ok(()) };
+    let text = |i: usize| {
+        let bytes: Vec<u8> = all[WORDS * i..WORDS * (i + 1)].iter().flat_map(|word| word.to_le_bytes()).collect();
+        String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
+    };
+    let reason = format!(
+        "position 0 has {} and position {other} has {}: all GPU ranks of a world need the same, because their products would \
+         have different bits",
+        text(0),
+        text(other)
+    );
+    Err(CollectiveError::Library { call: "comparing GPUs", reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_collective::local::LocalWorld;
+    use phalanx_device::world::{World, WorldId};
+
+    fn outcomes(arithmetic: [&str; 3]) -> Vec<Result<(), CollectiveError>> {
+        let local = LocalWorld::new(World::of_one_group(WorldId { job: 1, generation: 1, incarnation: 1 }, 3).unwrap());
+        let check = |rank: u32| check_alike(arithmetic[rank as usize], &mut local.communicator(0, rank).unwrap());
+        std::thread::scope(|scope| {
+            let check = &check;
+            let threads = [0, 1, 2].map(|rank| scope.spawn(move || check(rank)));
+            threads.map(|thread| thread.join().unwrap()).into()
+        })
+    }
+
+    #[test]
+    fn group_of_equal_gpus_and_libraries_is_accepted() {
+        assert_eq!(outcomes(["NVIDIA H100 and cuBLASLt 130100"; 3]), [Ok(()), Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn group_with_another_gpu_or_library_is_refused_by_all_and_both_are_named() {
+        let h100 = "NVIDIA H100 and cuBLASLt 130100";
+        for other in ["NVIDIA H200 and cuBLASLt 130100", "NVIDIA H100 and cuBLASLt 120803"] {
+            for outcome in outcomes([h100, h100, other]) {
+                let text = outcome.unwrap_err().to_string();
+                let names = [format!("position 0 has {h100} "), format!("position 2 has {other}:")];
+                assert!(names.iter().all(|name| text.contains(name)), "{text}");
+            }
+        }
+    }
+}

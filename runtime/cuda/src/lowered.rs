@@ -1,0 +1,181 @@
+//! A lowered program: the commands of its instructions, ready to be enqueued.
+//!
+//! Commands between collectives form *segments*. A segment runs eagerly once, because libraries prepare themselves in their first
+//! call, which a capture does not allow; then it is captured, and from then on launched as a graph.
+
+use crate::command::Ready;
+use crate::error::CudaError;
+use crate::gpu::{Gpu, Stream};
+use crate::graph::Graph;
+use crate::kernels::CompileError;
+use crate::lower::{Commands, lower_all};
+use crate::shared::Shared;
+use phalanx_strategies::compile::{Compiled, Identity};
+use phalanx_strategies::passes::memory::Layout;
+use phalanx_strategies::program::{Op, Program, ValueId};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Segments of fewer commands are enqueued one by one: the launch of a graph costs about as much.
+const GRAPH_COMMANDS_MIN: usize = 4;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Lowered {
+    identity: Identity,
+    program: Program,
+    layout: Layout,
+    /// First command of each instruction, and the number of commands.
+    starts: Vec<usize>,
+    is_merged: Vec<bool>,
+    commands: Vec<Ready>,
+    /// In the order of their instructions.
+    segments: Vec<Segment>,
+}
+
+/// Consecutive instructions of one phase without collectives.
+#[derive(Debug)]
+struct Segment {
+    instrs: Range<usize>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Never run.
+    New,
+    /// Run once.
+    Prepared,
+    Captured(Graph),
+    /// Not a graph: the driver has refused it.
+    Refused,
+}
+
+impl Lowered {
+    /// Lowers a program whose values are at `place`, with scratch at `scratch`.
+    ///
+    /// # Errors
+    /// When a kernel cannot be compiled, or the library refuses a product.
+    pub(crate) fn new(
+        shared: &Shared,
+        c: &Compiled,
+        place: impl Fn(ValueId) -> u64,
+        scratch: u64,
+    ) -> Result<Lowered, CompileError> {
+        let Commands { starts, is_merged, commands } = lower_all(c, place, scratch);
+        let commands = commands.into_iter().map(|command| shared.ready(command)).collect::<Result<_, _>>()?;
+        let segment = |instrs| Segment { instrs, state: State::New };
+        let segments = segments(c).into_iter().filter(|s| starts[s.end] - starts[s.start] >= GRAPH_COMMANDS_MIN);
+        let segments = segments.map(segment).collect();
+        let (program, layout) = (c.program.clone(), c.layout.clone());
+        Ok(Lowered { identity: c.identity.clone(), program, layout, starts, is_merged, commands, segments })
+    }
+
+    /// Which of these programs a compiled program is. One that was compiled again is the one that it equals.
+    pub(crate) fn find(all: &mut [Lowered], c: &Compiled) -> Option<usize> {
+        let same = all.iter().position(|lowered| lowered.identity == c.identity);
+        same.or_else(|| {
+            let equal = all.iter().position(|lowered| lowered.program == c.program && lowered.layout == c.layout)?;
+            all[equal].identity = c.identity.clone();
+            Some(equal)
+        })
+    }
+
+    /// # Panics
+    /// If the range cuts through instructions whose commands are merged.
+    pub(crate) fn check(&self, part: &Range<usize>) {
+        let cuts = |i: usize| !part.is_empty() && self.is_merged.get(i).is_some_and(|is_merged| *is_merged);
+        assert!(!cuts(part.start) && !cuts(part.end), "the range {part:?} cuts through merged instructions");
+    }
+
+    /// The segment that begins at an instruction and ends before or at `end`.
+    pub(crate) fn segment(&self, first: usize, end: usize) -> Option<usize> {
+        let found = self.segments.binary_search_by_key(&first, |segment| segment.instrs.start).ok();
+        found.filter(|i| self.segments[*i].instrs.end <= end)
+    }
+
+    /// The instructions of a segment.
+    pub(crate) fn instrs(&self, segment: usize) -> Range<usize> {
+        self.segments[segment].instrs.clone()
+    }
+
+    /// Segments that run as graphs.
+    #[cfg(test)]
+    pub(crate) fn n_graphs(&self) -> usize {
+        self.segments.iter().filter(|segment| matches!(segment.state, State::Captured(_))).count()
+    }
+
+    /// Enqueues the commands of instructions one by one.
+    ///
+    /// # Errors
+    /// When a library or the GPU fails.
+    ///
+    /// # Safety
+    /// The commands' memory is this GPU's, and only work of the stream accesses it.
+    pub(crate) unsafe fn enqueue(
+        &self,
+        shared: &Shared,
+        instrs: Range<usize>,
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        let commands = &self.commands[self.starts[instrs.start]..self.starts[instrs.end]];
+        // SAFETY: the caller's contract.
+        commands.iter().try_for_each(|command| unsafe { shared.enqueue(command, stream) })
+    }
+
+    /// Enqueues a segment on the compute stream: as a graph, from its second run on. `capture` is a stream without work.
+    ///
+    /// # Errors
+    /// When a library or the GPU fails. A refused capture is no error: the segment stays eager.
+    ///
+    /// # Safety
+    /// As [`Lowered::enqueue`].
+    pub(crate) unsafe fn run_segment(
+        &mut self,
+        shared: &Shared,
+        gpu: &Arc<Gpu>,
+        segment: usize,
+        capture: Stream,
+    ) -> Result<(), CudaError> {
+        let instrs = self.instrs(segment);
+        if let State::Prepared = self.segments[segment].state {
+            // SAFETY: the stream of a capture runs nothing; the graph runs on the compute stream.
+            let captured =
+                Graph::capture(gpu, capture, |stream| unsafe { self.enqueue(shared, instrs.clone(), stream) });
+            self.segments[segment].state = captured.map_or_else(|error| self.refuse(&error), State::Captured);
+        }
+        let state = &mut self.segments[segment].state;
+        if let State::New = state {
+            *state = State::Prepared;
+        }
+        match state {
+            // SAFETY: the caller's contract.
+            State::Captured(graph) => unsafe { graph.launch(gpu.compute) },
+            // SAFETY: the caller's contract.
+            _ => unsafe { self.enqueue(shared, instrs, gpu.compute) },
+        }
+    }
+
+    /// Warns once that the program runs without graphs.
+    fn refuse(&self, error: &CudaError) -> State {
+        if !self.segments.iter().any(|segment| matches!(segment.state, State::Refused)) {
+            tracing::warn!(%error, "the program runs without CUDA graphs, which costs some time for each launch");
+        }
+        State::Refused
+    }
+}
+
+/// The longest runs of instructions that are commands on the GPU alone, within a phase.
+fn segments(c: &Compiled) -> Vec<Range<usize>> {
+    let instrs = &c.program.instrs;
+    let is_command = |i: usize| !matches!(instrs[i].op, Op::Start(_) | Op::Await(_) | Op::Opaque { .. });
+    let mut segments: Vec<Range<usize>> = Vec::new();
+    for i in (0..instrs.len()).filter(|i| is_command(*i)) {
+        let is_boundary = i == c.phases.apply || i == c.phases.gather;
+        match segments.last_mut() {
+            Some(last) if last.end == i && !is_boundary => last.end = i + 1,
+            _ => segments.push(i..i + 1),
+        }
+    }
+    segments
+}
