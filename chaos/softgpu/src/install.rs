@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::{fmt, fs, io};
 
 /// The sonames of a complete installation.
-pub const LIBRARIES: [&str; 5] =
-    ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"];
+pub const LIBRARIES: [&str; 6] =
+    ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1", "libcudnn.so.9"];
 
 const IMPLEMENTATION: &str = "libphalanx_softgpu.so";
 

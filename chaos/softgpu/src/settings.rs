@@ -21,7 +21,7 @@ const fn setting_of(name: &'static str, default: &'static str, meaning: &'static
     Setting { name, default, meaning }
 }
 
-/// All settings of the driver, NVRTC and cuBLASLt. Counts and bytes may end in `K`, `M` or `G` (powers of 1024).
+/// All settings of the driver, NVRTC, cuBLASLt and cuDNN. Counts and bytes may end in `K`, `M` or `G` (powers of 1024).
 pub const SETTINGS: &[Setting] = &[
     setting_of(
         "SOFTGPU_SEED",
@@ -59,6 +59,16 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting_of("SOFTGPU_SLOW_US", "0", "microseconds that each kernel takes longer"),
     setting_of("SOFTGPU_SLOW_PERCENT", "100", "duration of each kernel, in percent of what it takes"),
+    setting_of(
+        "SOFTGPU_CUDNN_VERSION",
+        "91901",
+        "what cudnnGetVersion gives; before 90600 accumulators are not set to zero",
+    ),
+    setting_of(
+        "SOFTGPU_CUDNN_REFUSE",
+        "",
+        "graphs that cuDNN has no engine for: forward, backward (attention), other; first: the first engine of each graph has no plan; several separated by commas",
+    ),
 ];
 
 /// Names with these beginnings belong to the other libraries, which give their own defaults.
@@ -111,6 +121,7 @@ fn check_one(name: &str, value: &str) -> Code {
         "SOFTGPU_GUARD" => ["auto", "keys", "idle", "off"].contains(&value),
         "SOFTGPU_FAULT" => faults::parse_faults(value).is_some(),
         "SOFTGPU_HANG" => faults::parse_hangs(value).is_some(),
+        "SOFTGPU_CUDNN_REFUSE" => crate::cudnn::is_known_refusal(value),
         "SOFTGPU_ARCH" => crate::device::is_known_arch(value),
         _ => parse_number(value).is_some(),
     };

@@ -13,19 +13,20 @@ pub enum Stat {
     GraphLaunches,
     Compilations,
     CacheHits,
+    Executions,
 }
 
-const NAMES: [&str; 7] =
-    ["kernels", "copies", "products", "host_functions", "graph_launches", "compilations", "cache_hits"];
-static COUNTS: [AtomicU64; 7] = [const { AtomicU64::new(0) }; 7];
+const NAMES: [&str; 8] =
+    ["kernels", "copies", "products", "host_functions", "graph_launches", "compilations", "cache_hits", "executions"];
+static COUNTS: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 pub fn count(what: Stat) {
     COUNTS[what as usize].fetch_add(1, Relaxed);
 }
 
-/// Value of a counter: `kernels`, `copies` (memory sets too), `products`, `host_functions`, `graph_launches` count what was
-/// executed; `compilations` and `cache_hits` what NVRTC did; `streams`, `events`, `graphs`, `graph_execs`, `modules`,
-/// `device_allocations`, `device_bytes` and `pinned_allocations` are what exists now. Unknown names give `u64::MAX`.
+/// Value of a counter: `kernels`, `copies` (memory sets too), `products`, `host_functions`, `graph_launches`, `executions` (cuDNN's)
+/// count what was executed; `compilations` and `cache_hits` what NVRTC did; `streams`, `events`, `graphs`, `graph_execs`, `modules`,
+/// `device_allocations`, `device_bytes`, `pinned_allocations`, `cudnn_descriptors` and `cudnn_handles` are what exists now. Unknown names give `u64::MAX`.
 ///
 /// # Safety
 /// `name` is a string that ends in NUL.
@@ -38,6 +39,7 @@ pub unsafe extern "C" fn softgpu_stat(name: *const c_char) -> u64 {
     }
     let existing =
         crate::engine::stat(&name).or_else(|| crate::memory::stat(&name)).or_else(|| crate::module::stat(&name));
+    let existing = existing.or_else(|| crate::cudnn::stat(&name));
     existing.unwrap_or_else(|| {
         eprintln!("softgpu: unknown counter {name}");
         u64::MAX

@@ -13,7 +13,14 @@ fn open(path: &std::path::Path) -> Library {
 fn each_library_gives_the_functions_of_its_original() {
     let installation = Installation::new().unwrap();
 
-    for (library, symbol) in LIBRARIES.iter().zip(["cuInit", "nvrtcVersion", "cublasLtCreate", "ncclGetVersion"]) {
+    for (library, symbol) in LIBRARIES.iter().zip([
+        "cuInit",
+        "nvrtcVersion",
+        "cublasLtCreate",
+        "ncclGetVersion",
+        "nvmlInit_v2",
+        "cudnnCreate",
+    ]) {
         let library = open(&installation.library(library));
 
         // SAFETY: the address is only compared.
@@ -40,7 +47,7 @@ fn library_left_out_is_absent_and_the_others_are_there() {
 
     let present = LIBRARIES.map(|l| installation.library(l).is_file());
 
-    assert_eq!(present, [true, true, true, false, true]);
+    assert_eq!(present, [true, true, true, false, true, true]);
 }
 
 #[test]

@@ -160,7 +160,8 @@ fn value_of_a_lane_that_takes_no_part_is_poison() {
 
 #[test]
 fn order_of_threads_follows_the_seed() {
-    let gpu = Gpu::new();
+    // Long enough for a compilation between the copy and the launch: each pause of the engine takes random numbers.
+    let gpu = Gpu::with(&[("SOFTGPU_HOLD_US", "60000000")]);
     let source = r#"extern "C" __global__ void f(int* x) { x[1 + atomicAdd(x, 1)] = blockIdx.x * 64 + threadIdx.x; }"#;
     gpu.set("SOFTGPU_THREADS", "1");
     let run = |seed: &str| {

@@ -4,9 +4,9 @@
 
 mod algorithm;
 mod attributes;
-mod element;
-mod problem;
-mod product;
+pub mod element;
+pub mod problem;
+pub mod product;
 
 use crate::driver;
 use crate::engine::{Op, engine};

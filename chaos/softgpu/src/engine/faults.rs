@@ -3,7 +3,6 @@
 use crate::codes::Code;
 use crate::settings;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Which launches are meant: `7`, the seventh of all; `norm`, every one of this kernel; `norm#7`, its seventh.
@@ -25,7 +24,7 @@ pub enum Fault {
 pub struct Faults {
     plan: Vec<(Which, Fault)>,
     launches: u64,
-    launches_of: BTreeMap<Arc<str>, u64>,
+    launches_of: BTreeMap<String, u64>,
     allocation: u64,
     allocations: u64,
 }
@@ -71,16 +70,16 @@ impl Faults {
     }
 
     /// Counts a launch. Returns the fault planned for it.
-    pub fn on_launch(&mut self, kernel: &Arc<str>) -> Option<Fault> {
+    pub fn on_launch(&mut self, kernel: &str) -> Option<Fault> {
         self.launches += 1;
         if self.plan.is_empty() {
             return None;
         }
-        let of_kernel = self.launches_of.entry(kernel.clone()).or_default();
+        let of_kernel = self.launches_of.entry(kernel.into()).or_default();
         *of_kernel += 1;
         let (launches, of_kernel) = (self.launches, *of_kernel);
         let meant = |w: &Which| match &w.kernel {
-            Some(name) => **name == **kernel && w.nth.is_none_or(|n| n == of_kernel),
+            Some(name) => name == kernel && w.nth.is_none_or(|n| n == of_kernel),
             None => w.nth == Some(launches),
         };
         self.plan.iter().find(|(w, _)| meant(w)).map(|(_, fault)| *fault)
@@ -126,7 +125,7 @@ mod tests {
         let plan = parse_faults("4:700,b#2:719").unwrap();
         let mut faults = Faults { plan, ..Faults::default() };
 
-        let seen: Vec<_> = ["a", "b", "b", "a", "b"].map(|k| faults.on_launch(&k.into())).into();
+        let seen: Vec<_> = ["a", "b", "b", "a", "b"].map(|k| faults.on_launch(k)).into();
 
         assert_eq!(seen, [None, None, Some(Fault::Error(719)), Some(Fault::Error(700)), None]);
     }

@@ -55,6 +55,11 @@ pub enum Op {
         name: &'static CStr,
         run: Arc<dyn Fn() -> Result<(), Code> + Send + Sync>,
     },
+    /// A library's kernel, which faults and slowness strike as they do a launch. It is given a seed for what it leaves open.
+    Execution {
+        name: &'static CStr,
+        run: Arc<dyn Fn(u64) -> Result<(), Code> + Send + Sync>,
+    },
     /// `begin` is called when it becomes the head; each launch of a graph begins anew.
     Begin(Arc<dyn Fn() -> Poll + Send + Sync>),
     Poll(Poll),
@@ -62,13 +67,22 @@ pub enum Op {
 }
 
 impl Op {
+    /// The kernel that it launches, by the name that faults are planned for.
+    pub fn kernel(&self) -> Option<&str> {
+        match self {
+            Op::Kernel(launch) => Some(launch.kernel_name()),
+            Op::Execution { name, .. } => name.to_str().ok(),
+            _ => None,
+        }
+    }
+
     /// For the message when it leaves its memory.
     pub fn label(&self) -> &CStr {
         match self {
             Op::Kernel(launch) => launch.label(),
             Op::Copy { .. } | Op::Bytes { .. } => c"a copy",
             Op::Fill { .. } => c"a memory set",
-            Op::Work { name, .. } => name,
+            Op::Work { name, .. } | Op::Execution { name, .. } => name,
             Op::Begin(_) | Op::Poll(_) => c"a collective",
             Op::Host { .. } => c"a host function",
             Op::Write32 { .. } | Op::Record { .. } | Op::Wait { .. } | Op::Graph(_) => c"a stream operation",

@@ -6,7 +6,6 @@ use super::{Core, Engine, Op, Stream};
 use crate::codes::{Code, OK};
 use crate::memory;
 use crate::memory::crash::{self, Working};
-use crate::module::Launch;
 use crate::stats::{Stat, count};
 use crate::{driver, settings};
 use std::sync::atomic::{AtomicU32, Ordering::Release};
@@ -160,16 +159,17 @@ impl Engine {
 
     fn execute(&self, op: &mut Op, seed: u64) -> Result<Step, Code> {
         let _working = (!matches!(op, Op::Graph(_))).then(|| Working::on(op.label()));
+        match op.kernel().and_then(|kernel| self.lock().faults.on_launch(kernel)) {
+            Some(Fault::Error(code)) => return Err(code),
+            Some(Fault::Hang) => *op = Op::Poll(Arc::new(Mutex::new(|| Ok(false)))),
+            None => {}
+        }
         match op {
             Op::Kernel(launch) => {
-                let launch = launch.clone();
-                match self.lock().faults.on_launch(launch.kernel_name()) {
-                    Some(Fault::Error(code)) => return Err(code),
-                    Some(Fault::Hang) => *op = Op::Poll(Arc::new(Mutex::new(|| Ok(false)))),
-                    None => return run_kernel(&launch, seed).map(|()| Step::Done),
-                }
-                return Ok(Step::Blocked);
+                count(Stat::Kernels);
+                run_kernel(|| launch.run(seed))?;
             }
+            Op::Execution { run, .. } => run_kernel(|| run(seed))?,
             Op::Copy { to, from, bytes } => {
                 count(Stat::Copies);
                 // SAFETY: both ranges lay in allocations when the copy was asked for; a free of them ends the process here.
@@ -245,10 +245,9 @@ impl Engine {
     }
 }
 
-fn run_kernel(launch: &Launch, seed: u64) -> Result<(), Code> {
+fn run_kernel(run: impl FnOnce() -> Result<(), Code>) -> Result<(), Code> {
     let start = Instant::now();
-    count(Stat::Kernels);
-    launch.run(seed)?;
+    run()?;
     if let Some(bytes) = memory::overrun() {
         crash::end_for_overrun(bytes);
     }

@@ -52,6 +52,12 @@ pub fn end_for_overrun(bytes: usize) -> ! {
     end(&message, DEVICE_LEFT)
 }
 
+/// Ends the process because the running work reaches outside of an allocation.
+pub fn end_for_range(at: usize, bytes: usize) -> ! {
+    let what = describe(at).unwrap_or_else(|| "no memory of the device".into());
+    end(&format!("softgpu: {} reaches {bytes} bytes from {at:#x}: {what}\n", work()), DEVICE_LEFT)
+}
+
 fn work() -> String {
     let name = WORK.load(Relaxed);
     if name.is_null() {
