@@ -1,5 +1,6 @@
 //! Failed calls of NVIDIA's libraries.
 
+use crate::cudnn::DnnError;
 use crate::library::LibraryError;
 
 /// A call of a library failed.
@@ -59,6 +60,9 @@ pub enum OpenError {
         /// Its compute capability.
         found: String,
     },
+    /// cuDNN is requested and cannot be used.
+    #[error("attention through cuDNN is requested: {0}")]
+    Cudnn(#[source] DnnError),
     /// The driver fails before a GPU is opened.
     #[error("{0}")]
     Driver(CudaError),

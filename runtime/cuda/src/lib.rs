@@ -7,6 +7,7 @@
 //! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
 //!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
 //!   it, between collectives as a [`graph`].
+//! - [`cudnn`]: attention through cuDNN.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
 //! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
@@ -17,6 +18,7 @@
 
 mod alike;
 mod command;
+mod cudnn;
 mod device;
 mod error;
 mod gpu;
@@ -33,7 +35,8 @@ mod staged;
 #[cfg(test)]
 mod tests;
 
-pub use device::CudaDevice;
+pub use cudnn::DnnError;
+pub use device::{AttentionChoice, CudaDevice};
 pub use error::{CudaError, OpenError};
 pub use gpu::GpuInfo;
 pub use kernels::{PRELUDE, SOURCES, Source};

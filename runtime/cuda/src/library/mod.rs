@@ -5,12 +5,14 @@
 
 mod binding;
 mod blas;
+mod cudnn;
 mod driver;
 pub(crate) mod nccl;
 mod nvrtc;
 mod search;
 
 pub(crate) use blas::Blas;
+pub(crate) use cudnn::{Dnn, Handle, RawDescriptor, Status};
 pub(crate) use driver::Driver;
 pub(crate) use nccl::Nccl;
 pub(crate) use nvrtc::Nvrtc;
@@ -69,6 +71,21 @@ impl Nccl {
     /// See [`LibraryError`].
     pub(crate) fn find(search: &Search) -> Result<&'static Nccl, LibraryError> {
         Nccl::load(search.nccl()?)
+    }
+}
+
+impl Dnn {
+    /// Loads cuDNN, which is large and optional.
+    ///
+    /// # Errors
+    /// See [`LibraryError`].
+    pub(crate) fn find(search: &Search) -> Result<&'static Dnn, LibraryError> {
+        let path = search.cudnn()?;
+        // cuDNN loads its parts by name; they are found if they are already loaded.
+        for part in search.cudnn_parts() {
+            binding::preload(&part)?;
+        }
+        Dnn::load(path)
     }
 }
 
