@@ -1,24 +1,32 @@
 //! Selects the device that trains. No other file outside a device's own crate names a device.
 
-use crate::config::precision::DeviceChoice;
+use crate::config::precision::{AttentionEngine, DeviceChoice};
 use crate::error::JobError;
 use phalanx_cpu::CpuDevice;
 pub use phalanx_cuda::GpuInfo;
-use phalanx_cuda::{CudaDevice, OpenError, Search};
+use phalanx_cuda::{AttentionChoice, CudaDevice, OpenError, Search};
 use phalanx_device::Device;
 use std::env::var_os;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The device that a job requests. A GPU is not opened before its device thread starts.
+/// The device that a job requests, and what attention runs through if it is a GPU. A GPU is not opened before its device thread
+/// starts.
 ///
 /// # Errors
-/// [`JobError::Gpu`] if the job requests a GPU and this machine has none that works.
-pub fn of(choice: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
-    Ok(match choice {
-        DeviceChoice::Cpu => host(),
-        DeviceChoice::Cuda => Arc::new(gpu()?),
-        DeviceChoice::Auto => gpu().map_or_else(|_| host(), |gpu| Arc::new(gpu) as Arc<dyn Device>),
+/// [`JobError::Gpu`] if the job requests a GPU or cuDNN and this machine has none that works.
+pub fn of(choice: DeviceChoice, attention: AttentionEngine) -> Result<Arc<dyn Device>, JobError> {
+    let gpu = || {
+        gpu()?.with_attention(match attention {
+            AttentionEngine::Auto => AttentionChoice::Auto,
+            AttentionEngine::Cudnn => AttentionChoice::Cudnn,
+            AttentionEngine::Own => AttentionChoice::Own,
+        })
+    };
+    Ok(match (choice, attention) {
+        (DeviceChoice::Cpu, _) => host(),
+        (DeviceChoice::Cuda, _) | (DeviceChoice::Auto, AttentionEngine::Cudnn) => Arc::new(gpu()?),
+        (DeviceChoice::Auto, _) => gpu().map_or_else(|_| host(), |gpu| Arc::new(gpu) as Arc<dyn Device>),
     })
 }
 

@@ -3,7 +3,7 @@
 //! For each token, the whole prefix runs through a forward program of the next power-of-two length. There is no cache of
 //! keys and values, which only serving needs.
 
-use crate::config::precision::DeviceChoice;
+use crate::config::precision::{AttentionEngine, DeviceChoice};
 use crate::data::tokenizer::Tokenizer;
 use crate::devices;
 use crate::error::JobError;
@@ -60,7 +60,7 @@ impl Generator {
     /// # Errors
     /// When the directory is not a supported model.
     pub fn load(dir: &Path, max_len: usize) -> Result<Generator, JobError> {
-        Generator::load_on(&*devices::of(DeviceChoice::Auto)?, dir, max_len)
+        Generator::load_on(&*devices::of(DeviceChoice::Auto, AttentionEngine::Auto)?, dir, max_len)
     }
 
     pub(super) fn load_on(device: &dyn Device, dir: &Path, max_len: usize) -> Result<Generator, JobError> {
@@ -179,7 +179,7 @@ pub fn with_generator<R: Send>(
     n_threads: Option<usize>,
     work: impl FnOnce(&mut Generator) -> Result<R, JobError> + Send,
 ) -> Result<R, JobError> {
-    let device = devices::of(DeviceChoice::Auto)?;
+    let device = devices::of(DeviceChoice::Auto, AttentionEngine::Auto)?;
     let n_threads = n_threads.unwrap_or_else(|| device.available_threads());
     device.on_device_thread(n_threads, || work(&mut Generator::load_on(&*device, dir, max_len)?))?
 }

@@ -27,6 +27,8 @@ section! {
         pub gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Off;
         /// Device that computes: cuda for NVIDIA GPUs, cpu, or auto for a GPU if this machine has one that works, else the CPU.
         pub device: DeviceChoice = DeviceChoice::Auto;
+        /// Attention on GPUs: cudnn, own for the kernels of Phalanx, or auto for cuDNN where it is present and has a plan.
+        pub attention: AttentionEngine = AttentionEngine::Auto;
         /// Compute threads; if not set, one per core.
         pub threads: Option<usize> = None => AT_LEAST_ONE;
     }
@@ -53,6 +55,18 @@ choices! {
         Cpu = "cpu";
         /// NVIDIA GPUs.
         Cuda = "cuda";
+    }
+}
+
+choices! {
+    /// What attention runs through on a GPU.
+    pub enum AttentionEngine {
+        /// cuDNN where it is present and has a plan, else the kernels of Phalanx.
+        Auto = "auto";
+        /// cuDNN, which must be present.
+        Cudnn = "cudnn";
+        /// The kernels of Phalanx.
+        Own = "own";
     }
 }
 

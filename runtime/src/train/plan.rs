@@ -180,7 +180,7 @@ pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
-    let device = devices::of(config.precision.device)?;
+    let device = devices::of(config.precision.device, config.precision.attention)?;
     let spec = step_spec(config, &model, &*device);
     Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches: config.microbatches_per_step(), spec, device })
 }
