@@ -1,10 +1,10 @@
 //! Selects the device that trains. No other file outside a device's own crate names a device.
 
-use crate::config::precision::{DeviceChoice, GpuCollectives};
+use crate::config::precision::{AttentionEngine, DeviceChoice, GpuCollectives, PrecisionSection};
 use crate::error::JobError;
 use phalanx_cpu::CpuDevice;
 pub use phalanx_cuda::GpuInfo;
-use phalanx_cuda::{Choice, CudaDevice, OpenError, Search};
+use phalanx_cuda::{AttentionChoice, Choice, CudaDevice, OpenError, Search};
 use phalanx_device::Device;
 use std::env::var_os;
 use std::path::PathBuf;
@@ -13,29 +13,36 @@ use std::sync::Arc;
 /// A device, and why it is no GPU if a GPU would have been chosen.
 pub type Chosen = (Arc<dyn Device>, Option<OpenError>);
 
-/// The device that a job requests. A GPU is not opened before its device thread starts.
+/// The device of this choice, with the defaults of all else. A GPU is not opened before its device thread starts.
 ///
 /// # Errors
-/// [`JobError::Gpu`] if the job requests a GPU and this machine has none that works.
-pub fn of(choice: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
-    Ok(chosen(choice, GpuCollectives::Auto)?.0)
+/// As [`chosen`].
+pub fn of(device: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
+    Ok(chosen(&PrecisionSection { device, ..PrecisionSection::default() })?.0)
 }
 
-/// As [`of`], for GPU ranks that exchange tensors in this way; with the reason if `auto` cannot choose a GPU.
+/// The device that a job requests, with the reason if `auto` cannot choose a GPU.
 ///
 /// # Errors
-/// As [`of`].
-pub fn chosen(choice: DeviceChoice, collectives: GpuCollectives) -> Result<Chosen, JobError> {
-    let collectives = match collectives {
+/// [`JobError::Gpu`] if the job requests a GPU or cuDNN, and this machine has none that works.
+pub fn chosen(config: &PrecisionSection) -> Result<Chosen, JobError> {
+    let collectives = match config.gpu_collectives {
         GpuCollectives::Auto => Choice::Best,
         GpuCollectives::Nccl => Choice::Nccl,
         GpuCollectives::Staged => Choice::Staged,
     };
-    let shared = |gpu: CudaDevice| Arc::new(gpu.with_collectives(collectives)) as Arc<dyn Device>;
-    Ok(match choice {
+    let attention = match config.attention {
+        AttentionEngine::Auto => AttentionChoice::Auto,
+        AttentionEngine::Cudnn => AttentionChoice::Cudnn,
+        AttentionEngine::Own => AttentionChoice::Own,
+    };
+    let configured = |gpu: CudaDevice| gpu.with_collectives(collectives).with_attention(attention);
+    let shared = |gpu: CudaDevice| Arc::new(gpu) as Arc<dyn Device>;
+    let requires_gpu = config.device == DeviceChoice::Cuda || attention == AttentionChoice::Cudnn;
+    Ok(match config.device {
         DeviceChoice::Cpu => (host(), None),
-        DeviceChoice::Cuda => (shared(gpu()?), None),
-        DeviceChoice::Auto => match gpu().and_then(CudaDevice::free) {
+        _ if requires_gpu => (shared(configured(gpu()?)?), None),
+        _ => match gpu().and_then(CudaDevice::free).and_then(configured) {
             Ok(gpu) => (shared(gpu), None),
             Err(reason) => (host(), Some(reason)),
         },
@@ -65,7 +72,7 @@ pub fn gpu() -> Result<CudaDevice, OpenError> {
 pub fn planned(choice: DeviceChoice) -> Result<Chosen, JobError> {
     match choice {
         DeviceChoice::Cuda => Ok((gpu().map_or_else(|_| Arc::new(CudaDevice::planned()), Arc::new), None)),
-        DeviceChoice::Auto | DeviceChoice::Cpu => chosen(choice, GpuCollectives::Auto),
+        DeviceChoice::Auto | DeviceChoice::Cpu => Ok((of(choice)?, None)),
     }
 }
 

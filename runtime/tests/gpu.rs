@@ -176,6 +176,18 @@ fn missing_library_is_named_and_auto_uses_the_cpu() {
 }
 
 #[test]
+fn missing_cudnn_is_refused_only_if_it_is_requested() {
+    let (p, gpu) = (Project::new(), software_gpu());
+    let incomplete = gpu.without("libcudnn.so.9").unwrap();
+
+    let refused = run(&mut train(&p, incomplete.dir(), &["--device", "cuda", "--attention", "cudnn"]));
+    refused.refuses(&["attention through cuDNN is requested", "cuDNN (libcudnn.so.9) was not found in"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+
+    run(&mut train(&p, incomplete.dir(), &["--device", "cuda", "--bf16", "true", "--max_steps", "2"])).succeeds();
+}
+
+#[test]
 fn job_that_does_not_fit_the_gpu_is_refused_with_both_sizes() {
     let (p, gpu) = (Project::new(), software_gpu());
 

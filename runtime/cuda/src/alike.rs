@@ -1,10 +1,11 @@
-//! Equal arithmetic at all ranks: members of a group have the same model of GPU and the same version of cuBLASLt.
+//! Equal arithmetic at all ranks: members of a group have the same model of GPU and the same versions of cuBLASLt and cuDNN.
 //!
 //! The library's choice of an algorithm for a product is a function of the GPU, of the library's version and of the product. So
 //! ranks that have the first two in common choose the same algorithms, after every restart too. The alternative, algorithms that
 //! one rank chooses and sends to the others, would make a world wait until that rank has lowered its programs, and other models
 //! of GPUs could not run them.
 
+use crate::cudnn::Cudnn;
 use crate::gpu::Gpu;
 use phalanx_device::{Collective, CollectiveError, SliceOperations};
 
@@ -12,10 +13,11 @@ use phalanx_device::{Collective, CollectiveError, SliceOperations};
 const WORDS: usize = 24;
 
 /// What decides the algorithms of a GPU's products.
-pub(crate) fn arithmetic_of(gpu: &Gpu) -> String {
+pub(crate) fn arithmetic_of(gpu: &Gpu, cudnn: Option<&Cudnn>) -> String {
     // SAFETY: a call without arguments.
     let version = unsafe { (gpu.libraries.blas.cublasLtGetVersion)() };
-    format!("{} and cuBLASLt {version}", gpu.model)
+    let cudnn = cudnn.map_or_else(|| "no cuDNN".to_owned(), |cudnn| format!("cuDNN {}", cudnn.version()));
+    format!("{}, cuBLASLt {version} and {cudnn}", gpu.model)
 }
 
 /// Compares what the members of a group have, in one small collective.
@@ -35,7 +37,7 @@ pub(crate) fn check_alike(own: &str, host: &mut dyn Collective) -> Result<(), Co
         String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
     };
     let reason = format!(
-        "position 0 has {} and position {other} has {}: all GPU ranks of a world need the same, because their products would \
+        "position 0 has {} and position {other} has {}: all GPU ranks of a world need the same, because their results would \
          have different bits",
         text(0),
         text(other)

@@ -1,5 +1,6 @@
 //! What a machine enqueues for an instruction: a list of commands, made once and replayed in every step.
 
+use crate::cudnn::{Call, PlannedCall};
 use crate::kernels::{Instance, Loaded};
 use crate::product::{PlannedProduct, Product};
 use phalanx_strategies::program::DType;
@@ -198,6 +199,8 @@ pub(crate) enum Command {
     Zero { at: u64, bytes: usize },
     /// Multiplies matrices.
     Product(Product),
+    /// Runs attention through cuDNN.
+    Attention(Call),
 }
 
 /// A command that can be enqueued without preparation.
@@ -207,6 +210,7 @@ pub(crate) enum Ready {
     Copy { from: u64, to: u64, bytes: usize },
     Zero { at: u64, bytes: usize },
     Product(PlannedProduct),
+    Attention(PlannedCall),
 }
 
 // SAFETY: the pointers point into the launch's own arguments, on the heap; kernels are handles of the driver.

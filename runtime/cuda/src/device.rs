@@ -1,11 +1,12 @@
 //! A GPU as a device.
 
 use crate::alike::{arithmetic_of, check_alike};
+use crate::cudnn::Cudnn;
 use crate::error::OpenError;
 use crate::gpu::{self, Gpu, GpuInfo};
 use crate::health::{self, Monitor};
 use crate::kernels::Kernels;
-use crate::library::{Nccl, Search};
+use crate::library::{LibraryError, Nccl, Search};
 use crate::lower::{ALIGN_BYTES, scratch_bytes};
 use crate::machine::{self, CudaMachine};
 use crate::nccl::{Choice, connect};
@@ -26,6 +27,18 @@ use std::sync::{Arc, OnceLock};
 /// tokens would save less memory than that costs in time.
 const HEAD_CHUNK_TOKENS: usize = 2048;
 
+/// What attention runs through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionChoice {
+    /// cuDNN, where it is present and has a plan; otherwise the kernels of this crate.
+    #[default]
+    Auto,
+    /// The same, but a GPU without cuDNN cannot be opened.
+    Cudnn,
+    /// The kernels of this crate.
+    Own,
+}
+
 /// The first GPU that this process may use. It is opened when a device thread starts, so that a process which only plans or
 /// supervises holds no context.
 #[derive(Clone, Debug)]
@@ -40,6 +53,9 @@ pub struct CudaDevice {
     collectives: Choice,
     /// Whether machines run commands as CUDA graphs.
     graphs: bool,
+    /// Which attention it uses.
+    attention: AttentionChoice,
+    has_cudnn: bool,
     shared: Arc<OnceLock<Result<Arc<Shared>, OpenError>>>,
 }
 
@@ -53,15 +69,10 @@ impl CudaDevice {
         let (_, gpus) = gpu::find(&search)?;
         let all = (0..gpus.len()).map(|i| i.to_string()).collect();
         let visible = visible.map_or(all, |names| names.split(',').map(|name| name.trim().to_owned()).collect());
-        Ok(CudaDevice {
-            search,
-            cache,
-            gpus,
-            visible,
-            collectives: Choice::default(),
-            graphs: true,
-            shared: Arc::default(),
-        })
+        let (collectives, attention) = (Choice::default(), AttentionChoice::default());
+        let has_cudnn = search.cudnn().is_ok();
+        let (graphs, shared) = (true, Arc::default());
+        Ok(CudaDevice { search, cache, gpus, visible, collectives, graphs, attention, has_cudnn, shared })
     }
 
     /// A GPU for plans on machines without one: programs are compiled for it and their memory is known, but it cannot be
@@ -69,7 +80,8 @@ impl CudaDevice {
     pub fn planned() -> CudaDevice {
         let (search, shared) = (Search::new(None, None), Arc::new(OnceLock::new()));
         let (gpus, visible, collectives) = (Vec::new(), Vec::new(), Choice::default());
-        CudaDevice { search, cache: None, gpus, visible, collectives, graphs: true, shared }
+        let (graphs, attention, has_cudnn) = (true, AttentionChoice::default(), false);
+        CudaDevice { search, cache: None, gpus, visible, collectives, graphs, attention, has_cudnn, shared }
     }
 
     /// The same GPU with another choice of communicators.
@@ -106,6 +118,25 @@ impl CudaDevice {
         (0..self.gpus.len()).find(|i| is_it((*i, &self.gpus[*i])))
     }
 
+    /// The same GPU with another choice of attention; a GPU that is open is opened again.
+    ///
+    /// # Errors
+    /// [`OpenError::Cudnn`] if cuDNN is required and missing. Whether it works is seen when the GPU is opened.
+    pub fn with_attention(self, attention: AttentionChoice) -> Result<CudaDevice, OpenError> {
+        if attention == AttentionChoice::Cudnn {
+            self.cudnn().map_err(|missing| OpenError::Cudnn(missing.into()))?;
+        }
+        Ok(CudaDevice { attention, shared: Arc::default(), ..self })
+    }
+
+    /// The file of cuDNN, through which attention runs if the GPU and the version have a plan for it.
+    ///
+    /// # Errors
+    /// When it is missing: attention runs through the kernels of this crate.
+    pub fn cudnn(&self) -> Result<PathBuf, LibraryError> {
+        self.search.cudnn()
+    }
+
     /// GPUs that this process may use.
     pub fn gpus(&self) -> &[GpuInfo] {
         &self.gpus
@@ -134,15 +165,30 @@ impl CudaDevice {
             let gpu = Arc::new(Gpu::open(&self.search, 0)?);
             let products = Products::open(&gpu).map_err(OpenError::Context)?;
             let kernels = Kernels::new(self.cache.clone());
-            Ok(Arc::new(Shared { gpu, kernels, products, nccl: OnceLock::new() }))
+            let cudnn = self.open_cudnn(&gpu)?;
+            Ok(Arc::new(Shared { gpu, kernels, products, cudnn, nccl: OnceLock::new() }))
         };
         self.shared.get_or_init(open).as_ref().map_err(OpenError::clone)
+    }
+
+    fn open_cudnn(&self, gpu: &Gpu) -> Result<Option<Cudnn>, OpenError> {
+        if self.attention == AttentionChoice::Own {
+            return Ok(None);
+        }
+        match Cudnn::open(gpu, &self.search) {
+            Ok(cudnn) => Ok(Some(cudnn)),
+            Err(reason) if self.attention == AttentionChoice::Cudnn => Err(OpenError::Cudnn(reason)),
+            Err(reason) => {
+                tracing::info!(%reason, "attention without cuDNN");
+                Ok(None)
+            }
+        }
     }
 }
 
 impl Target for CudaDevice {
     fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
-        scratch_bytes(program, instr)
+        scratch_bytes(program, instr, self.has_cudnn && self.attention != AttentionChoice::Own)
     }
 
     fn align(&self) -> usize {
@@ -198,7 +244,7 @@ impl Device for CudaDevice {
 
     fn communicator(&self, mut host: Box<dyn Collective>) -> Result<Box<dyn Collective>, CollectiveError> {
         let shared = self.shared().map_err(|e| CollectiveError::Device { reason: e.to_string() })?;
-        check_alike(&arithmetic_of(&shared.gpu), &mut *host)?;
+        check_alike(&arithmetic_of(&shared.gpu, shared.cudnn.as_ref()), &mut *host)?;
         let nccl = || shared.nccl.get_or_init(|| Nccl::find(&self.search)).clone();
         connect(&shared.gpu, nccl, host, self.collectives)
     }

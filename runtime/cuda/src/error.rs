@@ -1,5 +1,6 @@
 //! Failed calls of NVIDIA's libraries.
 
+use crate::cudnn::DnnError;
 use crate::library::LibraryError;
 
 /// A call of a library failed.
@@ -71,6 +72,9 @@ pub enum OpenError {
         /// The processes that use it, as a clause; empty if unknown.
         users: String,
     },
+    /// cuDNN is requested and cannot be used.
+    #[error("attention through cuDNN is requested: {0}")]
+    Cudnn(#[source] DnnError),
     /// The driver fails before a GPU is opened.
     #[error("{0}")]
     Driver(CudaError),

@@ -8,6 +8,7 @@
 //!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
 //!   it, between collectives as a [`graph`]. [`work`]: commands as plain data, for checks that run kernels elsewhere.
 //! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports.
+//! - [`cudnn`]: attention through cuDNN.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
 //! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
@@ -18,6 +19,7 @@
 
 mod alike;
 mod command;
+mod cudnn;
 mod device;
 mod error;
 mod gpu;
@@ -37,7 +39,8 @@ mod tests;
 pub mod work;
 mod xid;
 
-pub use device::CudaDevice;
+pub use cudnn::DnnError;
+pub use device::{AttentionChoice, CudaDevice};
 pub use error::{CudaError, OpenError};
 pub use gpu::GpuInfo;
 pub use kernels::{PRELUDE, SOURCES, Source};

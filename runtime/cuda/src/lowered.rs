@@ -4,6 +4,7 @@
 //! call, which a capture does not allow; then it is captured, and from then on launched as a graph.
 
 use crate::command::Ready;
+use crate::cudnn::{Packing, Shape};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Stream};
 use crate::graph::Graph;
@@ -12,7 +13,7 @@ use crate::lower::{Commands, lower_all};
 use crate::shared::Shared;
 use phalanx_strategies::compile::{Compiled, Identity};
 use phalanx_strategies::passes::memory::Layout;
-use phalanx_strategies::program::{Op, Program, ValueId};
+use phalanx_strategies::program::{Instr, Op, Program, ValueId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub(crate) struct Lowered {
     identity: Identity,
     program: Program,
     layout: Layout,
+    /// The batches for which it was lowered.
+    packing: Packing,
     /// First command of each instruction, and the number of commands.
     starts: Vec<usize>,
     is_merged: Vec<bool>,
@@ -52,30 +55,36 @@ enum State {
 }
 
 impl Lowered {
-    /// Lowers a program whose values are at `place`, with scratch at `scratch`.
+    /// Lowers a program for batches of a packing. Its values are at `place`, its scratch at `scratch`; cuDNN runs the instructions
+    /// for which `cudnn` gives a shape.
     ///
     /// # Errors
     /// When a kernel cannot be compiled, or the library refuses a product.
     pub(crate) fn new(
         shared: &Shared,
         c: &Compiled,
+        packing: Packing,
         place: impl Fn(ValueId) -> u64,
         scratch: u64,
+        cudnn: impl Fn(&Instr) -> Option<Shape>,
     ) -> Result<Lowered, CompileError> {
-        let Commands { starts, is_merged, commands } = lower_all(c, place, scratch);
+        let Commands { starts, is_merged, commands } = lower_all(c, place, scratch, cudnn);
         let commands = commands.into_iter().map(|command| shared.ready(command)).collect::<Result<_, _>>()?;
         let segment = |instrs| Segment { instrs, state: State::New };
         let segments = segments(c).into_iter().filter(|s| starts[s.end] - starts[s.start] >= GRAPH_COMMANDS_MIN);
         let segments = segments.map(segment).collect();
         let (program, layout) = (c.program.clone(), c.layout.clone());
-        Ok(Lowered { identity: c.identity.clone(), program, layout, starts, is_merged, commands, segments })
+        Ok(Lowered { identity: c.identity.clone(), program, layout, packing, starts, is_merged, commands, segments })
     }
 
-    /// Which of these programs a compiled program is. One that was compiled again is the one that it equals.
-    pub(crate) fn find(all: &mut [Lowered], c: &Compiled) -> Option<usize> {
-        let same = all.iter().position(|lowered| lowered.identity == c.identity);
+    /// Which of these programs a compiled program is, for batches of a packing. One that was compiled again is the one that it equals.
+    pub(crate) fn find(all: &mut [Lowered], c: &Compiled, packing: Packing) -> Option<usize> {
+        let same = all.iter().position(|lowered| lowered.packing == packing && lowered.identity == c.identity);
         same.or_else(|| {
-            let equal = all.iter().position(|lowered| lowered.program == c.program && lowered.layout == c.layout)?;
+            let is_equal = |lowered: &Lowered| {
+                lowered.packing == packing && lowered.program == c.program && lowered.layout == c.layout
+            };
+            let equal = all.iter().position(is_equal)?;
             all[equal].identity = c.identity.clone();
             Some(equal)
         })

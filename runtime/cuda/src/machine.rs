@@ -4,9 +4,11 @@
 //! stream, in the order of the program.
 
 use crate::command::{Command, Ready};
+use crate::cudnn::{Direction, Packing, Shape};
 use crate::error::CudaError;
 use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::kernels::CompileError;
+use crate::lower::cudnn_shape;
 use crate::lowered::Lowered;
 use crate::shared::Shared;
 use phalanx_device::groups::Groups;
@@ -15,7 +17,7 @@ use phalanx_device::span::Memory;
 use phalanx_device::{AllocError, Backing, ElementType, ExecError, Machine, Operand, RawBuffer, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
-use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Op, ValueId};
+use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Op, Program, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,6 +52,8 @@ pub(crate) struct CudaMachine {
     regions: BTreeMap<Region, DeviceMemory>,
     /// Where graphs are captured; none if the machine runs without graphs.
     capture: Option<CaptureStream>,
+    /// The packing of the batches that were put, by the addresses of their starts of documents.
+    packings: BTreeMap<u64, Packing>,
     /// Marks the end of each instruction when times are measured; kept between runs.
     events: Vec<Event>,
 }
@@ -101,13 +105,21 @@ impl CudaMachine {
         let stream = if graphs { Some(gpu.take_stream()) } else { None };
         let stream = stream.transpose().map_err(|e| AllocError { bytes: 0, source: std::io::Error::other(e) })?;
         let capture = stream.map(|stream| CaptureStream { shared: shared.clone(), stream });
-        Ok(CudaMachine { shared: shared.clone(), lowered: Vec::new(), regions, capture, events: Vec::new() })
+        Ok(CudaMachine {
+            shared: shared.clone(),
+            lowered: Vec::new(),
+            regions,
+            packings: BTreeMap::new(),
+            capture,
+            events: Vec::new(),
+        })
     }
 
     /// Parts of a program that run as graphs.
     #[cfg(test)]
     pub(crate) fn n_graphs(&mut self, c: &Compiled) -> usize {
-        Lowered::find(&mut self.lowered, c).map_or(0, |i| self.lowered[i].n_graphs())
+        let packing = self.packing(c);
+        Lowered::find(&mut self.lowered, c, packing).map_or(0, |i| self.lowered[i].n_graphs())
     }
 
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {
@@ -126,14 +138,23 @@ impl CudaMachine {
 
     /// Index of the lowered program; lowers it if it has not run before.
     fn lowered(&mut self, c: &Compiled) -> Result<usize, ExecError> {
-        if let Some(i) = Lowered::find(&mut self.lowered, c) {
+        let packing = self.packing(c);
+        if let Some(i) = Lowered::find(&mut self.lowered, c, packing) {
             return Ok(i);
         }
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
         let scratch = self.regions[&Region::Work].address + c.layout.scratch.0 as u64;
-        let lowered = Lowered::new(&self.shared, c, |v| self.address(c, v), scratch).map_err(|e| failed(&e))?;
+        let cudnn = |instr: &Instr| self.shared.offered(cudnn_shape(&c.program, instr, packing), &instr.op);
+        let lowered = Lowered::new(&self.shared, c, packing, |v| self.address(c, v), scratch, cudnn);
+        let lowered = lowered.map_err(|e| failed(&e))?;
         self.lowered.push(lowered);
         Ok(self.lowered.len() - 1)
+    }
+
+    /// The packing of all batches of the program.
+    fn packing(&self, c: &Compiled) -> Packing {
+        let packing = |(_, v)| self.packings.get(&self.address(c, v)).copied().unwrap_or(Packing::Unknown);
+        doc_starts(&c.program).map(packing).reduce(Packing::or).unwrap_or(Packing::Unknown)
     }
 
     /// Runs the instruction `first`, or those of the segment that begins there; returns the number of instructions.
@@ -218,6 +239,14 @@ impl CudaMachine {
     }
 }
 
+/// Tokens of a row, and the starts of documents, of every attention over whole rows.
+fn doc_starts(program: &Program) -> impl Iterator<Item = (usize, ValueId)> {
+    program.instrs.iter().filter_map(|instr| match &instr.op {
+        Op::Attention(heads) | Op::AttentionBackward(heads) => Some((heads.seq_len, instr.reads[1])),
+        _ => None,
+    })
+}
+
 fn failed(error: &dyn std::fmt::Display) -> ExecError {
     ExecError::Device { reason: error.to_string() }
 }
@@ -265,6 +294,14 @@ impl Shared {
         std::io::Error::new(std::io::ErrorKind::OutOfMemory, error)
     }
 
+    /// The shape, if cuDNN runs it.
+    fn offered(&self, shape: Option<Shape>, op: &Op) -> Option<Shape> {
+        let (cudnn, shape) = (self.cudnn.as_ref()?, shape?);
+        let is_adjoint = matches!(op, Op::AttentionBackward(_));
+        let direction = if is_adjoint { Direction::Backward } else { Direction::Forward };
+        cudnn.offers(&shape, direction).then_some(shape)
+    }
+
     /// Compiles the kernel or plans the product of a command.
     pub(crate) fn ready(&self, command: Command) -> Result<Ready, CompileError> {
         Ok(match command {
@@ -276,6 +313,10 @@ impl Shared {
             Command::Copy { from, to, bytes } => Ready::Copy { from, to, bytes },
             Command::Zero { at, bytes } => Ready::Zero { at, bytes },
             Command::Product(product) => Ready::Product(self.products.plan(&self.gpu, product)?),
+            Command::Attention(call) => {
+                let cudnn = self.cudnn.as_ref().expect("lowered only if cuDNN offers the shape");
+                Ready::Attention(cudnn.ready(&call)?)
+            }
         })
     }
 
@@ -298,6 +339,7 @@ impl Shared {
                 Ready::Copy { from, to, bytes } => gpu.copy(*from, *to, *bytes, stream),
                 Ready::Zero { at, bytes } => gpu.zero(*at, *bytes, stream),
                 Ready::Product(product) => product.enqueue(stream),
+                Ready::Attention(call) => call.enqueue(stream),
             }
         }
     }
@@ -344,6 +386,15 @@ unsafe impl Machine for CudaMachine {
 
     fn put(&mut self, c: &Compiled, v: ValueId, at: usize, from: &[u8]) {
         let address = self.bytes_of(c, v, at, from.len());
+        let value = c.program.value(v);
+        if value.dtype == DType::I32
+            && let Some((seq_len, _)) = doc_starts(&c.program).find(|(_, starts)| *starts == v)
+        {
+            let is_all = from.len() == value.size_bytes();
+            let packing =
+                if is_all { Packing::of(&bytemuck::pod_collect_to_vec(from), seq_len) } else { Packing::Unknown };
+            self.packings.insert(self.address(c, v), packing);
+        }
         // SAFETY: as above.
         unsafe { self.shared.gpu.write(address, from) }.unwrap_or_else(|e| panic!("{e}"));
     }

@@ -1,5 +1,6 @@
 //! What the machines of a GPU share: its context, and the libraries' handles.
 
+use crate::cudnn::Cudnn;
 use crate::gpu::Gpu;
 use crate::kernels::Kernels;
 use crate::library::{LibraryError, Nccl};
@@ -12,6 +13,8 @@ pub(crate) struct Shared {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) kernels: Kernels,
     pub(crate) products: Products,
+    /// cuDNN, if it is used.
+    pub(crate) cudnn: Option<Cudnn>,
     /// NCCL, once a communicator was requested.
     pub(crate) nccl: OnceLock<Result<&'static Nccl, LibraryError>>,
 }

@@ -97,9 +97,9 @@ pub struct Matrix {
     pub is_transposed: bool,
 }
 
-/// Lowers an instruction. `place` gives the address of each value, `scratch` is that of the scratch; all are multiples of 256.
+/// Lowers an instruction to kernels of this crate. `place` gives the address of each value, `scratch` is that of the scratch; all are multiples of 256.
 pub fn work_of(program: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, scratch: u64) -> WorkOfInstr {
-    let lowering = lower(program, instr, place, scratch);
+    let lowering = lower(program, instr, place, scratch, None);
     let taken = lowering.taken().iter().map(|buffer| (buffer.address, buffer.bytes())).collect();
     let (commands, _) = lowering.finish();
     WorkOfInstr { work: commands.into_iter().map(Work::from).collect(), scratch: taken }
@@ -107,7 +107,7 @@ pub fn work_of(program: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64,
 
 /// Lowers all instructions of a program, as a machine does: some share launches.
 pub fn work_of_program(c: &Compiled, place: impl Fn(ValueId) -> u64, scratch: u64) -> Vec<Work> {
-    lower_all(c, place, scratch).commands.into_iter().map(Work::from).collect()
+    lower_all(c, place, scratch, |_| None).commands.into_iter().map(Work::from).collect()
 }
 
 impl From<Command> for Work {
@@ -124,6 +124,7 @@ impl From<Command> for Work {
             }),
             Command::Copy { from, to, bytes } => Work::Copy { from, to, bytes },
             Command::Zero { at, bytes } => Work::Zero { at, bytes },
+            Command::Attention(_) => unreachable!("work is lowered without cuDNN"),
             Command::Product(product) => {
                 let product::Product { m, n, k, a, b, c, alpha, added, bias, workspace: _ } = product;
                 Work::Product(MatrixProduct { m, n, k, a: a.into(), b: b.into(), c: c.into(), alpha, added, bias })

@@ -25,9 +25,13 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let peaks = || (device.peak_flops(false), device.peak_flops(true));
     let (f32_peak, bf16_peak) = device.on_device_thread(n_threads, peaks)?;
     let cpu = system.cpus().first().map_or(String::new(), |c| c.brand().trim().to_string());
-    let (gpus, no_gpu) = match devices::gpu() {
-        Ok(gpu) => (gpu.gpus().iter().map(described).collect(), None),
-        Err(reason) => (Vec::new(), Some(reason.to_string())),
+    let (gpus, no_gpu, cudnn) = match devices::gpu() {
+        Ok(gpu) => {
+            let attention = |reason| format!("{reason}; attention runs through the kernels of Phalanx");
+            let cudnn = gpu.cudnn().map_or_else(attention, |path| path.display().to_string());
+            (gpu.gpus().iter().map(described).collect(), None, Some(cudnn))
+        }
+        Err(reason) => (Vec::new(), Some(reason.to_string()), None),
     };
     let facts = json!({
         "phalanx": env!("CARGO_PKG_VERSION"),
@@ -47,6 +51,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "dfdx": cfg!(feature = "dfdx"),
         "gpus": gpus,
         "no_gpu": no_gpu,
+        "cudnn": cudnn,
     });
     if args.json {
         say(&facts);

@@ -29,6 +29,8 @@ section! {
         pub device: DeviceChoice = DeviceChoice::Auto;
         /// How GPU ranks exchange tensors: nccl, staged for copies in host memory, or auto for NCCL where it can be used.
         pub gpu_collectives: GpuCollectives = GpuCollectives::Auto;
+        /// Attention on GPUs: cudnn, own for the kernels of Phalanx, or auto for cuDNN where it is present and has a plan.
+        pub attention: AttentionEngine = AttentionEngine::Auto;
         /// Compute threads; if not set, one per core.
         pub threads: Option<usize> = None => AT_LEAST_ONE;
     }
@@ -67,6 +69,18 @@ choices! {
         Nccl = "nccl";
         /// Copies in host memory.
         Staged = "staged";
+    }
+}
+
+choices! {
+    /// What attention runs through on a GPU.
+    pub enum AttentionEngine {
+        /// cuDNN where it is present and has a plan, else the kernels of Phalanx.
+        Auto = "auto";
+        /// cuDNN, which must be present.
+        Cudnn = "cudnn";
+        /// The kernels of Phalanx.
+        Own = "own";
     }
 }
 

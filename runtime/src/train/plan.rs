@@ -178,7 +178,7 @@ fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
 /// (rows longer than the model's positions, adapter targets that do not exist).
 pub fn model_plan(config: &JobConfig, tokenizer: &Tokenizer) -> Result<ModelPlan, JobError> {
     let precision = &config.precision;
-    model_plan_on(config, tokenizer, || devices::chosen(precision.device, precision.gpu_collectives))
+    model_plan_on(config, tokenizer, || devices::chosen(precision))
 }
 
 /// As [`model_plan`], for another device than that of the configuration.

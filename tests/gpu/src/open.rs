@@ -34,6 +34,22 @@ pub fn set(name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
+/// A counter of the software GPU of this process, such as `kernels`.
+///
+/// # Errors
+/// When the software GPU is not built.
+#[allow(unsafe_code)] // A C function of the software GPU.
+pub fn stat(name: &str) -> Result<u64> {
+    let installation = Installation::new().context("installing the software GPU")?;
+    let name = std::ffi::CString::new(name).context("a name without zero bytes")?;
+    // SAFETY: the library is the one that is already loaded; the function has this signature.
+    Ok(unsafe {
+        let library = libloading::Library::new(installation.library("libcuda.so.1"))?;
+        let stat = library.get::<unsafe extern "C" fn(*const std::ffi::c_char) -> u64>(b"softgpu_stat")?;
+        stat(name.as_ptr())
+    })
+}
+
 /// The software GPU. All tests of a process share it.
 ///
 /// # Errors

@@ -1,6 +1,7 @@
 //! Whole training steps of the CUDA machine against the CPU machine, on the software GPU.
 
 use phalanx_cpu::CpuDevice;
+use phalanx_cuda::AttentionChoice;
 use phalanx_gpu::{open, step};
 
 #[test]
@@ -15,10 +16,11 @@ fn every_model_trains_as_on_the_cpu() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The order of streams, blocks, warps and threads is left open by CUDA; the software GPU draws it from a seed.
+/// The order of streams, blocks, warps and threads is left open by CUDA; the software GPU draws it from a seed. Attention
+/// through cuDNN has a fixed order only in reproducible runs: see `attention.rs`.
 #[test]
 fn steps_have_the_same_bits_under_every_order_of_threads() {
-    let gpu = open::software_gpu().unwrap();
+    let gpu = open::software_gpu().unwrap().with_attention(AttentionChoice::Own).unwrap();
     for name in ["llama in f32", "llama in bf16", "gpt2 in f32"] {
         let case = step::all().into_iter().find(|case| case.name == name).unwrap();
         let runs: Vec<step::Trained> = (1..=8)

@@ -76,6 +76,8 @@ sources! {
         "X=bf16 Y=bf16 HEAD_DIM=64 TILE=32",
         "X=f16 Y=f16 HEAD_DIM=20 TILE=16",
     ];
+    /// What attention through a library needs besides it.
+    ATTENTION_DOCUMENTS = "attention_documents.cu", &["X=bf16 HEAD_DIM=64", "X=f16 HEAD_DIM=80"];
     /// Norms of rows.
     NORM = "norm.cu", &[
         "X=float Y=bf16 V=4 ITEMS=2 LAYER=0", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0", "X=float Y=float V=4 ITEMS=4 LAYER=1",

@@ -5,6 +5,7 @@
 
 mod binding;
 mod blas;
+mod cudnn;
 mod driver;
 pub(crate) mod nccl;
 pub(crate) mod nvml;
@@ -12,6 +13,7 @@ mod nvrtc;
 mod search;
 
 pub(crate) use blas::Blas;
+pub(crate) use cudnn::{Dnn, Handle, RawDescriptor, Status};
 pub(crate) use driver::Driver;
 pub(crate) use nccl::Nccl;
 pub(crate) use nvml::Nvml;
@@ -102,6 +104,21 @@ impl Nvml {
             0 => Ok(nvml),
             code => Err(LibraryError::Unusable { path: nvml.path.clone(), reason: nvml.text(code) }),
         }
+    }
+}
+
+impl Dnn {
+    /// Loads cuDNN, which is large and optional.
+    ///
+    /// # Errors
+    /// See [`LibraryError`].
+    pub(crate) fn find(search: &Search) -> Result<&'static Dnn, LibraryError> {
+        let path = search.cudnn()?;
+        // cuDNN loads its parts by name; they are found if they are already loaded.
+        for part in search.cudnn_parts() {
+            binding::preload(&part)?;
+        }
+        Dnn::load(path)
     }
 }
 

@@ -84,6 +84,20 @@ impl Search {
         self.find("NCCL", &["libnccl.so.2"], &["nvidia/nccl/lib"])
     }
 
+    pub(crate) fn cudnn(&self) -> Result<PathBuf, LibraryError> {
+        self.find("cuDNN", &["libcudnn.so.9"], &["nvidia/cudnn/lib"])
+    }
+
+    /// Parts of cuDNN that it loads by name, each after those that it needs: beside it.
+    pub(super) fn cudnn_parts(&self) -> Vec<PathBuf> {
+        const PARTS: [&str; 5] = ["graph", "ops", "heuristic", "engines_precompiled", "engines_runtime_compiled"];
+        let Some(folder) = self.cudnn().ok().and_then(|path| path.parent().map(Path::to_owned)) else {
+            return Vec::new();
+        };
+        let paths = PARTS.map(|part| folder.join(format!("libcudnn_{part}.so.9")));
+        paths.into_iter().filter(|path| path.exists()).collect()
+    }
+
     /// `packages` are folders below `site-packages`.
     fn find(&self, library: &'static str, names: &[&str], packages: &[&str]) -> Result<PathBuf, LibraryError> {
         let of_packages = self.site_packages.iter().flat_map(|site| packages.iter().map(|package| site.join(package)));

@@ -1,5 +1,6 @@
 //! Attention over whole rows and over the parts of context-parallel ranks, and the adjoints.
 
+mod library;
 mod mma;
 
 use self::mma::{MmaBackward, MmaForward};
@@ -155,6 +156,9 @@ struct Gradients {
 impl Lowering {
     /// `[qkv, doc_start] -> [o, lse]`.
     pub(super) fn attention(&mut self, a: &Attention) {
+        if let Some(shape) = self.cudnn {
+            return self.forward_by_library(a, shape);
+        }
         let x = Operands::whole(a, self.reads[0], self.reads[1]);
         self.forward(&x, None);
     }
@@ -168,6 +172,9 @@ impl Lowering {
 
     /// `[qkv, doc_start, o, lse, do] -> [dqkv]`.
     pub(super) fn attention_backward(&mut self, a: &Attention) {
+        if let Some(shape) = self.cudnn {
+            return self.backward_by_library(a, shape);
+        }
         let (qkv, dqkv) = (self.reads[0], self.writes[0]);
         let [dq, dk, dv] = packed(a, dqkv);
         let stride = a.qkv_columns();

@@ -25,6 +25,7 @@ mod sums;
 pub(crate) use merged::{Commands, lower_all};
 
 use crate::command::{Args, Buffer, Command, Launch};
+use crate::cudnn::{Packing, Shape};
 use crate::kernels::Instance;
 use phalanx_strategies::program::{DType, Instr, Op, Program, ValueId};
 
@@ -46,24 +47,50 @@ pub(crate) struct Lowering {
     /// What is taken of it, in order.
     taken: Vec<Buffer>,
     commands: Vec<Command>,
+    /// The shape for which cuDNN runs the instruction.
+    cudnn: Option<Shape>,
 }
 
-/// Lowers an instruction; `place` is the address of a value, `scratch` that of the scratch.
-pub(crate) fn lower(p: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, scratch: u64) -> Lowering {
+/// Lowers an instruction; `place` is the address of a value, `scratch` that of the scratch. Attention runs through cuDNN if there is a
+/// shape.
+pub(crate) fn lower(
+    p: &Program,
+    instr: &Instr,
+    place: impl Fn(ValueId) -> u64,
+    scratch: u64,
+    cudnn: Option<Shape>,
+) -> Lowering {
     let buffer = |v: &ValueId| {
         let value = p.value(*v);
         Buffer { address: place(*v), rows: value.n_rows(), cols: value.n_columns(), dtype: value.dtype }
     };
     let (reads, writes) = (instr.reads.iter().map(buffer).collect(), instr.writes.iter().map(buffer).collect());
-    let mut lowering = Lowering { reads, writes, scratch, taken: Vec::new(), commands: Vec::new() };
+    let mut lowering = Lowering { reads, writes, scratch, taken: Vec::new(), commands: Vec::new(), cudnn };
     lowering.op(p, &instr.op);
     lowering
 }
 
-/// Bytes of scratch that an instruction needs: what its lowering takes.
-pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
+/// Bytes of scratch that an instruction needs: the most that its lowerings take.
+pub(crate) fn scratch_bytes(p: &Program, instr: &Instr, has_cudnn: bool) -> usize {
     // Different addresses, so that no operand is taken for the memory of another.
-    lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0).taken_bytes()
+    let taken = |shape| lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0, shape).taken_bytes();
+    let documents = Packing::Documents { n: 1, longest: 2 };
+    let packings = [Packing::Whole { rows: 0, seq_len: 0 }, documents].into_iter().filter(|_| has_cudnn);
+    let shapes = packings.filter_map(|packing| cudnn_shape(p, instr, packing));
+    shapes.map(|shape| taken(Some(shape))).chain([taken(None)]).max().unwrap_or(0)
+}
+
+/// The shape for which cuDNN may run an instruction on a batch of this packing.
+pub(crate) fn cudnn_shape(p: &Program, instr: &Instr, packing: Packing) -> Option<Shape> {
+    let (Op::Attention(heads) | Op::AttentionBackward(heads)) = &instr.op else { return None };
+    let is_statistics = |v: &ValueId| p.value(*v).n_columns() == heads.n_heads && p.value(*v).dtype == DType::F32;
+    let operands = instr.reads.iter().chain(&instr.writes);
+    let dtypes = operands.filter(|v| p.value(**v).dtype != DType::I32 && !is_statistics(v));
+    let dtypes: Vec<DType> = dtypes.map(|v| p.value(*v).dtype).collect();
+    let shape = Shape::of(heads, &dtypes, p.value(instr.reads[0]).n_rows(), packing)?;
+    // Reproducible programs add up gradients along a tree, and squares in blocks.
+    let in_order = |i: &Instr| matches!(i.op, Op::TreeSum { .. } | Op::SumSquaresBlocks { .. });
+    Some(Shape { is_deterministic: p.instrs.iter().any(in_order), ..shape })
 }
 
 impl Lowering {

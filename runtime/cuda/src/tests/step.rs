@@ -26,7 +26,7 @@ struct Cuda;
 
 impl Target for Cuda {
     fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
-        scratch_bytes(program, instr)
+        scratch_bytes(program, instr, false)
     }
 
     fn align(&self) -> usize {
@@ -120,7 +120,7 @@ impl Trainer {
         let c = compiled(&model, batch, mesh_rank, Precision::F32, optimizer);
         gpu.bind().unwrap();
         let (kernels, products) = (Kernels::new(None), Products::open(gpu).unwrap());
-        let shared = Arc::new(Shared { gpu: gpu.clone(), kernels, products, nccl: OnceLock::new() });
+        let shared = Arc::new(Shared { gpu: gpu.clone(), kernels, products, cudnn: None, nccl: OnceLock::new() });
         let mut machine = CudaMachine::new(&shared, &[&c], BTreeMap::new(), graphs).unwrap();
         for (i, value) in c.program.values.iter().enumerate() {
             let (v, n) = (ValueId(i as u32), value.n_elements());

@@ -130,6 +130,7 @@ pub(super) fn cases() -> Vec<Case> {
         shape(64, (4, 2), 2, 200).documents(90),
         shape(64, (2, 1), 1, 300).windowed(70),
         shape(64, (2, 2), 1, 270).documents(127),
+        shape(64, (4, 2), 2, 129).documents(64),
         shape(128, (2, 1), 1, 150).documents(40),
         shape(128, (2, 1), 2, 131),
         shape(136, (2, 1), 1, 90).documents(70),
