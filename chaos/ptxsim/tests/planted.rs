@@ -1,6 +1,6 @@
 //! One planted error of every kind, in hand-written PTX: the error is found at its line, and its correct twin has no finding.
 
-use phalanx_ptxsim::{Arg, Device, Finding, Kind, Module, Options, Place};
+use phalanx_ptxsim::{Arg, Device, Finding, Kind, LaunchError, Module, Options, Place};
 
 /// Threads of a block, and blocks.
 struct Shape {
@@ -374,4 +374,16 @@ fn unsupported_instruction_names_itself_and_its_line() {
     assert_eq!(error, "no kernel `nope` in the module, which has [\"k\"]");
     let error = Module::parse("\n.version 8.0\n;").err().unwrap().to_string();
     assert_eq!(error, "PTX line 3: expected a directive, found `;`");
+}
+
+#[test]
+fn grid_beyond_the_limits_of_cuda_is_refused() {
+    let ptx = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry empty(.param .u64 a, .param .u32 b)\n{\nret;\n}\n";
+    let kernel = Module::parse(ptx).unwrap().kernel("empty").unwrap();
+    let args = [Arg::U64(0), Arg::U32(0)];
+    let launch = |grid| kernel.launch(&mut Device::new(), grid, [32, 1, 1], 0, &args);
+
+    assert_eq!(kernel.param_bytes().collect::<Vec<usize>>(), [8, 4]);
+    assert!(launch([1, 65_535, 1]).is_ok_and(|run| run.findings.is_empty()));
+    assert!(matches!(launch([1, 65_536, 1]), Err(LaunchError::Shape { grid: [1, 65_536, 1], .. })));
 }
