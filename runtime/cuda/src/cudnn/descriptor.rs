@@ -95,7 +95,7 @@ pub(super) enum Attribute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Handle = 0,
-    DataType = 1,
+    Elements = 1,
     Boolean = 2,
     Int64 = 3,
     Double = 5,

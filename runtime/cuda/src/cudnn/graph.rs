@@ -483,7 +483,7 @@ impl Graph<'_> {
     ) -> Result<Tensor, CudaError> {
         let (dims, strides) = layout;
         let mut tensor = Descriptor::new(self.library, Kind::Tensor)?;
-        tensor.set(self.library, Attribute::TensorType, Type::DataType, &[of as u32])?;
+        tensor.set(self.library, Attribute::TensorType, Type::Elements, &[of as u32])?;
         tensor.set(self.library, Attribute::TensorDims, Type::Int64, &dims)?;
         tensor.set(self.library, Attribute::TensorStrides, Type::Int64, &strides)?;
         tensor.set(self.library, Attribute::TensorId, Type::Int64, &[id])?;
@@ -551,7 +551,7 @@ impl Graph<'_> {
         let library = self.library;
         let mut how = Descriptor::new(library, Kind::Pointwise)?;
         how.set(library, Attribute::PointwiseMode, Type::PointwiseMode, &[mode as u32])?;
-        how.set(library, Attribute::PointwisePrecision, Type::DataType, &[precision as u32])?;
+        how.set(library, Attribute::PointwisePrecision, Type::Elements, &[precision as u32])?;
         if let Some(axis) = axis {
             how.set(library, Attribute::PointwiseAxis, Type::Int64, &[axis])?;
         }
@@ -573,7 +573,7 @@ impl Graph<'_> {
         is_padded: bool,
     ) -> Result<(), CudaError> {
         let mut how = Descriptor::new(self.library, Kind::MatMul)?;
-        how.set(self.library, Attribute::MatMulPrecision, Type::DataType, &[DataType::Float as u32])?;
+        how.set(self.library, Attribute::MatMulPrecision, Type::Elements, &[DataType::Float as u32])?;
         if is_padded {
             how.set(self.library, Attribute::MatMulPadding, Type::Double, &[0.0f64])?;
         }
@@ -596,7 +596,7 @@ impl Graph<'_> {
     fn reduction(&mut self, of: Reduction, x: Tensor, y: Tensor) -> Result<(), CudaError> {
         let mut how = Descriptor::new(self.library, Kind::Reduction)?;
         how.set(self.library, Attribute::ReductionOperator, Type::ReductionOperator, &[of as u32])?;
-        how.set(self.library, Attribute::ReductionPrecision, Type::DataType, &[DataType::Float as u32])?;
+        how.set(self.library, Attribute::ReductionPrecision, Type::Elements, &[DataType::Float as u32])?;
         how.finalize(self.library)?;
         let of_tensors = [(Attribute::ReductionX, x), (Attribute::ReductionY, y)];
         self.push(Kind::ReductionOperation, Some((Attribute::ReductionDescriptor, how)), &of_tensors)
