@@ -1,7 +1,8 @@
 //! A GPU as a device.
 
 use crate::error::OpenError;
-use crate::gpu::{self, Gpu, GpuInfo};
+use crate::gpu::{self, Gpu};
+use crate::gpu_info::GpuInfo;
 use crate::health::{self, Monitor};
 use crate::kernels::Kernels;
 use crate::library::{Nccl, Search};
