@@ -3,7 +3,8 @@
 use crate::alike::{arithmetic_of, check_alike};
 use crate::cudnn::Cudnn;
 use crate::error::OpenError;
-use crate::gpu::{self, Gpu, GpuInfo};
+use crate::gpu::{self, Gpu};
+use crate::gpu_info::GpuInfo;
 use crate::health::{self, Monitor};
 use crate::kernels::Kernels;
 use crate::library::{LibraryError, Nccl, Search};

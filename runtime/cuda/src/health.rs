@@ -1,7 +1,7 @@
 //! The state of GPUs as NVML reports it, without a context on them: for the process that supervises the ranks of a node, which
 //! must not take memory of a GPU, nor hang with it.
 
-use crate::gpu::GpuInfo;
+use crate::gpu_info::GpuInfo;
 use crate::library::nvml::{
     COMPUTE_PROHIBITED, Device, EXCLUSIVE_PROCESS, EventData, EventSet, GPU_IS_LOST, GPU_SENSOR, Memory, ProcessInfo,
     TIMEOUT, UNCORRECTED_SINCE_RESET, XID,

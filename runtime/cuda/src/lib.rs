@@ -2,7 +2,7 @@
 //! compiled program on one GPU.
 //!
 //! - [`library`]: finds NVIDIA's libraries, and binds the functions that this crate calls.
-//! - [`gpu`]: one GPU: its context, its streams and its memory. [`error`]: failed calls.
+//! - [`gpu`]: one GPU: its context, its streams and its memory; [`gpu_info`]: what is known of it before. [`error`]: failed calls.
 //! - [`kernels`]: sources of the kernels, their compilation and their cache.
 //! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
 //!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
@@ -24,6 +24,7 @@ mod device;
 mod error;
 mod gpu;
 mod graph;
+mod gpu_info;
 mod health;
 mod kernels;
 mod library;
@@ -42,7 +43,7 @@ mod xid;
 pub use cudnn::DnnError;
 pub use device::{AttentionChoice, CudaDevice};
 pub use error::{CudaError, OpenError};
-pub use gpu::GpuInfo;
+pub use gpu_info::GpuInfo;
 pub use kernels::{PRELUDE, SOURCES, Source};
 pub use library::{LibraryError, Search};
 pub use nccl::Choice;

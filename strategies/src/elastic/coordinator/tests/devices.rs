@@ -70,8 +70,12 @@ fn node_without_devices_is_refused_by_a_job_on_devices_also_after_a_succession()
 #[test]
 fn first_node_decides_also_for_the_next_coordinator_before_there_is_a_world() {
     let mut job = Job::start(shards(2), 0, Schedule::default());
+    // One node is too few for any world.
+    job.policy.dp_shard_min = 2;
+    job.succeed();
     start_node(&mut job, 0, &["H100"]);
     job.run_for(5);
+    assert_eq!(job.coordinator.record().world_plan, None);
     job.nodes.clear();
     job.succeed();
 
