@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 /// Longer than the test takes on a busy machine. Ranks whose collectives wait for each other would wait forever.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// Each cell runs from scratch, and from the checkpoint of another mesh. Each rank has a GPU of its own, so NCCL carries the tensors;
-/// a device that its operations fill runs them in the order of their launches.
+/// Each cell runs from scratch, and from the checkpoint of another mesh. Each rank has a GPU of its own, so NCCL carries the tensors.
 #[test]
 fn gpu_ranks_train_as_one_cpu_rank_under_every_pair_of_axes() -> Result<()> {
     let gpu = Installation::new().map_err(anyhow::Error::msg)?;
