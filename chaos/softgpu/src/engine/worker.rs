@@ -163,6 +163,7 @@ impl Engine {
         match op {
             Op::Kernel(launch) => {
                 let launch = launch.clone();
+                settings::take_changes();
                 match self.lock().faults.on_launch(launch.kernel_name()) {
                     Some(Fault::Error(code)) => return Err(code),
                     Some(Fault::Hang) => *op = Op::Poll(Arc::new(Mutex::new(|| Ok(false)))),
