@@ -11,6 +11,7 @@ use crate::frontend::UserModel;
 use crate::launch::channel;
 use crate::launch::channel::FrameReceiver;
 use crate::launch::error::LaunchError;
+use crate::launch::liveness;
 use crate::rank::device::Device;
 use crate::rank::failure_report::FailureReport;
 use crate::rank::port::{Outbox, Port};
@@ -48,6 +49,9 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
         }
         (channel::adopt(channel)?, channel::adopt_fd_channel(fd_channel)?)
     };
+    if let Err(error) = liveness::hold() {
+        tracing::debug!(%error, "the launcher learns of the end of this process only when the system has released it");
+    }
     let outbox = Outbox::new(sender);
     let begin = match begin(&mut receiver) {
         Ok(begin) => begin,
