@@ -23,6 +23,9 @@ use std::sync::Arc;
 const REGIONS: [Region; 5] =
     [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
 
+/// Instructions between two marks of the GPU's progress. A mark costs the GPU one or two microseconds.
+const MARK_EVERY: usize = 16;
+
 /// The regions that outlast a step.
 const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
 
@@ -71,6 +74,7 @@ impl CudaMachine {
         mut before: BTreeMap<Region, DeviceMemory>,
     ) -> Result<CudaMachine, AllocError> {
         let gpu = &shared.gpu;
+        let fits = bytes_for(programs) <= gpu.memory_bytes().1;
         let mut regions = BTreeMap::new();
         for region in REGIONS {
             let bytes = region_bytes(programs, region);
@@ -79,7 +83,8 @@ impl CudaMachine {
                 Some(memory) => memory,
                 None => {
                     let is_pinned = region == Region::Offloaded;
-                    let allocated = if is_pinned { gpu.allocate_pinned(bytes) } else { gpu.allocate(bytes) };
+                    let allocated =
+                        if is_pinned { gpu.allocate_pinned(bytes) } else { gpu.allocate_patiently(bytes, fits) };
                     let memory = allocated.map_err(failed)?;
                     if region != Region::Work && !is_pinned {
                         // SAFETY: just allocated.
@@ -91,6 +96,25 @@ impl CudaMachine {
             regions.insert(region, memory);
         }
         Ok(CudaMachine { shared: shared.clone(), regions, lowered: Vec::new(), events: Vec::new() })
+    }
+
+    /// A machine that has loaded the kernels of the programs and has no buffers; for [`Machine::succeed`].
+    pub(crate) fn without_buffers(shared: &Arc<Shared>, programs: &[&Compiled]) -> CudaMachine {
+        let machine =
+            CudaMachine { shared: shared.clone(), regions: BTreeMap::new(), lowered: Vec::new(), events: Vec::new() };
+        for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
+            // Kernels do not depend on addresses, except that two operands may be the same memory.
+            let (commands, _) = lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0).finish();
+            for command in commands {
+                if let Command::Launch(launch) = command
+                    && let Err(error) = shared.kernels.load(&shared.gpu, &launch.kernel, launch.shared_bytes)
+                {
+                    // The first step reports it.
+                    tracing::debug!(%error, "cannot load a kernel in advance");
+                }
+            }
+        }
+        machine
     }
 
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {
@@ -227,6 +251,13 @@ struct TooLittleMemory {
     source: CudaError,
 }
 
+impl TooLittleMemory {
+    /// Memory that others hold may become free; a job that needs more than there is never fits.
+    fn kind(&self) -> std::io::ErrorKind {
+        if self.needed > self.total { std::io::ErrorKind::OutOfMemory } else { std::io::ErrorKind::ResourceBusy }
+    }
+}
+
 impl Shared {
     /// Why the driver refused memory.
     fn refusal(&self, source: CudaError, programs: &[&Compiled]) -> std::io::Error {
@@ -236,7 +267,7 @@ impl Shared {
         let (free, total) = self.gpu.memory_bytes();
         let (device, needed) = (self.gpu.name.clone(), bytes_for(programs));
         let error = TooLittleMemory { device, free, total, needed, source };
-        std::io::Error::new(std::io::ErrorKind::OutOfMemory, error)
+        std::io::Error::new(error.kind(), error)
     }
 
     /// Compiles the kernel or plans the product of a command.
@@ -291,6 +322,9 @@ unsafe impl Machine for CudaMachine {
             self.mark(0).map_err(|e| failed(&e))?;
         }
         for (k, i) in part.enumerate() {
+            if k.is_multiple_of(MARK_EVERY) {
+                self.shared.gpu.mark().map_err(|e| failed(&e))?;
+            }
             self.instruction(c, lowered, i, with.groups)?;
             if with.timings.is_some() {
                 self.mark(k + 1).map_err(|e| failed(&e))?;

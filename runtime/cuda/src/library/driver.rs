@@ -35,6 +35,7 @@ functions! {
         fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> Code;
         fn cuStreamCreate(*mut CUstream, c_uint) -> Code;
         fn cuStreamSynchronize(CUstream) -> Code;
+        fn cuStreamQuery(CUstream) -> Code;
         fn cuEventCreate(*mut CUevent, c_uint) -> Code;
         fn cuEventDestroy_v2(CUevent) -> Code;
         fn cuEventRecord(CUevent, CUstream) -> Code;
