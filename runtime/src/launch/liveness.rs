@@ -22,8 +22,10 @@ pub(crate) fn hold() -> io::Result<()> {
         let outcome = sys::keep_stdin_alone();
         let is_held = outcome.is_ok();
         let _ = held.send(outcome);
-        while is_held {
-            std::thread::park();
+        if is_held {
+            loop {
+                std::thread::park();
+            }
         }
     })?;
     answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
