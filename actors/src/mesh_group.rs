@@ -5,9 +5,12 @@
 //! device's progress, stops the device, aborts the group at all members, and finds the members that are behind this rank, on
 //! any machine.
 
-use actix::{Actor, Context, Handler, Message, MessageResult};
+use crate::rank::DeviceEvent;
+use actix::{Actor, AsyncContext, Context, Handler, Message, MessageResult, Recipient};
+use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::mesh::Axes;
 use std::fmt;
+use std::time::Duration;
 
 /// Progress of a member in the collectives of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,13 +54,28 @@ pub trait OwnedGroup: Send {
     /// The members that are behind this one.
     fn behind(&self) -> Vec<Behind>;
 
+    /// Errors that the device's library has noticed by itself, while no call of the device's thread returns.
+    ///
+    /// # Errors
+    /// The library's error, as a clause.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Ends the group at all its members: every wait in the group returns at once, and the device starts no further operation
     /// in it. Other groups continue.
     fn abort(&self, reason: &str);
 }
 
 /// See the [module](self).
-pub struct MeshGroup(Box<dyn OwnedGroup>);
+pub struct MeshGroup {
+    group: Box<dyn OwnedGroup>,
+    generation: Generation,
+    /// The rank, which ends the world when the group fails.
+    rank: Recipient<DeviceEvent>,
+    /// Interval of checks for failures.
+    interval: Duration,
+}
 
 /// Aborts the group, for this reason.
 #[derive(Clone, Debug)]
@@ -87,26 +105,42 @@ impl Message for WhoIsMissing {
 }
 
 impl MeshGroup {
-    /// The actor that owns this group.
-    pub fn new(group: Box<dyn OwnedGroup>) -> MeshGroup {
-        MeshGroup(group)
+    /// The actor that owns this group of a world. It checks the group at this interval, and reports a failure to `rank`.
+    pub fn new(
+        group: Box<dyn OwnedGroup>,
+        generation: Generation,
+        rank: Recipient<DeviceEvent>,
+        interval: Duration,
+    ) -> MeshGroup {
+        MeshGroup { group, generation, rank, interval }
     }
 
     fn missing(&self) -> Vec<Missing> {
-        let (axes, watermark) = (self.0.axes(), self.0.watermark());
-        self.0.behind().into_iter().map(|behind| Missing { axes, watermark, behind }).collect()
+        let (axes, watermark) = (self.group.axes(), self.group.watermark());
+        self.group.behind().into_iter().map(|behind| Missing { axes, watermark, behind }).collect()
+    }
+
+    /// Reports a failure until the world ends: the rank ignores further reports, and a full mailbox only delays them.
+    fn check(&mut self, _: &mut Context<Self>) {
+        if let Err(reason) = self.group.check() {
+            let _ = self.rank.try_send(DeviceEvent::Broken(self.generation, None, reason));
+        }
     }
 }
 
 impl Actor for MeshGroup {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        ctx.run_interval(self.interval, MeshGroup::check);
+    }
 }
 
 impl Handler<Abort> for MeshGroup {
     type Result = ();
 
     fn handle(&mut self, Abort(reason): Abort, _: &mut Context<Self>) {
-        self.0.abort(&reason);
+        self.group.abort(&reason);
     }
 }
 
@@ -147,6 +181,7 @@ pub(crate) mod tests {
     pub(crate) struct Fake {
         pub(crate) behind: Arc<Mutex<Vec<Behind>>>,
         pub(crate) aborted: Arc<Mutex<Vec<String>>>,
+        pub(crate) failure: Arc<Mutex<Option<String>>>,
     }
 
     impl OwnedGroup for Fake {
@@ -160,6 +195,10 @@ pub(crate) mod tests {
 
         fn behind(&self) -> Vec<Behind> {
             self.behind.lock().unwrap().clone()
+        }
+
+        fn check(&self) -> Result<(), String> {
+            self.failure.lock().unwrap().clone().map_or(Ok(()), Err)
         }
 
         fn abort(&self, reason: &str) {

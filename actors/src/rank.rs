@@ -251,7 +251,11 @@ impl Rank {
                 self.leave(self.member.generation(), LATER, ctx);
             }
             DeviceEvent::Connected(generation, groups) => {
-                let start = |group| self.guardian.start("mesh group", |_| MeshGroup::new(group));
+                let (rank, interval) = (ctx.address(), self.life.interval);
+                let start = |group| {
+                    let rank = rank.clone().recipient();
+                    self.guardian.start("mesh group", |_| MeshGroup::new(group, generation, rank, interval))
+                };
                 let groups = groups.into_iter().map(start).collect();
                 self.leave(generation, LATER, ctx);
                 (self.connects, self.world) = (None, Some((generation, groups)));
@@ -561,6 +565,20 @@ mod tests {
         rank.tell(DeviceEvent::Broken(Generation(1), None, "a connection broke".into()));
 
         until(|| *of_world.aborted.lock().unwrap() == ["a connection broke"]).await;
+    }
+
+    #[tokio::test]
+    async fn failure_that_a_group_notices_by_itself_breaks_its_world() {
+        let (notes, _tasks, rank) = start(LONG).await;
+        let (plan, failed, other) = (world_plan(1), group(&[]), group(&[]));
+        rank.apply_desired_state(desired_state(1, Stage::Form, Some(&plan)));
+        rank.tell(DeviceEvent::Connected(Generation(1), owned(&[&failed, &other])));
+
+        *failed.failure.lock().unwrap() = Some("NCCL: remote process exited".into());
+
+        until(|| *other.aborted.lock().unwrap() == ["NCCL: remote process exited"]).await;
+        let broken = || notes.reports.lock().unwrap().iter().find_map(|report| report.broken.clone());
+        until(|| broken().is_some_and(|broken| broken.reason == "NCCL: remote process exited")).await;
     }
 
     // RANK-ACTOR-2

@@ -31,6 +31,7 @@ use phalanx_storage::hf::error::HfError;
 use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
 use phalanx_strategies::sampler::SamplerError;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// Why a job cannot start or continue. The text is one sentence that names the fault and its location.
@@ -162,6 +163,8 @@ impl JobError {
     pub(crate) fn is_of_the_world(&self) -> bool {
         let collective = match self {
             JobError::Superseded(_) | JobError::Exec(ExecError::Left) => return true,
+            // A job that has run fits: the memory is a predecessor's, and becomes free.
+            error if error.is_memory_of_others() => return true,
             JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. }) => {
                 return true;
             }
@@ -171,6 +174,11 @@ impl JobError {
         };
         // Ranks that disagree about a collective would disagree again in the next world.
         !collective.is_refusal() && !matches!(collective, CollectiveError::Mismatch { .. })
+    }
+
+    /// Whether a device has enough memory for this rank, but other processes hold it.
+    pub(crate) fn is_memory_of_others(&self) -> bool {
+        matches!(self, JobError::Alloc(error) if error.source.kind() == ErrorKind::ResourceBusy)
     }
 
     /// The member that this rank could not reach, if that caused the error.
@@ -192,7 +200,9 @@ impl JobError {
         match self {
             JobError::Thread(error) => matches!(error, ThreadError::Device { .. }),
             // The job does not fit: a smaller one would.
-            JobError::Alloc(error) => error.source.kind() == std::io::ErrorKind::OutOfMemory,
+            JobError::Alloc(error) => {
+                matches!(error.source.kind(), ErrorKind::OutOfMemory | ErrorKind::ResourceBusy)
+            }
             JobError::Exec(_) | JobError::Collective(_) => false,
             JobError::WorldTraces(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,

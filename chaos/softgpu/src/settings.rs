@@ -4,6 +4,9 @@ use crate::codes::{Code, INVALID_VALUE, OK, refuse};
 use crate::engine::faults;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// One setting, for the documentation.
@@ -71,6 +74,7 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "graphs that cuDNN has no engine for: forward, backward (attention), other; first: the first engine of each graph has no plan; several separated by commas",
     ),
+    setting_of("SOFTGPU_CONTROL", "", "folder of changes to the settings of running processes"),
 ];
 
 /// Names with these beginnings belong to the other libraries, which give their own defaults.
@@ -119,7 +123,7 @@ fn check_one(name: &str, value: &str) -> Code {
         return refuse(INVALID_VALUE, format_args!("unknown setting {name}"));
     }
     let is_valid = match name {
-        "SOFTGPU_CACHE" | "SOFTGPU_CXX" => true,
+        "SOFTGPU_CACHE" | "SOFTGPU_CXX" | "SOFTGPU_CONTROL" => true,
         "SOFTGPU_GUARD" => ["auto", "keys", "idle", "off"].contains(&value),
         "SOFTGPU_FAULT" => faults::parse_faults(value).is_some(),
         "SOFTGPU_HANG" => faults::parse_hangs(value).is_some(),
@@ -149,13 +153,40 @@ fn parse_number(text: &str) -> Option<u64> {
 pub unsafe extern "C" fn softgpu_set(name: *const c_char, value: *const c_char) -> Code {
     // SAFETY: by the caller.
     let (name, value) = unsafe { (CStr::from_ptr(name), CStr::from_ptr(value)) };
-    let (name, value) = (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned());
-    let code = check_one(&name, &value);
+    change(&name.to_string_lossy(), &value.to_string_lossy())
+}
+
+fn change(name: &str, value: &str) -> Code {
+    let code = check_one(name, value);
     if code == OK {
-        values().insert(name.clone(), value);
-        crate::engine::setting_changed(&name);
+        values().insert(name.to_owned(), value.to_owned());
+        crate::engine::setting_changed(name);
+        crate::nccl::setting_changed(name);
     }
     code
+}
+
+/// Takes over the changes that a test has left for this process in the folder `SOFTGPU_CONTROL`: the file whose name is the
+/// process id, or the file `next`, which the first process takes that has taken no file before. Lines are `NAME=VALUE`.
+/// Called before each kernel, allocation, and launch or initialisation of NCCL.
+pub fn take_changes() {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    static TAKES_NEXT: AtomicBool = AtomicBool::new(true);
+    let folder = || Some(text("SOFTGPU_CONTROL")).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let Some(folder) = FOLDER.get_or_init(folder) else { return };
+    let pid = std::process::id().to_string();
+    let next = TAKES_NEXT.swap(false, Relaxed).then(|| "next".to_owned());
+    for name in next.into_iter().chain([pid.clone()]) {
+        // Only one process can rename a file; its time of change tells when it was taken.
+        let taken = folder.join(format!("taken-{pid}"));
+        if std::fs::rename(folder.join(name), &taken).is_err() {
+            continue;
+        }
+        let changes = std::fs::read_to_string(&taken).unwrap_or_default();
+        for (name, value) in changes.lines().filter_map(|line| line.split_once('=')) {
+            change(name, value);
+        }
+    }
 }
 
 #[cfg(test)]

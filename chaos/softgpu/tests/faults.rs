@@ -137,6 +137,29 @@ fn hung_kernel_occupies_its_stream_and_no_other() {
 }
 
 #[test]
+fn change_for_one_process_is_taken_by_it_once_and_the_next_one_by_the_first_new_process() {
+    let test = "change_for_one_process_is_taken_by_it_once_and_the_next_one_by_the_first_new_process";
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("next"), "SOFTGPU_ALLOC_FAIL=2\n").unwrap();
+
+    let child = || {
+        in_child(test, &[("SOFTGPU_CONTROL", folder.path().to_str().unwrap())], || {
+            let (gpu, folder) = (Gpu::new(), std::env::var("SOFTGPU_CONTROL").unwrap());
+            let mut at = 0u64;
+            let mut allocate = || cu!(gpu, cuMemAlloc_v2(&raw mut at => *mut u64, 4 => usize));
+            let of_next = [allocate(), allocate(), allocate()];
+            std::fs::write(format!("{folder}/{}", std::process::id()), "SOFTGPU_ALLOC_FAIL=1\n").unwrap();
+            eprintln!("codes {of_next:?} {:?}", [allocate(), allocate()]);
+        })
+    };
+
+    assert!(assert_ends_with(&child(), 0).contains("codes [0, 2, 0] [2, 0]"));
+    assert!(assert_ends_with(&child(), 0).contains("codes [0, 0, 0] [2, 0]"));
+    assert!(!path("next").exists());
+}
+
+#[test]
 fn wrong_settings_are_refused() {
     let gpu = Gpu::new();
     let set = |name: &std::ffi::CStr, value: &std::ffi::CStr| cu!(gpu, softgpu_set(name.as_ptr() as P => P, value.as_ptr() as P => P));

@@ -14,7 +14,9 @@ use crate::nccl::{Choice, connect};
 use crate::product::Products;
 use crate::shared::Shared;
 use phalanx_device::shared_memory::Arena;
-use phalanx_device::{AllocError, Backing, Collective, CollectiveError, Device, HealthWatch, Machine, ThreadError};
+use phalanx_device::{
+    Activity, AllocError, Backing, Collective, CollectiveError, Device, HealthWatch, Machine, ThreadError,
+};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::program::{Instr, Program};
@@ -187,6 +189,13 @@ impl CudaDevice {
     }
 }
 
+impl CudaDevice {
+    /// What its machines share, if a device thread has opened the GPU.
+    fn opened(&self) -> Option<&Arc<Shared>> {
+        self.shared.get().and_then(|shared| shared.as_ref().ok())
+    }
+}
+
 impl Target for CudaDevice {
     fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
         scratch_bytes(program, instr, self.has_cudnn && self.attention != AttentionChoice::Own)
@@ -219,8 +228,10 @@ impl Device for CudaDevice {
         Ok(Box::new(CudaMachine::new(self.shared().map_err(unopened)?, programs, BTreeMap::new(), self.graphs)?))
     }
 
+    /// Opens the GPU and loads the kernels, without buffers: a spare may share the GPU with the rank that it will replace.
     fn warm(&self, programs: &[&Compiled], _: &Arena) -> Result<Box<dyn Machine>, AllocError> {
-        self.machine(programs, &Backing::default())
+        let unopened = |e| AllocError { bytes: 0, source: std::io::Error::other(e) };
+        Ok(Box::new(CudaMachine::without_buffers(self.shared().map_err(unopened)?, programs, self.graphs)?))
     }
 
     fn shadow(&self, programs: &[&Compiled], _: &Arena, _: usize) -> Box<dyn Machine> {
@@ -248,6 +259,14 @@ impl Device for CudaDevice {
         check_alike(&arithmetic_of(&shared.gpu, shared.cudnn.as_ref()), &mut *host)?;
         let nccl = || shared.nccl.get_or_init(|| Nccl::find(&self.search)).clone();
         connect(&shared.gpu, nccl, host, self.collectives)
+    }
+
+    fn activity(&self) -> Option<Activity> {
+        self.opened().map(|shared| shared.gpu.activity())
+    }
+
+    fn has_failed(&self) -> bool {
+        self.opened().is_some_and(|shared| shared.gpu.has_failed())
     }
 
     fn peak_flops(&self, bf16: bool) -> f64 {

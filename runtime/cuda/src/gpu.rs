@@ -5,10 +5,13 @@ use crate::gpu_info::GpuInfo;
 use crate::health;
 use crate::library::{Libraries, Search};
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
-use phalanx_device::RawBuffer;
 use phalanx_device::span::Memory;
+use phalanx_device::{Activity, RawBuffer};
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy stream.
 const NON_BLOCKING: u32 = 1;
@@ -18,6 +21,9 @@ const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 const NO_TIMING: u32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
+/// How long memory may take to become free after the end of the process that had it, and the pause between two looks.
+const RELEASE_MAX: Duration = Duration::from_secs(5);
+const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 /// The oldest driver whose loader accepts cubins of NVRTC 12, as CUDA numbers it.
 const DRIVER_MIN: i32 = 12_000;
 
@@ -49,6 +55,21 @@ pub(crate) struct Gpu {
     uuid: Option<String>,
     /// Streams without work, for reuse: streams are never destroyed.
     idle_streams: Mutex<Vec<Stream>>,
+    marks: Marks,
+    /// Whether a library has got stuck in this process.
+    is_given_up: AtomicBool,
+}
+
+/// Marks in the work of the compute stream, so that any thread sees how far the GPU is without a call of the driver, which
+/// could block.
+#[derive(Debug)]
+struct Marks {
+    /// Marks that were enqueued. Locked while one is, so that the stream has them in order.
+    enqueued: Mutex<u32>,
+    /// The same number, to be read without the lock.
+    last: AtomicU32,
+    /// Address of the last mark that the stream has reached, in pinned memory that lives as long as the process.
+    reached: usize,
 }
 
 // SAFETY: the context and its streams may be used from any thread to which the context is bound; see `Gpu::bind`. The
@@ -161,10 +182,24 @@ impl Gpu {
             _ => OpenError::Context(error),
         };
         let compute = opened.and_then(|()| Stream::new(&call)).map_err(taken)?;
+        let marks = Marks::new(&call).map_err(OpenError::Context)?;
         let capability = info.capability;
         let model = format!("{} with {} multiprocessors", info.name, info.n_multiprocessors);
-        let (search, uuid, idle_streams) = (search.clone(), info.uuid, Mutex::default());
-        Ok(Gpu { libraries, context, compute, ordinal, name, model, capability, search, uuid, idle_streams })
+        let (idle_streams, is_given_up) = (Mutex::default(), AtomicBool::default());
+        Ok(Gpu {
+            libraries,
+            context,
+            compute,
+            ordinal,
+            name,
+            model,
+            capability,
+            search: search.clone(),
+            uuid: info.uuid,
+            idle_streams,
+            marks,
+            is_given_up,
+        })
     }
 
     /// Makes the GPU current on the calling thread. Every other call of the driver requires it.
@@ -190,8 +225,44 @@ impl Gpu {
     /// Errors of the device in earlier work.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
+        self.mark()?;
         // SAFETY: the stream is alive.
         self.check("cuStreamSynchronize", unsafe { (self.libraries.driver.cuStreamSynchronize)(self.compute.0) })
+    }
+
+    /// Enqueues a mark on the compute stream; see [`Gpu::activity`].
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn mark(&self) -> Result<(), CudaError> {
+        let mut enqueued = self.marks.enqueued.lock().unwrap_or_else(PoisonError::into_inner);
+        *enqueued = enqueued.wrapping_add(1);
+        self.marks.last.store(*enqueued, Release);
+        // SAFETY: the word lives as long as the process.
+        unsafe { self.write_word(self.marks.reached as u64, *enqueued, self.compute) }
+    }
+
+    /// How far the compute stream is, by its marks.
+    pub(crate) fn activity(&self) -> Activity {
+        let reached = std::ptr::with_exposed_provenance_mut::<u32>(self.marks.reached);
+        // SAFETY: an aligned word of pinned memory that lives as long as the process and is written as a whole.
+        let completed = unsafe { AtomicU32::from_ptr(reached) }.load(Acquire);
+        Activity { completed, is_busy: completed != self.marks.last.load(Acquire) }
+    }
+
+    /// A library has got stuck: this process cannot use the GPU with others any more.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Release);
+    }
+
+    /// Whether an error of earlier work has made the context useless, or a library has got stuck.
+    pub(crate) fn has_failed(&self) -> bool {
+        if self.is_given_up.load(Acquire) {
+            return true;
+        }
+        // SAFETY: the stream is alive.
+        let state = |()| unsafe { (self.libraries.driver.cuStreamQuery)(self.compute.0) };
+        self.bind().map(state).map_or(true, |code| code != 0 && code != NOT_READY)
     }
 
     /// Free and all bytes of its memory; zeros if the driver does not tell.
@@ -221,6 +292,27 @@ impl Gpu {
             self.check("cuMemAlloc", unsafe { (self.libraries.driver.cuMemAlloc_v2)(&raw mut address, bytes) })?;
         }
         Ok(DeviceMemory { gpu: self.clone(), address, bytes, is_pinned_host: false })
+    }
+
+    /// As [`Gpu::allocate`], but waits for memory, if `waits`: the driver frees the memory of a process some time after its end,
+    /// when its successor may have started.
+    ///
+    /// # Errors
+    /// As [`Gpu::allocate`].
+    pub(crate) fn allocate_patiently(
+        self: &std::sync::Arc<Gpu>,
+        bytes: usize,
+        waits: bool,
+    ) -> Result<DeviceMemory, CudaError> {
+        let give_up = Instant::now() + RELEASE_MAX;
+        loop {
+            match self.allocate(bytes) {
+                Err(error) if waits && error.code == CudaError::OUT_OF_MEMORY && Instant::now() < give_up => {
+                    std::thread::sleep(RELEASE_PAUSE);
+                }
+                allocated => return allocated,
+            }
+        }
     }
 
     /// Allocates pinned host memory that kernels access directly, filled with zeros.
@@ -416,6 +508,18 @@ impl Stream {
     }
 }
 
+impl Marks {
+    fn new(call: &Call<'_>) -> Result<Marks, CudaError> {
+        let mut word: *mut c_void = std::ptr::null_mut();
+        // SAFETY: a pointer to a local; the context is current.
+        let code = unsafe { (call.driver.cuMemHostAlloc)(&raw mut word, size_of::<u32>(), PORTABLE_AND_MAPPED) };
+        call.check("cuMemHostAlloc", code)?;
+        // SAFETY: just allocated.
+        unsafe { word.cast::<u32>().write(0) };
+        Ok(Marks { enqueued: Mutex::default(), last: AtomicU32::default(), reached: word.expose_provenance() })
+    }
+}
+
 /// A point in a stream's work, for waiting and for measuring time.
 #[derive(Debug)]
 pub(crate) struct Event {
@@ -487,13 +591,13 @@ impl Event {
     ///
     /// # Errors
     /// When the GPU has failed.
-    pub(crate) fn since(&self, earlier: &Event) -> Result<std::time::Duration, CudaError> {
+    pub(crate) fn since(&self, earlier: &Event) -> Result<Duration, CudaError> {
         let mut milliseconds = 0.0;
         let driver = self.gpu.libraries.driver;
         // SAFETY: both are alive.
         let code = unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, earlier.event, self.event) };
         self.gpu.check("cuEventElapsedTime", code)?;
-        Ok(std::time::Duration::from_secs_f32(milliseconds.max(0.0) / 1e3))
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1e3))
     }
 }
 

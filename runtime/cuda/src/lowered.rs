@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 /// Segments of fewer commands are enqueued one by one: the launch of a graph costs about as much.
 const GRAPH_COMMANDS_MIN: usize = 4;
+/// Most instructions of a segment. Marks of the GPU's progress lie between graphs, and one that comes late looks like a hang.
+const GRAPH_INSTRS_MAX: usize = 128;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -182,7 +184,7 @@ fn segments(c: &Compiled) -> Vec<Range<usize>> {
     for i in (0..instrs.len()).filter(|i| is_command(*i)) {
         let is_boundary = i == c.phases.apply || i == c.phases.gather;
         match segments.last_mut() {
-            Some(last) if last.end == i && !is_boundary => last.end = i + 1,
+            Some(last) if last.end == i && last.len() < GRAPH_INSTRS_MAX && !is_boundary => last.end = i + 1,
             _ => segments.push(i..i + 1),
         }
     }

@@ -8,7 +8,7 @@ use crate::cudnn::{Direction, Packing, Shape};
 use crate::error::CudaError;
 use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::kernels::CompileError;
-use crate::lower::cudnn_shape;
+use crate::lower::{cudnn_shape, lower};
 use crate::lowered::Lowered;
 use crate::shared::Shared;
 use phalanx_device::groups::Groups;
@@ -24,6 +24,9 @@ use std::sync::Arc;
 
 const REGIONS: [Region; 5] =
     [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
+
+/// Instructions between two marks of the GPU's progress. A mark costs the GPU one or two microseconds.
+const MARK_EVERY: usize = 16;
 
 /// The regions that outlast a step.
 const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
@@ -83,6 +86,7 @@ impl CudaMachine {
         graphs: bool,
     ) -> Result<CudaMachine, AllocError> {
         let gpu = &shared.gpu;
+        let fits = bytes_for(programs) <= gpu.memory_bytes().1;
         let mut regions = BTreeMap::new();
         for region in REGIONS {
             let bytes = region_bytes(programs, region);
@@ -91,7 +95,8 @@ impl CudaMachine {
                 Some(memory) => memory,
                 None => {
                     let is_pinned = region == Region::Offloaded;
-                    let allocated = if is_pinned { gpu.allocate_pinned(bytes) } else { gpu.allocate(bytes) };
+                    let allocated =
+                        if is_pinned { gpu.allocate_pinned(bytes) } else { gpu.allocate_patiently(bytes, fits) };
                     let memory = allocated.map_err(failed)?;
                     if region != Region::Work && !is_pinned {
                         // SAFETY: just allocated.
@@ -102,17 +107,19 @@ impl CudaMachine {
             };
             regions.insert(region, memory);
         }
-        let stream = if graphs { Some(gpu.take_stream()) } else { None };
+        CudaMachine::with_regions(shared, regions, graphs)
+    }
+
+    fn with_regions(
+        shared: &Arc<Shared>,
+        regions: BTreeMap<Region, DeviceMemory>,
+        graphs: bool,
+    ) -> Result<CudaMachine, AllocError> {
+        let stream = if graphs { Some(shared.gpu.take_stream()) } else { None };
         let stream = stream.transpose().map_err(|e| AllocError { bytes: 0, source: std::io::Error::other(e) })?;
         let capture = stream.map(|stream| CaptureStream { shared: shared.clone(), stream });
-        Ok(CudaMachine {
-            shared: shared.clone(),
-            lowered: Vec::new(),
-            regions,
-            packings: BTreeMap::new(),
-            capture,
-            events: Vec::new(),
-        })
+        let (shared, packings) = (shared.clone(), BTreeMap::new());
+        Ok(CudaMachine { shared, lowered: Vec::new(), regions, packings, capture, events: Vec::new() })
     }
 
     /// Parts of a program that run as graphs.
@@ -120,6 +127,30 @@ impl CudaMachine {
     pub(crate) fn n_graphs(&mut self, c: &Compiled) -> usize {
         let packing = self.packing(c);
         Lowered::find(&mut self.lowered, c, packing).map_or(0, |i| self.lowered[i].n_graphs())
+    }
+
+    /// A machine that has loaded the kernels of the programs and has no buffers; for [`Machine::succeed`].
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn without_buffers(
+        shared: &Arc<Shared>,
+        programs: &[&Compiled],
+        graphs: bool,
+    ) -> Result<CudaMachine, AllocError> {
+        for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
+            // Kernels do not depend on addresses, except that two operands may be the same memory.
+            let (commands, _) = lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0, None).finish();
+            for command in commands {
+                if let Command::Launch(launch) = command
+                    && let Err(error) = shared.kernels.load(&shared.gpu, &launch.kernel, launch.shared_bytes)
+                {
+                    // The first step reports it.
+                    tracing::debug!(%error, "cannot load a kernel in advance");
+                }
+            }
+        }
+        CudaMachine::with_regions(shared, BTreeMap::new(), graphs)
     }
 
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {
@@ -281,6 +312,13 @@ struct TooLittleMemory {
     source: CudaError,
 }
 
+impl TooLittleMemory {
+    /// Memory that others hold may become free; a job that needs more than there is never fits.
+    fn kind(&self) -> std::io::ErrorKind {
+        if self.needed > self.total { std::io::ErrorKind::OutOfMemory } else { std::io::ErrorKind::ResourceBusy }
+    }
+}
+
 impl Shared {
     /// Why the driver refused memory.
     fn refusal(&self, source: CudaError, programs: &[&Compiled]) -> std::io::Error {
@@ -291,7 +329,7 @@ impl Shared {
         let (device, needed) = (self.gpu.name.clone(), bytes_for(programs));
         let users = self.gpu.users();
         let error = TooLittleMemory { device, users, free, total, needed, source };
-        std::io::Error::new(std::io::ErrorKind::OutOfMemory, error)
+        std::io::Error::new(error.kind(), error)
     }
 
     /// The shape, if cuDNN runs it.
@@ -356,10 +394,15 @@ unsafe impl Machine for CudaMachine {
         if with.timings.is_some() {
             self.mark(0).map_err(|e| failed(&e))?;
         }
+        let mut n_unmarked = MARK_EVERY;
         let mut next = part.start;
         while next < part.end {
+            if n_unmarked >= MARK_EVERY {
+                n_unmarked = 0;
+                self.shared.gpu.mark().map_err(|e| failed(&e))?;
+            }
             let n_run = self.advance(c, lowered, next, part.end, with)?;
-            next += n_run;
+            (next, n_unmarked) = (next + n_run, n_unmarked + n_run);
             if with.timings.is_some() {
                 self.mark(next - part.start).map_err(|e| failed(&e))?;
             }

@@ -13,6 +13,15 @@ use std::time::Duration;
 /// Waits at most this long for something that happens to a device; then gives the state of all.
 pub type HealthWatch = Box<dyn FnMut(Duration) -> Vec<DeviceHealth> + Send>;
 
+/// How far a device is in the work that it does apart from the thread that gives it work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// A number that changes as the device completes work.
+    pub completed: u32,
+    /// Whether the device has work that is not complete.
+    pub is_busy: bool,
+}
+
 /// A kind of device of this machine, such as its processors.
 ///
 /// "Shared memory" is host memory that the ranks of a machine map; a device with its own memory needs none.
@@ -69,6 +78,16 @@ pub trait Device: Debug + Send + Sync {
     /// As operations of `host`, or when the device's library refuses.
     fn communicator(&self, host: Box<dyn Collective>) -> Result<Box<dyn Collective>, CollectiveError> {
         Ok(host)
+    }
+
+    /// How far the device is; none if it works on the thread that gives it work. Never waits for the device.
+    fn activity(&self) -> Option<Activity> {
+        None
+    }
+
+    /// Whether the device has failed for this process: its state is lost, and only a new process can use it again.
+    fn has_failed(&self) -> bool {
+        false
     }
 
     /// The best rate of matrix products, measured here and now on the calling thread's pool, in FLOP/s.

@@ -45,8 +45,8 @@ impl GroupOwner {
     }
 
     /// The communicator's control end.
-    pub fn control(&self) -> &dyn CollectiveControl {
-        &*self.control
+    pub fn control(&self) -> &Arc<dyn CollectiveControl> {
+        &self.control
     }
 
     /// Ends the group: the device starts no more operations in it, and every wait of its members returns.

@@ -31,7 +31,7 @@ pub mod thread;
 pub mod world;
 
 pub use communicator::{Collective, CollectiveControl, Progress, SliceOperations, Ticket};
-pub use device::{Device, HealthWatch};
+pub use device::{Activity, Device, HealthWatch};
 pub use element::{Element, ElementType};
 pub use error::CollectiveError;
 pub use machine::{AllocError, Backing, ExecError, Machine, OpaqueModel, Run, Timings};

@@ -11,6 +11,8 @@ pub enum Ending {
     Code(i32),
     /// This signal terminated it.
     Signal(i32),
+    /// It has ended, but the system has not released it yet, so how it ended is unknown.
+    Unreleased,
 }
 
 impl Ending {
@@ -26,6 +28,7 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::Code(code) => return write!(f, "exited with code {code}"),
+            Self::Unreleased => return f.write_str("has ended, although the system has not released it yet"),
             Self::Signal(libc::SIGKILL) => " (SIGKILL: killed by another process or by the out-of-memory killer)",
             Self::Signal(libc::SIGSEGV) => " (SIGSEGV)",
             Self::Signal(libc::SIGBUS) => " (SIGBUS)",

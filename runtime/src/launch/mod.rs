@@ -6,7 +6,7 @@
 //!   Slots::send ───── frames down: stop, save ───▶  FrameReceiver::receive
 //!   Slots::next_event ◀──── frames up: events ────  FrameSender::send
 //!   Slots::fd_channel ◀─── descriptors of memory ───▶  channel::adopt_fd_channel
-//!        ▲ exit (pidfd) · lines of stderr
+//!        ▲ exit (pidfd) · lines of stderr · liveness::hold
 //! ```
 //!
 //! Invariants, cited by the tests:
@@ -14,8 +14,10 @@
 //! - **LAUNCH-2** The kernel reports an exit at once (pidfd). The launcher reports it after all earlier output of the rank.
 //! - **LAUNCH-3** The size of a rank's output is limited: a frame that is too long ends the rank. The launcher never blocks on
 //!   a rank.
+//! - **LAUNCH-4** A rank whose liveness pipe has closed counts as ended, even if the system takes longer to release it.
 //!
-//! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`numa`] those near a device, [`channel`] the rank's end of the sockets,
+//! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`numa`] those near a device, [`channel`] the
+//! rank's end of the sockets, `liveness` that of the pipe that closes first,
 //! [`frame`] the encoding, [`failure`] how processes end; `sys` wraps Linux system calls that are missing from the standard
 //! library. [`environment`] reads the variables of cluster launchers.
 //!
@@ -27,6 +29,7 @@ pub mod environment;
 pub mod error;
 pub mod failure;
 pub mod frame;
+pub(crate) mod liveness;
 pub mod numa;
 mod output;
 mod process;

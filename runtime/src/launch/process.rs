@@ -1,11 +1,12 @@
 //! One rank process and the descriptors of its channel, its standard error and its exit.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::error::LaunchError;
 use super::failure::Ending;
@@ -18,6 +19,8 @@ const READ_BYTES: usize = 4 << 10;
 /// Bytes read from a rank after it exited: more than sockets and pipes hold, and a bound on the output of a child process that
 /// outlives the rank.
 const REST_BYTES_MAX: usize = 1 << 20;
+/// Wait for the exit of a rank whose liveness pipe has closed. Without a device that takes longer, both come at once.
+const RELEASE_WAIT: Duration = Duration::from_millis(100);
 /// Maximum bytes that wait for the rank to read.
 const WAITING_BYTES_MAX: usize = 2 << 20;
 
@@ -28,6 +31,10 @@ pub(super) struct RankProcess {
     channel: Option<UnixStream>,
     fd_channel: Option<UnixStream>,
     stderr: Option<ChildStderr>,
+    /// Closed when the rank ends; see [`super::liveness`].
+    liveness: Option<PipeReader>,
+    /// When the rank counts as ended, after its liveness pipe has closed.
+    given_up_at: Option<Instant>,
     cutter: FrameCutter,
     waiting: VecDeque<u8>,
     output: Output,
@@ -57,9 +64,12 @@ impl RankProcess {
         let inherited = [theirs.as_raw_fd(), their_fd_channel.as_raw_fd()];
         let mut command = make_command(inherited[0], inherited[1]);
         // A separate process group, so that an interrupt from the terminal reaches only the launcher, which stops the run.
-        command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+        let (liveness, held) = io::pipe().map_err(refused)?;
+        command.stdin(held).stderr(Stdio::piped()).process_group(0);
         sys::prepare(&mut command, inherited, cpus);
         let mut child = command.spawn().map_err(refused)?;
+        // The command holds the launcher's copy of the writing end of the pipe.
+        drop(command);
         let stderr = child.stderr.take();
         let followed = sys::pidfd_open(child.id()).and_then(|pidfd| {
             stderr.as_ref().map_or(Ok(()), |stderr| sys::set_nonblocking(stderr.as_fd()))?;
@@ -78,6 +88,8 @@ impl RankProcess {
             channel: Some(ours),
             fd_channel: Some(fd_channel),
             stderr,
+            liveness: Some(liveness),
+            given_up_at: None,
             cutter: FrameCutter::default(),
             waiting: VecDeque::new(),
             output: Output::default(),
@@ -97,23 +109,37 @@ impl RankProcess {
         self.fd_channel.as_ref()
     }
 
-    /// The descriptors to poll: channel, standard error, exit. `poll` ignores negative numbers.
-    pub(super) fn wanted(&self) -> [libc::pollfd; 3] {
+    /// The descriptors to poll: channel, standard error, exit, liveness. `poll` ignores negative numbers.
+    pub(super) fn wanted(&self) -> [libc::pollfd; 4] {
         let wanted = |fd, events| libc::pollfd { fd, events, revents: 0 };
         if !self.is_live() {
-            return [wanted(-1, 0); 3];
+            return [wanted(-1, 0); 4];
         }
         let writing = if self.waiting.is_empty() { 0 } else { libc::POLLOUT };
         let channel = self.channel.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let stderr = self.stderr.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let pidfd = self.pidfd.as_raw_fd();
-        [wanted(channel, libc::POLLIN | writing), wanted(stderr, libc::POLLIN), wanted(pidfd, libc::POLLIN)]
+        let liveness = self.liveness.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let reads = libc::POLLIN;
+        [wanted(channel, reads | writing), wanted(stderr, reads), wanted(pidfd, reads), wanted(liveness, 0)]
     }
 
-    /// Reads from each ready descriptor once and writes waiting bytes. If the process has exited, reads all remaining output and
+    /// When the process counts as ended although it has not exited (LAUNCH-4).
+    pub(super) const fn given_up_at(&self) -> Option<Instant> {
+        self.given_up_at
+    }
+
+    /// Reads from each ready descriptor once and writes waiting bytes. If the process has ended, reads all remaining output and
     /// returns its ending.
-    pub(super) fn attend(&mut self, is_ready: [bool; 3]) -> (Received, Option<Ending>) {
-        let [channel, stderr, has_ended] = is_ready;
+    pub(super) fn attend(&mut self, is_ready: [bool; 4]) -> (Received, Option<Ending>) {
+        let [channel, stderr, has_exited, has_no_liveness] = is_ready;
+        if has_no_liveness {
+            // A process that has only closed the pipe ends too.
+            let _ = self.signal(libc::SIGKILL);
+            self.liveness = None;
+            self.given_up_at = Some(Instant::now() + RELEASE_WAIT);
+        }
+        let has_ended = has_exited || self.given_up_at.is_some_and(|at| Instant::now() >= at);
         let n_bytes = if has_ended { REST_BYTES_MAX } else { 1 };
         let mut received = Received::default();
         if channel || has_ended {
@@ -126,10 +152,11 @@ impl RankProcess {
         if !has_ended {
             return (received, None);
         }
-        // The process has exited, so this returns at once; an error means that its status was already collected.
-        self.ending = Some(self.child.wait().map_or(Ending::Code(-1), Ending::of));
+        // An error means that its status was already collected.
+        let status = self.child.try_wait();
+        self.ending = Some(status.map_or(Ending::Code(-1), |status| status.map_or(Ending::Unreleased, Ending::of)));
         received.lines.extend(self.output.finish());
-        (self.channel, self.fd_channel, self.stderr) = (None, None, None);
+        (self.channel, self.fd_channel, self.stderr, self.liveness) = (None, None, None, None);
         self.waiting.clear();
         (received, self.ending)
     }
@@ -154,9 +181,10 @@ impl RankProcess {
         if self.is_live() { sys::pidfd_signal(self.pidfd.as_fd(), signal) } else { Ok(()) }
     }
 
-    /// Collects the status of the process if it has exited, without waiting, so that no zombie remains.
-    pub(super) fn reap(&mut self) {
-        let _ = self.child.try_wait();
+    /// Collects the status of the process if it has exited, without waiting, so that no zombie remains. Returns whether it had
+    /// exited.
+    pub(super) fn reap(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
     }
 
     fn flush(&mut self) {

@@ -22,6 +22,8 @@ const KILLED_WAIT: Duration = Duration::from_secs(10);
 #[must_use = "dropping the slots kills their processes"]
 pub struct Slots {
     processes: Vec<Option<RankProcess>>,
+    /// Processes that have ended and that the system has not released yet.
+    unreleased: Vec<RankProcess>,
     events: VecDeque<SlotEvent>,
     waker: Option<OwnedFd>,
 }
@@ -57,7 +59,8 @@ pub enum SlotEvent {
 impl Slots {
     /// Makes `n` free slots.
     pub fn new(n: u32) -> Slots {
-        Slots { processes: (0..n).map(|_| None).collect(), events: VecDeque::new(), waker: None }
+        let processes = (0..n).map(|_| None).collect();
+        Slots { processes, unreleased: Vec::new(), events: VecDeque::new(), waker: None }
     }
 
     /// Also reports [`SlotEvent::Woken`] while `waker` is readable. The caller drains it.
@@ -166,18 +169,24 @@ impl Slots {
     fn wait(&mut self, waker: RawFd, timeout: Option<Duration>) -> Result<bool, LaunchError> {
         let nothing = libc::pollfd { fd: -1, events: 0, revents: 0 };
         let wanted =
-            |slot_process: &Option<RankProcess>| slot_process.as_ref().map_or([nothing; 3], RankProcess::wanted);
+            |slot_process: &Option<RankProcess>| slot_process.as_ref().map_or([nothing; 4], RankProcess::wanted);
         let mut fds: Vec<libc::pollfd> = self.processes.iter().flat_map(wanted).collect();
         fds.push(libc::pollfd { fd: waker, events: libc::POLLIN, revents: 0 });
+        self.unreleased.retain_mut(|process| !process.reap());
+        let given_up_at = self.processes.iter().flatten().filter_map(RankProcess::given_up_at).min();
+        let give_up = given_up_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.into_iter().chain(give_up).min();
         match sys::poll(&mut fds, timeout) {
             Ok(true) => {}
+            Ok(false) if give_up.is_some() => {}
             Ok(false) => return Ok(false),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
             Err(error) => return Err(LaunchError::system("wait for ranks", &error)),
         }
         for slot in 0..self.processes.len() {
-            let is_ready = [0, 1, 2].map(|i| fds[3 * slot + i].revents != 0);
-            if is_ready.contains(&true) {
+            let is_ready = [0, 1, 2, 3].map(|i| fds[4 * slot + i].revents != 0);
+            let process = self.processes[slot].as_ref();
+            if is_ready.contains(&true) || process.is_some_and(|process| process.given_up_at().is_some()) {
                 self.attend(slot as u32, is_ready);
             }
         }
@@ -187,7 +196,7 @@ impl Slots {
         Ok(true)
     }
 
-    fn attend(&mut self, slot: u32, is_ready: [bool; 3]) {
+    fn attend(&mut self, slot: u32, is_ready: [bool; 4]) {
         let Some(process) = &mut self.processes[slot as usize] else { return };
         let (received, ending) = process.attend(is_ready);
         if let Some(error) = received.invalid_frame {
@@ -198,7 +207,8 @@ impl Slots {
         self.events.extend(received.frames.into_iter().map(|bytes| SlotEvent::Message { slot, bytes }));
         self.events.extend(received.lines.into_iter().map(|text| SlotEvent::Line { slot, text }));
         if let Some(ending) = ending {
-            self.processes[slot as usize] = None;
+            let process = self.processes[slot as usize].take();
+            self.unreleased.extend(process.filter(|_| ending == Ending::Unreleased));
             self.events.push_back(SlotEvent::Exited { slot, ending });
         }
     }
@@ -206,7 +216,7 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        for process in self.processes.iter_mut().flatten() {
+        for process in self.processes.iter_mut().flatten().chain(&mut self.unreleased) {
             let _ = process.signal(libc::SIGKILL);
             process.reap();
         }

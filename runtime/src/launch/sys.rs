@@ -138,6 +138,23 @@ pub(super) unsafe fn inherited_socket(fd: RawFd) -> Option<UnixStream> {
     }
 }
 
+/// Gives the calling thread a descriptor table of its own, in which only standard input stays open.
+pub(super) fn keep_stdin_alone() -> io::Result<()> {
+    // SAFETY: affects the calling thread only. The first call fails or succeeds as a whole; the second closes the thread's own
+    // copies, which nothing in it uses.
+    unsafe {
+        checked(libc::unshare(libc::CLONE_FILES).into())?;
+        checked(libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0)).map(drop)
+    }
+}
+
+/// Replaces standard input by nothing.
+pub(super) fn replace_stdin() -> io::Result<()> {
+    let nothing = std::fs::File::open("/dev/null")?;
+    // SAFETY: both are open descriptors; nothing owns standard input.
+    checked(unsafe { libc::dup2(nothing.as_raw_fd(), libc::STDIN_FILENO) }.into()).map(drop)
+}
+
 fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::channel;
 use super::error::LaunchError;
 use super::failure::Ending;
+use super::liveness;
 use super::slots::{SlotEvent, Slots};
 use super::sys;
 
@@ -106,6 +107,17 @@ fn a_rank() {
             let mut byte = [0];
             fd_channel.read_exact(&mut byte).unwrap();
             fd_channel.write_all(&[byte[0] + 1]).unwrap();
+        }
+        "closes-liveness" => {
+            sys::replace_stdin().unwrap();
+            std::thread::sleep(PATIENCE * 10);
+        }
+        "holds-liveness" => {
+            liveness::hold().unwrap();
+            // SAFETY: lets any process trace this one, where the system restricts it.
+            unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+            sender.send(&"ready").unwrap();
+            std::thread::sleep(PATIENCE * 10);
         }
         "never-reads" => {
             sender.send(&"ready").unwrap();
@@ -244,6 +256,56 @@ fn rank_that_sends_invalid_frames() {
     let mut socket = unsafe { sys::inherited_socket(fd.parse().unwrap()) }.unwrap();
     socket.write_all(b"not a frame").unwrap();
     std::thread::sleep(PATIENCE * 10);
+}
+
+/// Not a test by itself: holds the process of its role in the exit until the test closes its standard input.
+#[test]
+fn tracer() {
+    let Ok(pid) = std::env::var(ROLE) else { return };
+    let (pid, none): (libc::pid_t, _) = (pid.parse().unwrap(), std::ptr::null_mut::<libc::c_void>());
+    // SAFETY: the call uses no memory of this process.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, none, libc::PTRACE_O_TRACEEXIT as usize) };
+    println!("seized {seized}");
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+// LAUNCH-4
+#[test]
+fn process_that_the_system_does_not_release_is_reported_when_its_liveness_pipe_closes() {
+    let mut slots = ranks(1, "holds-liveness");
+    assert_eq!(next(&mut slots), message(0, "\"ready\""));
+    let pid = slots.pid(0).unwrap();
+    let process = sys::pidfd_open(pid).unwrap();
+    // As a driver does, a tracer holds one thread of the process where it has begun to exit and its descriptors are open.
+    let mut tracer = myself("tracer", &pid.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(tracer.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("seized 0")), "the process cannot be traced");
+    let killed = Instant::now();
+    slots.signal(0, libc::SIGKILL).unwrap();
+
+    let event = next(&mut slots);
+
+    assert_eq!(event, exited(0, Ending::Unreleased));
+    assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
+    assert!(!has_ended(&process, Duration::ZERO), "the process is held");
+    slots.start(0, &[], |_, _| shell("exit 5")).unwrap();
+    assert_eq!(next(&mut slots), exited(0, Ending::Code(5)), "a successor starts meanwhile");
+    drop(tracer.stdin.take());
+    tracer.wait().unwrap();
+    assert!(has_ended(&process, PATIENCE));
+}
+
+// LAUNCH-4
+#[test]
+fn process_that_closes_its_liveness_pipe_is_killed() {
+    let mut slots = ranks(1, "closes-liveness");
+
+    let events = rest(&mut slots);
+
+    assert!(matches!(
+        events[..],
+        [SlotEvent::Exited { slot: 0, ending: Ending::Signal(libc::SIGKILL) | Ending::Unreleased }]
+    ));
 }
 
 #[test]

@@ -185,6 +185,7 @@ impl Part {
             worker: Worker::default(),
             assignment: (config.parallel.mesh()?, 0),
             arena_bytes: 0,
+            is_successor: false,
             n_threads: self.n_threads,
             yaml: yaml_of_ranks(config, &model),
             listen: self.listen,

@@ -179,8 +179,9 @@ impl Node {
             }
         };
         self.give_memory(worker, arena_bytes)?;
-        self.slots
-            .send(slot, &ToRank::Begin(Box::new(Begin { worker, assignment, arena_bytes, ..self.begin.clone() })))?;
+        let is_successor = self.assignments.contains_key(&slot);
+        let begin = Begin { worker, assignment, arena_bytes, is_successor, ..self.begin.clone() };
+        self.slots.send(slot, &ToRank::Begin(Box::new(begin)))?;
         Ok(())
     }
 

@@ -5,10 +5,11 @@ use crate::config::JobConfig;
 use crate::control::Control;
 use crate::data::prepare::Prepared;
 use crate::devices;
-use crate::error::JobError;
+use crate::error::{JobError, chain};
 use crate::events::{Event, Report};
 use crate::rank::arena_contents::{ArenaContents, Lasting};
 use crate::rank::beside::catch_up_transfers;
+use crate::rank::device_watch::{DeviceWatch, end_process};
 use crate::rank::failure_report::FailureReport;
 use crate::rank::heal::{Healing, HeldRanges, HeldState, StateToFill};
 use crate::rank::mesh_groups::owned;
@@ -39,7 +40,7 @@ use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_device::world::WorldId;
-use phalanx_device::{CollectiveError, Machine};
+use phalanx_device::{Backing, CollectiveError, Machine};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
 use phalanx_strategies::elastic::message::WorldPlan;
@@ -64,6 +65,7 @@ pub(crate) struct Device<'a> {
     pub(crate) outbox: Outbox,
     pub(crate) control: Arc<Control>,
     pub(crate) progress_counter: ProgressCounter,
+    pub(crate) device_watch: DeviceWatch,
     pub(crate) job: JobId,
     pub(crate) worker: Worker,
     pub(crate) config: &'a JobConfig,
@@ -156,6 +158,7 @@ impl<'a> Device<'a> {
             match outcome {
                 // Other members may wait for a record in the step log.
                 Ok(()) => self.rank.tell(DeviceEvent::Logged),
+                Err(error) if self.model.device.has_failed() => end_process(&chain(&error)),
                 Err(error) if error.is_of_the_world() => {
                     tracing::info!(worker = %self.worker, %error, "left a world");
                     if let Some(generation) = generation {
@@ -201,6 +204,7 @@ impl<'a> Device<'a> {
         let addresses: Vec<SocketAddr> = world_plan.addresses.iter().map(|a| a.unwrap_or(nowhere)).collect();
         let site = Site { listener: &self.listener, addresses: &addresses, config: &self.tcp };
         let mut joined = plan.join_at(&placement, &shm, member, &site, &*self.model.device)?;
+        self.device_watch.join(&joined.connected);
         let groups = owned(std::mem::take(&mut joined.connected));
         self.rank.tell(DeviceEvent::Connected(world_plan.generation, groups));
         match (world_plan.rank_of(self.worker), world_plan.catch_up(self.worker)) {
@@ -294,32 +298,32 @@ impl<'a> Device<'a> {
         let before = self.instances.iter().position(becomes_it);
         let arena = team.memory().expect("ranks of elastic worlds share memory").clone();
         let shadows = self.shadows(mesh, &shards[1..], &arena, &programs)?;
-        let (run, sampler, dir) = (self.run, self.sampler, &self.config.output.output_dir);
-        let trainer = Trainer::new(self.model, run, programs, sampler, team, dir, self.peak_flops)?;
-        let mut trainer = trainer.with_shadows(shadows);
-        if let Some(last) = self.instances.last() {
-            trainer.tell_of(&last.trainer);
-        }
-        let (mut has, mut is_filled) = (BTreeSet::new(), false);
+        let mut settled = self.instances.last().and_then(|last| last.trainer.settled().cloned());
+        let (mut has, mut is_filled, mut state, mut machine) = (BTreeSet::new(), false, None, None);
         let before = before.map(|at| self.instances.remove(at));
         let warm = self.warm.take().filter(|warm| before.is_none() && warm.is_for(&memory, &arena));
-        match (before, warm) {
-            (Some(before), _) => {
-                (has, is_filled) = (before.has, before.is_filled);
-                trainer.follow(before.trainer, dir)?;
-            }
-            (None, Some(warm)) => {
-                is_filled = warm.is_filled;
-                trainer.take_over(warm.machine, dir)?;
-            }
-            (None, None) => {
-                // The arena may be that of a rank in an earlier world (`RECYCLED-ARENAS-1`).
-                self.instances.retain(|instance| !instance.trainer.is_in(Some(&arena)));
-                #[allow(unsafe_code)] // Other processes may have mapped the memory.
-                // SAFETY: the machines in the arena were dropped in the line above, the new machine holds no references,
-                // and this device starts no operation before it has its rank.
-                unsafe { arena.clear() }?;
-            }
+        if let Some(before) = before {
+            (has, is_filled) = (before.has, before.is_filled);
+            let (of_before, at, metrics) = before.trainer.into_parts();
+            (machine, state, settled) = (Some(of_before), Some(at), metrics);
+        } else if let Some(warm) = warm {
+            (is_filled, machine) = (warm.is_filled, Some(warm.machine));
+        }
+        let is_new = machine.is_none();
+        let offload_dir = Some(self.config.output.output_dir.as_path());
+        // Takes over memory before it allocates more: a device need not have room for both.
+        let machine = programs.machine(machine, &Backing { shared: Some(&arena), offload_dir })?;
+        let (run, sampler) = (self.run, self.sampler);
+        let trainer = Trainer::new(self.model, run, programs, machine, sampler, team, self.peak_flops)?;
+        let mut trainer = trainer.with_shadows(shadows).with_settled(settled);
+        trainer.state = state.unwrap_or(trainer.state);
+        if is_new {
+            // The arena may be that of a rank in an earlier world (`RECYCLED-ARENAS-1`).
+            self.instances.retain(|instance| !instance.trainer.is_in(Some(&arena)));
+            #[allow(unsafe_code)] // Other processes may have mapped the memory.
+            // SAFETY: the machines in the arena were dropped in the line above, the new machine holds no references,
+            // and this device starts no operation before it has its rank.
+            unsafe { arena.clear() }?;
         }
         let (generation, n_saves) = (world_plan.generation, world_plan.n_saves);
         Ok(RankInstance { memory, has, generation, n_saves, is_filled, from_disk: false, trainer })

@@ -13,8 +13,9 @@ impl OwnedGroup for MeshGroup {
         self.0.axes
     }
 
+    /// By the device's own words where it runs collectives after its thread has finished them.
     fn watermark(&self) -> Watermark {
-        let progress = self.0.owner.progress();
+        let progress = self.0.owner.control().device_progress().unwrap_or_else(|| self.0.owner.progress());
         Watermark { entered: progress.entered, finished: progress.finished }
     }
 
@@ -29,6 +30,10 @@ impl OwnedGroup for MeshGroup {
             ranks: behind.positions.iter().map(|position| self.0.members[*position as usize]).collect(),
         };
         self.0.owner.control().behind().into_iter().map(of).collect()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.0.owner.control().check().map_err(|error| error.to_string())
     }
 
     fn abort(&self, reason: &str) {

@@ -3,9 +3,9 @@
 //! - `process`: the start of the process; `rank_messages`: messages between a node and its rank processes; `failure_report`:
 //!   why a rank failed; `port`: connects the actor to the device and the supervisor; `mesh_groups`: communicators as owned by
 //!   their actors.
-//! - `device`: joins worlds, heals, trains; `world_groups`: the groups of a world; `beside`: catches up while others train;
-//!   `heal`: transfers state from memory to memory; `missing_regions`: state that has not arrived; `pairs`: the pairs of
-//!   members that exchange messages.
+//! - `device`: joins worlds, heals, trains; `device_watch`: ends the process when its device hangs; `world_groups`: the groups
+//!   of a world; `beside`: catches up while others train; `heal`: transfers state from memory to memory; `missing_regions`:
+//!   state that has not arrived; `pairs`: the pairs of members that exchange messages.
 //! - `arena_contents`: when a rank keeps its arena; `recycled_arenas`: reuse of arenas of earlier ranks; `warm`: memory that
 //!   is prepared before the first status report.
 //!
@@ -14,6 +14,7 @@
 pub(crate) mod arena_contents;
 mod beside;
 pub(crate) mod device;
+pub(crate) mod device_watch;
 pub(crate) mod failure_report;
 pub(crate) mod heal;
 mod mesh_groups;

@@ -3,6 +3,7 @@
 use crate::control::Control;
 use crate::error::JobError;
 use crate::launch::channel::FrameSender;
+use crate::rank::device_watch::DeviceWatch;
 use crate::rank::rank_messages::FromRank;
 use crate::train::trainer::Member;
 use phalanx_actors::mesh_group::Missing;
@@ -38,6 +39,7 @@ pub(crate) struct Port {
     outbox: Outbox,
     control: Arc<Control>,
     progress_counter: ProgressCounter,
+    device_watch: DeviceWatch,
 }
 
 /// The tasks of a device thread.
@@ -54,10 +56,11 @@ impl Port {
         outbox: Outbox,
         control: Arc<Control>,
         progress_counter: ProgressCounter,
+        device_watch: DeviceWatch,
     ) -> (Port, Tasks) {
         let (sender, tasks) = mpsc::channel();
         let left: Arc<AtomicU64> = Arc::default();
-        let port = Port { worker, tasks: sender, left: left.clone(), outbox, control, progress_counter };
+        let port = Port { worker, tasks: sender, left: left.clone(), outbox, control, progress_counter, device_watch };
         (port, Tasks { tasks, left })
     }
 }
@@ -71,6 +74,7 @@ impl RankPort for Port {
     fn leave(&mut self, generation: Generation) {
         self.left.fetch_max(generation.0, Ordering::AcqRel);
         self.progress_counter.leave(generation.0);
+        self.device_watch.leave();
     }
 
     fn request(&mut self, requests: Requests) {
@@ -82,13 +86,13 @@ impl RankPort for Port {
     }
 
     fn report(&mut self, status_report: MemberReport) {
-        let progress = self.progress_counter.read();
+        let progress = self.device_watch.progress();
         // A supervisor that no longer reads is about to end this process.
         self.outbox.send(&FromRank::StatusReport(MemberReport { progress, ..status_report }));
     }
 
     fn progress(&self) -> Progress {
-        self.progress_counter.read()
+        self.device_watch.progress()
     }
 
     fn waits_for(&mut self, missing: &[Missing]) {
@@ -165,7 +169,9 @@ mod tests {
         let (socket, _node) = UnixStream::pair().unwrap();
         let worker = Worker { member: MemberId { node: NodeId(0), slot: 0 }, incarnation: Incarnation(1) };
         let outbox = Outbox::new(FrameSender::into_socket(socket));
-        let (mut port, tasks) = Port::new(worker, outbox, Arc::default(), ProgressCounter::new());
+        let progress_counter = ProgressCounter::new();
+        let device_watch = DeviceWatch::new(crate::devices::host(), progress_counter.clone());
+        let (mut port, tasks) = Port::new(worker, outbox, Arc::default(), progress_counter, device_watch);
         let train = |generation| Task::Train { steps: step_log(Generation(generation)).0, trains: true };
 
         port.assign(train(3));

@@ -11,7 +11,9 @@ use crate::frontend::UserModel;
 use crate::launch::channel;
 use crate::launch::channel::FrameReceiver;
 use crate::launch::error::LaunchError;
+use crate::launch::liveness;
 use crate::rank::device::Device;
+use crate::rank::device_watch::DeviceWatch;
 use crate::rank::failure_report::FailureReport;
 use crate::rank::port::{Outbox, Port};
 use crate::rank::rank_messages::{Begin, FromRank, ToRank};
@@ -49,6 +51,9 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
         }
         (channel::adopt(channel)?, channel::adopt_fd_channel(fd_channel)?)
     };
+    if let Err(error) = liveness::hold() {
+        tracing::debug!(%error, "the launcher learns of the end of this process only when the system has released it");
+    }
     let outbox = Outbox::new(sender);
     let begin = match begin(&mut receiver) {
         Ok(begin) => begin,
@@ -57,11 +62,13 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
             return Ok(1);
         }
     };
-    let worker = begin.worker;
+    let (worker, is_successor) = (begin.worker, begin.is_successor);
     let Err(error) = serve(begin, make, &outbox, receiver, fd_channel) else { return Ok(0) };
     tracing::warn!(%worker, "a rank process could not start");
-    outbox.send(&FromRank::Failed(FailureReport::from(&error)));
-    Ok(if error.is_input() { 2 } else { 1 })
+    // A process in this slot had this memory before, so the next one will have it again.
+    let is_input = error.is_input() && !(is_successor && error.is_memory_of_others());
+    outbox.send(&FromRank::Failed(FailureReport { is_input, ..FailureReport::from(&error) }));
+    Ok(if is_input { 2 } else { 1 })
 }
 
 /// Runs the rank until the node ends it. Failures after its start are reported by its device thread.
@@ -92,12 +99,17 @@ fn serve(
     let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
     let control = Arc::new(Control::default());
     let progress_counter = ProgressCounter::new();
+    let device_watch = DeviceWatch::new(Arc::clone(&model.device), progress_counter.clone());
     let extras = extras(&config, &model, &tokenizer)?;
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     // Before the first status report, because other members may wait for this rank after it.
     let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
+    if model.device.activity().is_some() {
+        device_watch.clone().start(begin.timing.suspicion)?;
+    }
     model.device.on_device_thread(begin.n_threads, || {
-        let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), progress_counter.clone());
+        let (counter, watch) = (progress_counter.clone(), device_watch.clone());
+        let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), counter, watch);
         let rank = start_actor(&begin, member, port)?;
         receive_desired_states(rank.clone(), receiver)?;
         let mut device = Device {
@@ -119,6 +131,7 @@ fn serve(
             listener,
             tcp: tcp_config(&begin),
             progress_counter,
+            device_watch,
             peak_flops: begin.peak_flops,
             start_from: begin.start_from.clone(),
             plans: BTreeMap::new(),

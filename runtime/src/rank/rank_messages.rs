@@ -41,6 +41,8 @@ pub(crate) struct Begin {
     pub(crate) assignment: (Mesh, usize),
     /// Size of the arena for that rank, in bytes.
     pub(crate) arena_bytes: u64,
+    /// Whether a process in the same slot has had a rank before.
+    pub(crate) is_successor: bool,
     /// Heartbeat interval and detection times.
     pub(crate) timing: Timing,
     /// Digest of the model, if it is user-defined.

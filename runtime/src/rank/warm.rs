@@ -1,5 +1,6 @@
-//! Memory that a rank process prepares before its first status report, so that the world does not wait for it later: the
-//! arena of its probable rank, filled with the frozen weights.
+//! What a rank process prepares before its first status report, so that the world does not wait for it later: the arena of
+//! its probable rank, filled with the frozen weights. A GPU's buffers wait for the rank, since a spare may share the GPU; its
+//! context and kernels are prepared.
 
 use crate::error::JobError;
 use crate::rank::arena_contents::{ArenaContents, Lasting};
@@ -19,6 +20,7 @@ use std::sync::Arc;
 
 /// See the [module](self).
 pub(crate) struct Warm {
+    /// Without buffers if they are not prepared.
     pub(crate) machine: Box<dyn Machine>,
     /// The prepared rank.
     memory: ArenaContents,
@@ -53,7 +55,8 @@ impl Warm {
         let mut machine = model.device.warm(&programs.all(), &shared)?;
         let c = &programs.train;
         let mut frozen = c.program.params.iter().filter(|param| !param.trainable);
-        let is_filled = frozen.all(|param| machine.has(c, param.value));
+        let has_buffers = machine.allocated_bytes() > 0;
+        let is_filled = has_buffers && frozen.all(|param| machine.has(c, param.value));
         if is_filled {
             let is_frozen = |param: &phalanx_strategies::program::Param| !param.trainable;
             weights::initialise(&mut *machine, c, &model.first_values(seed)?, is_frozen)?;

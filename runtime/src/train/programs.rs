@@ -2,7 +2,7 @@
 
 use super::plan::ModelPlan;
 use crate::error::JobError;
-use phalanx_device::Device;
+use phalanx_device::{AllocError, Backing, Device, Machine};
 use phalanx_strategies::compile::{Compiled, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::mesh::MeshRank;
 use phalanx_strategies::passes::lora::lora;
@@ -31,6 +31,21 @@ impl Programs {
         let whole = whole_model(&forward, &spec);
         let n_params = (whole.n_params(), whole.n_trainable());
         Ok(Programs { train: compile_step(forward, &spec, device.target())?, eval, n_params, device })
+    }
+
+    /// A machine for them; one that takes over the memory of `before` and what outlasts a step in it, if there is one.
+    ///
+    /// # Errors
+    /// When there is not enough memory, or the folder for offloaded state cannot be written.
+    pub(crate) fn machine(
+        &self,
+        before: Option<Box<dyn Machine>>,
+        on: &Backing<'_>,
+    ) -> Result<Box<dyn Machine>, AllocError> {
+        match before {
+            Some(before) => before.succeed(&self.all(), on),
+            None => self.device.machine(&self.all(), on),
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<&Compiled> {

@@ -14,8 +14,8 @@ use crate::events::{Event, Report};
 use crate::train::programs::Programs;
 use crate::train::trainer::{TrainData, Trainer};
 use phalanx_collective::shm::world::ShmWorld;
-use phalanx_device::CollectiveError;
 use phalanx_device::world::WorldId;
+use phalanx_device::{Backing, CollectiveError};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::sampler::Sampler;
 use std::borrow::Borrow;
@@ -135,7 +135,8 @@ impl Session<'_> {
             false => f64::INFINITY,
         };
         let programs = Arc::clone(self.programs);
-        let mut trainer = Trainer::new(self.model, run, programs, sampler, team, &out.output_dir, peak)?;
+        let machine = programs.machine(None, &Backing { shared: team.memory(), offload_dir: Some(&out.output_dir) })?;
+        let mut trainer = Trainer::new(self.model, run, programs, machine, sampler, team, peak)?;
         trainer.initialise(out.seed)?;
         if let Some(path) = &resume {
             let changed = trainer.restore(&self.saving, path)?;

@@ -20,7 +20,7 @@ use crate::events::{EvalMetrics, Event, Started, StepMetrics};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::{SpanMut, SpanRef};
-use phalanx_device::{Backing, Machine, OpaqueModel, Run};
+use phalanx_device::{Machine, OpaqueModel, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::elastic::identity::Generation;
@@ -32,7 +32,7 @@ use phalanx_strategies::program::{Hyper, Phase, Role, ValueId};
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -142,13 +142,11 @@ impl<'a> Trainer<'a> {
         plan: &'a ModelPlan,
         run: RunPlan,
         programs: Arc<Programs>,
+        machine: Box<dyn Machine>,
         sampler: Sampler,
         team: Team,
-        output_dir: &Path,
         peak_flops: f64,
     ) -> Result<Trainer<'a>, JobError> {
-        let backing = Backing { shared: team.memory(), offload_dir: Some(output_dir) };
-        let machine = programs.device.machine(&programs.all(), &backing)?;
         let mesh = team.mesh_rank.mesh;
         let n_rows = plan.batch.n_rows * plan.n_microbatches;
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
@@ -559,30 +557,20 @@ impl<'a> Trainer<'a> {
         self.team = team;
     }
 
-    /// Continues from the position of an earlier world's trainer and takes over its state.
-    ///
-    /// # Errors
-    /// When the system has too little memory for the remaining buffers.
-    pub(crate) fn follow(&mut self, before: Trainer<'_>, output_dir: &Path) -> Result<(), JobError> {
-        self.tell_of(&before);
-        self.state = before.state;
-        self.take_over(before.machine, output_dir)
+    /// Ends it: its machine, its position, and the metrics of its last step.
+    pub(crate) fn into_parts(self) -> (Box<dyn Machine>, TrainerState, Option<StepMetrics>) {
+        (self.machine, self.state, self.settled)
     }
 
-    /// Takes over the lasting state of a machine, with its memory.
-    ///
-    /// # Errors
-    /// As [`Trainer::follow`].
-    pub(crate) fn take_over(&mut self, before: Box<dyn Machine>, output_dir: &Path) -> Result<(), JobError> {
-        let backing = Backing { shared: self.team.memory(), offload_dir: Some(output_dir) };
-        self.gradients = None;
-        self.machine = before.succeed(&self.programs.all(), &backing)?;
-        Ok(())
+    /// The metrics of its last step, in case they are unreported.
+    pub(crate) const fn settled(&self) -> Option<&StepMetrics> {
+        self.settled.as_ref()
     }
 
-    /// Keeps the metrics of that trainer's last step, in case they are unreported.
-    pub(crate) fn tell_of(&mut self, before: &Trainer<'_>) {
-        self.settled.clone_from(&before.settled);
+    /// The same trainer, with the metrics of the last step of an earlier one.
+    #[must_use]
+    pub(crate) fn with_settled(self, settled: Option<StepMetrics>) -> Trainer<'a> {
+        Trainer { settled, ..self }
     }
 
     /// Sets the links for gradients outside the program, and the followers of this rank.

@@ -13,6 +13,7 @@ const WRITE_COMBINED: c_uint = 4;
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAlloc_v2(at: *mut u64, bytes: usize) -> Code {
     call_in_context(|device| {
+        crate::settings::take_changes();
         let mut core = engine().lock();
         core.check_unsafe_call("cuMemAlloc")?;
         let fails = core.faults.fails_allocation();

@@ -159,6 +159,9 @@ impl Engine {
 
     fn execute(&self, op: &mut Op, seed: u64) -> Result<Step, Code> {
         let _working = (!matches!(op, Op::Graph(_))).then(|| Working::on(op.label()));
+        if op.kernel().is_some() {
+            settings::take_changes();
+        }
         match op.kernel().and_then(|kernel| self.lock().faults.on_launch(kernel)) {
             Some(Fault::Error(code)) => return Err(code),
             Some(Fault::Hang) => *op = Op::Poll(Arc::new(Mutex::new(|| Ok(false)))),

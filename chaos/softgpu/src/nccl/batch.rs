@@ -8,6 +8,7 @@ use super::transfer::Transfer;
 use super::{INVALID_ARGUMENT, refuse};
 use crate::engine::Poll;
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -72,9 +73,17 @@ pub fn launch(communicator: &Arc<Communicator>, stream: u64, work: Work) -> Resu
     Ok(())
 }
 
+/// Launches of this process since the planted failure was set.
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+
+/// Counts from now on.
+pub fn restart_count() {
+    LAUNCHES.store(0, SeqCst);
+}
+
 /// Plants the failure that the settings ask for.
 fn count_launch(communicator: &Communicator) {
-    static LAUNCHES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    crate::settings::take_changes();
     if LAUNCHES.fetch_add(1, SeqCst) + 1 == host::setting("SOFTGPU_NCCL_FAULT", 0) {
         communicator.fail();
     }

@@ -58,6 +58,13 @@ pub const INVALID_USAGE: Code = 5;
 pub const REMOTE_ERROR: Code = 6;
 pub const IN_PROGRESS: Code = 7;
 
+/// Takes over a setting that has changed.
+pub fn setting_changed(name: &str) {
+    if name == "SOFTGPU_NCCL_FAULT" {
+        batch::restart_count();
+    }
+}
+
 /// The text of `ncclGetLastError`.
 static LAST: Mutex<&'static CStr> = Mutex::new(c"");
 

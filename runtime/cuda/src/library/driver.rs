@@ -45,6 +45,7 @@ functions! {
         fn cuGraphLaunch(CUgraphExec, CUstream) -> Code;
         fn cuGraphDestroy(CUgraph) -> Code;
         fn cuGraphExecDestroy(CUgraphExec) -> Code;
+        fn cuStreamQuery(CUstream) -> Code;
         fn cuEventCreate(*mut CUevent, c_uint) -> Code;
         fn cuEventDestroy_v2(CUevent) -> Code;
         fn cuEventRecord(CUevent, CUstream) -> Code;

@@ -11,7 +11,7 @@ use crate::library::{LibraryError, Nccl};
 use crate::staged::{Staged, failed};
 use phalanx_device::{Collective, CollectiveError, SliceOperations};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Which communicator of device operands to use; equal at all members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,11 +62,27 @@ pub(crate) fn connect(
         Err(codes) => {
             let found = codes.iter().enumerate().find(|(_, code)| **code != 0 && **code != IN_PROGRESS as i32);
             let (position, code) = found.expect("one has failed");
-            let reason = format!("position {position}: {}", nccl.text(*code as u32));
+            let text = match *code {
+                TOO_LONG => format!("not done after {} s", INIT_MAX.as_secs()),
+                code => nccl.text(code as u32),
+            };
+            if codes[host.position() as usize] == TOO_LONG {
+                gpu.give_up();
+            }
+            let reason = format!("position {position}: {text}");
             Err(CollectiveError::Library { call: "ncclCommInitRankConfig", reason })
         }
     }
 }
+
+/// Longest time for the initialisation of a communicator. A member whose NCCL is not done by then ends its process.
+const INIT_MAX: Duration = Duration::from_secs(20);
+
+/// Rounds in which members wait for the outcome at others after one has failed: half a second.
+const FAILED_ROUNDS_MAX: u32 = 50;
+
+/// What a member reports whose initialisation has taken too long.
+const TOO_LONG: i32 = -1;
 
 /// Initialises an NCCL communicator, or gives the codes of all members if one of them fails.
 fn initialize(
@@ -110,22 +126,32 @@ fn agreed(
     first: u32,
     host: &mut dyn Collective,
 ) -> Result<Result<(), Vec<i32>>, CollectiveError> {
-    let mut pause = PAUSE[0];
-    let mut state = first;
+    let (mut pause, give_up, mut n_failed) = (PAUSE[0], Instant::now() + INIT_MAX, 0);
     loop {
-        let codes = gathered(host, state as i32)?;
+        // The call returns success also for what has not happened yet.
+        let state = if first == 0 || first == IN_PROGRESS { async_error(nccl, comm) } else { first };
+        let is_late = state == IN_PROGRESS && Instant::now() > give_up;
+        let codes = gathered(host, if is_late { TOO_LONG } else { state as i32 })?;
         if codes.iter().all(|code| *code == 0) {
             return Ok(Ok(()));
         }
-        if codes.iter().any(|code| *code != 0 && *code != IN_PROGRESS as i32) {
+        // Members count rounds, not time, so that all return in the same one.
+        n_failed += u32::from(codes.iter().any(|code| *code != 0 && *code != IN_PROGRESS as i32));
+        let is_known = codes.iter().all(|code| *code != IN_PROGRESS as i32);
+        if n_failed > 0 && is_known || n_failed > FAILED_ROUNDS_MAX {
             return Ok(Err(codes));
         }
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSE[1]);
-        // SAFETY: the communicator exists, since its initialisation has begun.
-        let code = unsafe { (nccl.ncclCommGetAsyncError)(comm, &raw mut state) };
-        state = if code == 0 { state } else { code };
     }
+}
+
+/// The state of a communicator whose initialisation has begun.
+fn async_error(nccl: &Nccl, comm: Comm) -> u32 {
+    let mut state = 0;
+    // SAFETY: the communicator exists, and the pointer is to a local.
+    let code = unsafe { (nccl.ncclCommGetAsyncError)(comm, &raw mut state) };
+    if code == 0 { state } else { code }
 }
 
 /// The numbers of all members.

@@ -1,11 +1,11 @@
 //! The handle of one member, shared by the thread that launches, the control end, and the thread that frees it.
 
 use crate::error::CudaError;
-use crate::gpu::{DeviceMemory, Event, Gpu, Stream};
+use crate::gpu::{DeviceMemory, Event, Gpu, Stream as GpuStream};
 use crate::library::Nccl;
 use crate::library::nccl::{Code, Comm, IN_PROGRESS};
 use phalanx_device::communicator::Behind;
-use phalanx_device::{CollectiveControl, CollectiveError, Progress};
+use phalanx_device::{CollectiveControl, CollectiveError, Progress, Stream};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -32,6 +32,8 @@ pub(super) struct Member {
     /// Two words that the GPU writes: operations begun, and done. They stay when the member goes: nobody knows whether a
     /// stream that was aborted has written them.
     words: ManuallyDrop<DeviceMemory>,
+    /// Operations that were given to the GPU.
+    n_given: AtomicU32,
     /// When its end began.
     ends_since: Mutex<Option<Instant>>,
     has_ended: AtomicBool,
@@ -49,6 +51,7 @@ impl Member {
             handle: Mutex::new(Some(Handle(comm))),
             aborted: OnceLock::new(),
             words: ManuallyDrop::new(words),
+            n_given: AtomicU32::new(0),
             ends_since: Mutex::default(),
             has_ended: AtomicBool::new(false),
         }))
@@ -143,7 +146,7 @@ impl Member {
 
     /// Frees it after its last operation, once all members have come so far; after an abort, `abort` frees it. Does not
     /// wait.
-    pub(super) fn leave(self: &Arc<Member>, stream: Stream, last: Option<Event>, scratch: Vec<DeviceMemory>) {
+    pub(super) fn leave(self: &Arc<Member>, stream: GpuStream, last: Option<Event>, scratch: Vec<DeviceMemory>) {
         let Some(handle) = lock(&self.handle).take() else {
             // Freeing memory waits for the GPU, which may still wait for other communicators.
             self.end("nccl-scratch", move |_| drop((last, scratch)));
@@ -204,6 +207,14 @@ impl Member {
         is_clean
     }
 
+    /// Counts an operation that the GPU is about to get; returns its number, from 1.
+    pub(super) fn give(&self) -> u32 {
+        // One thread launches: no read-modify-write is needed.
+        let n = self.n_given.load(Acquire).wrapping_add(1);
+        self.n_given.store(n, Release);
+        n
+    }
+
     fn progress(&self) -> Progress {
         let at = |i| u64::from(word(&self.words, i).load(Acquire));
         let finished = at(1);
@@ -233,12 +244,20 @@ impl Member {
 pub(super) struct Control {
     pub(super) host: Arc<dyn CollectiveControl>,
     pub(super) member: Arc<Member>,
+    /// Position of the member in the group.
+    pub(super) position: u32,
 }
 
 impl CollectiveControl for Control {
-    /// By the announcements on the host communicator.
+    /// The others by their announcements on the host communicator, this member by the words that its GPU writes.
     fn behind(&self) -> Vec<Behind> {
-        self.host.behind()
+        let mut behind = self.host.behind();
+        let Progress { entered, finished } = self.member.progress();
+        // While its GPU is in a collective, later ones come after it: others are behind.
+        if entered == finished && u64::from(self.member.n_given.load(Acquire)) > entered {
+            behind.push(Behind { stream: Stream::Group, index: entered, positions: vec![self.position] });
+        }
+        behind
     }
 
     fn abort(&self, reason: &str) {

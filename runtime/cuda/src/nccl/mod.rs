@@ -55,7 +55,6 @@ pub(crate) struct NcclCommunicator {
     plan: Plan,
     /// Copies of inputs that an operation overwrites. Freeing one would wait for the GPU, so smaller ones stay.
     scratch: Vec<DeviceMemory>,
-    n_started: u32,
 }
 
 impl std::fmt::Debug for NcclCommunicator {
@@ -88,7 +87,6 @@ impl NcclCommunicator {
             last: None,
             plan: Plan::default(),
             scratch: Vec::new(),
-            n_started: 0,
         })
     }
 
@@ -141,12 +139,12 @@ impl NcclCommunicator {
     unsafe fn enqueue(&mut self, scratch: u64) -> Result<Event, CollectiveError> {
         let (gpu, stream) = (self.gpu.clone(), self.stream);
         let event = self.event().map_err(|e| failed(&e))?;
-        self.n_started = self.n_started.wrapping_add(1);
+        let n_started = self.member.give();
         let before = || {
             event.record(gpu.compute)?;
             event.hold(stream)?;
             // SAFETY: the words live as long as the member, which is freed after the stream's last operation.
-            unsafe { gpu.write_word(self.member.begun_word(), self.n_started, stream) }?;
+            unsafe { gpu.write_word(self.member.begun_word(), n_started, stream) }?;
             // SAFETY: the caller's contract; the copies come before the calls in the stream.
             self.plan.copies(scratch).try_for_each(|(from, to, bytes)| unsafe { gpu.copy(from, to, bytes, stream) })
         };
@@ -157,7 +155,7 @@ impl NcclCommunicator {
         })?;
         let after = || {
             // SAFETY: as above.
-            unsafe { gpu.write_word(self.member.done_word(), self.n_started, stream) }?;
+            unsafe { gpu.write_word(self.member.done_word(), n_started, stream) }?;
             event.record(stream)
         };
         after().map_err(|e| failed(&e))?;
@@ -240,7 +238,8 @@ impl Collective for NcclCommunicator {
     }
 
     fn control(&self) -> Arc<dyn CollectiveControl> {
-        Arc::new(Control { host: self.host.control(), member: self.member.clone() })
+        let (host, position) = (self.host.control(), self.host.position());
+        Arc::new(Control { host, member: self.member.clone(), position })
     }
 }
 
