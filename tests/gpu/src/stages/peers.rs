@@ -43,8 +43,7 @@ pub(super) fn run(gpu: &CudaDevice, python: Option<&Path>) -> Result<Report> {
     let python = match usable(gpu, python) {
         Ok(python) => python,
         Err(reason) => {
-            println!("skipped: PyTorch: {reason:#}");
-            report.row(&[&format!("PyTorch: skipped: {reason:#}")]);
+            report.row(&[&format!("PyTorch: not measured: {reason:#}")]);
             return Ok(report);
         }
     };
