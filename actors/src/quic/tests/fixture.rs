@@ -11,7 +11,7 @@ use crate::trust::join::{Address, JoinString};
 use crate::trust::name::Role;
 use crate::trust::tls;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, NodeId, Term};
-use phalanx_strategies::elastic::message::{DesiredState, DesiredStateId, Report, Requests, Stage};
+use phalanx_strategies::elastic::message::{DesiredState, DesiredStateId, Report, Stage};
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
 use std::collections::BTreeMap;
