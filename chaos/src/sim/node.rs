@@ -25,6 +25,8 @@ pub struct Node {
     n_boots: u64,
     pub supervisor: Option<Supervisor>,
     timer_at: Option<u64>,
+    /// Processes that were killed before they ran.
+    killed_starts: BTreeSet<Worker>,
     pub ranks: BTreeMap<Worker, Rank>,
     /// Slowdown of each slow slot.
     pub slow: BTreeMap<u32, u64>,
@@ -69,6 +71,7 @@ impl Node {
             n_boots: 0,
             supervisor: None,
             timer_at: None,
+            killed_starts: BTreeSet::new(),
             ranks: BTreeMap::new(),
             slow: BTreeMap::new(),
         }
@@ -152,6 +155,9 @@ impl Sim {
         if node.supervisor.is_none() || worker.incarnation < node.boot() {
             return;
         }
+        if node.killed_starts.remove(&worker) {
+            return self.worker_exited(worker);
+        }
         let member = Member::new(JOB, worker, None, schedule);
         let status_report = member.report();
         let rank = Rank {
@@ -223,7 +229,18 @@ impl Sim {
                     let at = self.now + self.config.spawn_ms * 1_000 + self.dice.pick(0..20_000);
                     self.queue.push(at, Event::WorkerStarts { worker });
                 }
-                supervisor::Command::Kill(worker) => self.kill_worker(worker),
+                supervisor::Command::Kill(worker) if self.rank(worker).is_some() => {
+                    let supervisor = self.nodes[i].supervisor.as_ref().expect("it has just given a command");
+                    let device = supervisor.device_of(worker.member.slot).map(|i| &supervisor.health()[i as usize]);
+                    if device.is_some_and(|device| device.fault.is_some()) {
+                        // The fault takes effect now: the rank may have gone on since its device failed.
+                        self.observe(&Observation::Disturbed { node: worker.member.node, lasts: false });
+                    }
+                    self.kill_worker(worker);
+                }
+                supervisor::Command::Kill(worker) => {
+                    self.nodes[i].killed_starts.insert(worker);
+                }
                 supervisor::Command::Tell(worker, desired_state) => {
                     let at = self.now + self.dice.pick(20..300);
                     let Some(rank) = self.rank(worker) else { continue };

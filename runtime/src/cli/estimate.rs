@@ -35,8 +35,9 @@ pub(super) const HELP: &str = "Examples:
   phalanx estimate my.yaml --device cuda --gpu h200 --bf16 true
   phalanx estimate my.yaml --json --trace predicted.json
 
-A job for GPUs (`device: cuda`) needs no GPU here. Its time follows from measurements of this machine's GPU, or of the GPU
-that `--gpu` names: from the results of `phalanx-gpu`, else from published figures.";
+A job for GPUs (`device: cuda`) needs no GPU here. Its time follows from
+measurements of this machine's GPU, or of the GPU that `--gpu` names: from the
+results of `phalanx-gpu`, else from published figures.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
