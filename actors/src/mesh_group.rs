@@ -5,7 +5,6 @@
 //! device's progress, stops the device, aborts the group at all members, and finds the members that are behind this rank, on
 //! any machine.
 
-use crate::rank::DeviceEvent;
 use actix::{Actor, AsyncContext, Context, Handler, Message, MessageResult, Recipient};
 use phalanx_strategies::elastic::identity::Generation;
 use phalanx_strategies::mesh::Axes;
@@ -72,7 +71,7 @@ pub struct MeshGroup {
     group: Box<dyn OwnedGroup>,
     generation: Generation,
     /// The rank, which ends the world when the group fails.
-    rank: Recipient<DeviceEvent>,
+    rank: Recipient<GroupFailed>,
     /// Interval of checks for failures.
     interval: Duration,
 }
@@ -80,6 +79,15 @@ pub struct MeshGroup {
 /// Aborts the group, for this reason.
 #[derive(Clone, Debug)]
 pub struct Abort(pub String);
+
+/// Tells the rank that a group of this world has failed at this rank, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupFailed {
+    /// The world.
+    pub generation: Generation,
+    /// The failure.
+    pub reason: String,
+}
 
 /// Requests the ranks that are behind this rank.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +108,10 @@ impl Message for Abort {
     type Result = ();
 }
 
+impl Message for GroupFailed {
+    type Result = ();
+}
+
 impl Message for WhoIsMissing {
     type Result = Vec<Missing>;
 }
@@ -109,7 +121,7 @@ impl MeshGroup {
     pub fn new(
         group: Box<dyn OwnedGroup>,
         generation: Generation,
-        rank: Recipient<DeviceEvent>,
+        rank: Recipient<GroupFailed>,
         interval: Duration,
     ) -> MeshGroup {
         MeshGroup { group, generation, rank, interval }
@@ -123,7 +135,7 @@ impl MeshGroup {
     /// Reports a failure until the world ends: the rank ignores further reports, and a full mailbox only delays them.
     fn check(&mut self, _: &mut Context<Self>) {
         if let Err(reason) = self.group.check() {
-            let _ = self.rank.try_send(DeviceEvent::Broken(self.generation, None, reason));
+            let _ = self.rank.try_send(GroupFailed { generation: self.generation, reason });
         }
     }
 }

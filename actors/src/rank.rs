@@ -11,7 +11,7 @@
 //! - `RANK-ACTOR-3` Records that the device writes before the end of a world is announced are handled before the announcement.
 
 use crate::control::{ControlThread, Guardian, deliver};
-use crate::mesh_group::{Abort, Awaited, MeshGroup, Missing, OwnedGroup, WhoIsMissing};
+use crate::mesh_group::{Abort, Awaited, GroupFailed, MeshGroup, Missing, OwnedGroup, WhoIsMissing};
 use crate::step_log::{Record, StepReader, StepWriter, step_log};
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 use phalanx_strategies::elastic::commit::Version;
@@ -412,6 +412,14 @@ impl Handler<DeviceEvent> for Rank {
             tracing::debug!(%stale, "ignored a device event of an ended world");
         }
         self.obey(Cause::Device, ctx);
+    }
+}
+
+impl Handler<GroupFailed> for Rank {
+    type Result = ();
+
+    fn handle(&mut self, GroupFailed { generation, reason }: GroupFailed, ctx: &mut Context<Self>) {
+        self.handle(DeviceEvent::Broken(generation, None, reason), ctx);
     }
 }
 

@@ -24,11 +24,14 @@ fn run(command: &mut Command) -> Run {
     Run::of(command.output().expect("the binary is built"))
 }
 
+/// Settings of the software GPU, and parts of the sentence about them.
+type Obstacle<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
+
 #[test]
 fn obstacle_is_one_sentence_and_auto_continues_on_the_cpu_and_says_so() {
     let (p, gpu) = (Project::new(), software_gpu());
     let bytes_taken = ((4u64 << 30) - (1 << 20)).to_string();
-    let obstacles: [(&[(&str, &str)], &[&str]); 5] = [
+    let obstacles: [Obstacle<'_>; 5] = [
         (&[("SOFTGPU_DEVICES", "0")], &["this machine has no GPU"]),
         (&[("SOFTGPU_DRIVER_VERSION", "11040")], &["the driver supports CUDA 11.4; at least 12.0 is required"]),
         // Another process has the GPU to itself.

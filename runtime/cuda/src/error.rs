@@ -1,7 +1,7 @@
 //! Failed calls of NVIDIA's libraries.
 
-use crate::cudnn::DnnError;
 use crate::library::LibraryError;
+use std::path::PathBuf;
 
 /// A call of a library failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,4 +81,31 @@ pub enum OpenError {
     /// The GPU cannot be opened: it is lost, or other processes have taken its memory.
     #[error("{0}; `nvidia-smi` shows the state of the GPU and the processes that use it")]
     Context(CudaError),
+}
+
+/// The oldest cuDNN that is used, as the library numbers it: gradients of rows whose length is no multiple of 128 need a
+/// workaround before.
+pub(crate) const DNN_VERSION_MIN: usize = 91_600;
+
+/// cuDNN cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DnnError {
+    /// It is missing or has not all functions.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// It is too old.
+    #[error("cuDNN {} is too old: at least {} is required (found in {})", dnn_version(*found), dnn_version(DNN_VERSION_MIN), path.display())]
+    Old {
+        /// Its version, as it numbers it.
+        found: usize,
+        /// The file.
+        path: PathBuf,
+    },
+    /// It cannot be opened on the GPU.
+    #[error(transparent)]
+    Call(#[from] CudaError),
+}
+
+fn dnn_version(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }

@@ -40,9 +40,8 @@ mod tests;
 pub mod work;
 mod xid;
 
-pub use cudnn::DnnError;
 pub use device::{AttentionChoice, CudaDevice};
-pub use error::{CudaError, OpenError};
+pub use error::{CudaError, DnnError, OpenError};
 pub use gpu_info::GpuInfo;
 pub use kernels::{PRELUDE, SOURCES, Source};
 pub use library::{LibraryError, Search};

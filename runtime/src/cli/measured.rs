@@ -83,7 +83,7 @@ fn with_rates(hardware: &Hardware, ceilings: &Report, rates: Option<&Report>) ->
 }
 
 /// The rate at the beginning of a cell such as `780.1 TFLOP/s, 79 % of 989`, per second.
-fn per_second(cell: &String) -> Option<f64> {
+fn per_second(cell: &str) -> Option<f64> {
     let (number, unit) = cell.split_once(' ')?;
     let number: f64 = number.parse().ok()?;
     (unit.starts_with("TFLOP/s") || unit.starts_with("TB/s")).then_some(number * 1e12)

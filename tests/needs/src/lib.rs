@@ -41,10 +41,12 @@ pub enum Need {
     NetworkNamespaces,
     /// NVIDIA's runtime compiler, in the folder that `PHALANX_NVRTC` names.
     Nvrtc,
+    /// cuDNN, in the folder that `PHALANX_CUDNN` names.
+    Cudnn,
 }
 
 impl Need {
-    const ALL: [Need; 8] = [
+    const ALL: [Need; 9] = [
         Need::Shared,
         Need::Transformers,
         Need::Torchrun,
@@ -53,6 +55,7 @@ impl Need {
         Need::Amx,
         Need::NetworkNamespaces,
         Need::Nvrtc,
+        Need::Cudnn,
     ];
 
     /// Its name in [`NO_SKIP`].
@@ -66,6 +69,7 @@ impl Need {
             Need::Amx => "amx",
             Need::NetworkNamespaces => "netns",
             Need::Nvrtc => "nvrtc",
+            Need::Cudnn => "cudnn",
         }
     }
 }

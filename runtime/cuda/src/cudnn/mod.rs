@@ -30,41 +30,13 @@ pub(crate) use graph::{DOCUMENT_TOKENS, Shape, TensorId};
 pub(crate) use packing::Packing;
 pub(crate) use plan::Direction;
 
-use crate::error::CudaError;
+use crate::error::{CudaError, DNN_VERSION_MIN, DnnError};
 use crate::gpu::{Gpu, Stream};
-use crate::library::{Dnn, Handle, LibraryError, Search};
+use crate::library::{Dnn, Handle, Search};
 use descriptor::{Attribute, Descriptor, Kind, Library, Type};
 use plan::{Place, Plan};
 use std::ffi::c_void;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The oldest version that is used, as the library numbers it: gradients of rows whose length is no multiple of 128 need a
-/// workaround before.
-const VERSION_MIN: usize = 91_600;
-
-/// cuDNN cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DnnError {
-    /// It is missing or has not all functions.
-    #[error(transparent)]
-    Library(#[from] LibraryError),
-    /// It is too old.
-    #[error("cuDNN {} is too old: at least {} is required (found in {})", text(.found), text(&VERSION_MIN), path.display())]
-    Old {
-        /// Its version, as it numbers it.
-        found: usize,
-        /// The file.
-        path: PathBuf,
-    },
-    /// It cannot be opened on the GPU.
-    #[error(transparent)]
-    Call(#[from] CudaError),
-}
-
-fn text(version: &usize) -> String {
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
-}
 
 /// Addresses of the tensors of one execution.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,7 +73,7 @@ impl Cudnn {
     pub(crate) fn open(gpu: &Gpu, search: &Search) -> Result<Cudnn, DnnError> {
         let dnn = Dnn::find(search)?;
         let found = dnn.version();
-        if found < VERSION_MIN {
+        if found < DNN_VERSION_MIN {
             return Err(DnnError::Old { found, path: dnn.path.clone() });
         }
         gpu.bind()?;

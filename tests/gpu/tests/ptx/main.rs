@@ -191,7 +191,6 @@ fn check_spills(is_checked: impl Fn(&str) -> bool) {
             // Those of the CUDA machine.
             compiler_options: ["--std=c++17", "--fmad=false"].map(str::to_owned).to_vec(),
             nvdisasm: std::env::var_os("PHALANX_NVDISASM").map(PathBuf::from),
-            ..kernelcheck::Options::default()
         };
         let text = format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.name, source.text);
         let source = kernelcheck::Source { name: source.name.into(), text };

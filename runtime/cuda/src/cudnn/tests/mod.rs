@@ -5,6 +5,7 @@ use super::graph::Shape;
 use super::packing::Packing;
 use super::plan::{Direction, Place, Plan};
 use crate::library::{Dnn, Search};
+use phalanx_needs::{Need, skip};
 use phalanx_strategies::program::{Attention, DType};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -55,8 +56,7 @@ fn make_stubs(folder: &Path, cudnn: &Path) {
 #[test]
 fn real_library_has_plans_within_the_planned_scratch() {
     let Some(cudnn) = std::env::var_os(FOLDER).map(PathBuf::from) else {
-        println!("skipped: {FOLDER} is not set; see tests/cuda/fetch_cudnn");
-        return;
+        return skip(Need::Cudnn, format_args!("{FOLDER} is not set; see tests/cuda/fetch_cudnn"));
     };
     if let Some(stubs) = std::env::var_os(STUBS).map(PathBuf::from) {
         return check_plans(&cudnn, &stubs);
