@@ -31,6 +31,8 @@ pub(crate) struct Config {
     max_ctas: c_int,
     net_name: *const c_char,
     split_share: c_int,
+    /// The first field after those of 2.18, where the structure would have padding that newer libraries read.
+    traffic_class: c_int,
 }
 
 impl Config {
@@ -48,6 +50,7 @@ impl Config {
             max_ctas: UNDEFINED,
             net_name: std::ptr::null(),
             split_share: UNDEFINED,
+            traffic_class: UNDEFINED,
         }
     }
 }
