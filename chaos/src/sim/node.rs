@@ -5,6 +5,7 @@ use super::event::{Event, RankEvent};
 use super::{JOB, Sim};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
+use crate::plan::{Fault, Planned};
 use crate::state;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::devices::{DeviceHealth, Devices};
@@ -15,9 +16,6 @@ use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-
-/// Devices of a machine beside those of its slots, more than a plan has faults: a lost slot would be missing in the end.
-const SPARE_DEVICES: u32 = 32;
 
 /// A machine.
 pub struct Node {
@@ -101,7 +99,10 @@ impl Sim {
         node.n_boots += 1;
         node.timer_at = None;
         let device = |i| DeviceHealth { id: format!("device {i}"), ..DeviceHealth::default() };
-        let devices = Devices::new((0..slots + SPARE_DEVICES).map(device).collect(), slots);
+        // As many devices beside those of the slots as may still fail: a lost slot would be missing in the end.
+        let fails = |planned: &&Planned| matches!(planned.fault, Fault::FailDevice { .. });
+        let n_spare = self.plan.iter().filter(fails).count() as u32;
+        let devices = Devices::new((0..slots + n_spare).map(device).collect(), slots);
         let supervisor = Supervisor::new(now, JOB, node.id, node.boot(), slots, timing);
         node.supervisor = Some(supervisor.with_devices(devices, 1));
         self.drive_node(i);
