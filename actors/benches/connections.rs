@@ -120,6 +120,7 @@ fn nodes(dir: &Path, address: &str, n_nodes: u32, detection_ms: u64) -> Result<(
             let (node, boot) = (NodeId(id), Incarnation(1 << 41));
             let config = LinkConfig {
                 addresses: vec![address.parse()?],
+                published: None,
                 dir: dir.to_path_buf(),
                 timing,
                 n_desired_states_max: 1,
@@ -162,6 +163,7 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         holds: vec![shard(node.0 * RANKS_PER_NODE + slot), shard(slot)],
         saved: None,
         failure: None,
+        fault: None,
     };
     let members = (0..RANKS_PER_NODE).map(member).collect();
     Report {
@@ -172,6 +174,7 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         desired_state: DesiredStateId::default(),
         draining: false,
         n_failed_starts: 0,
+        inputs: vec![],
         devices: Vec::new(),
         members,
     }

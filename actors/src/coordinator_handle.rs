@@ -10,7 +10,7 @@ use crate::wire;
 use actix::{Actor, Addr, Context, Handler};
 use phalanx_strategies::elastic::message::Report;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 /// Handle of a coordinator actor.
@@ -19,6 +19,8 @@ pub struct CoordinatorHandle {
     thread: ControlThread,
     coordinator: Addr<Coordinator>,
     admission: Admission,
+    /// A fault of this process that does not stop the job, for the status.
+    fault: Arc<Mutex<Option<String>>>,
 }
 
 /// Checks whether a job can carry out a request. The coordinator cannot check this itself, because it does not hold the
@@ -114,7 +116,7 @@ impl CoordinatorHandle {
             guardian.start("coordinator", |_| Coordinator::new(settings, store, outlets))
         };
         let coordinator = thread.run(start).await?;
-        Ok(CoordinatorHandle { thread: thread.clone(), coordinator, admission })
+        Ok(CoordinatorHandle { thread: thread.clone(), coordinator, admission, fault: Arc::default() })
     }
 
     /// Delivers a node's report. A full mailbox drops the report; the next one repeats its content.
@@ -129,7 +131,20 @@ impl CoordinatorHandle {
         if let Err(why) = self.admission.check(&request).await {
             return Answer::Refused(why);
         }
-        operator::answer(&self.coordinator, request).await
+        let answer = operator::answer(&self.coordinator, request).await;
+        match answer {
+            Answer::Status(mut status) => {
+                // Every change is one assignment, also before a panic.
+                status.faults.extend(self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone());
+                Answer::Status(status)
+            }
+            other => other,
+        }
+    }
+
+    /// Adds a fault of this process to the status, or removes it.
+    pub fn set_fault(&self, fault: Option<String>) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
     }
 
     /// Starts to handle the messages of a transport, until that transport is closed. May be called for several

@@ -270,8 +270,10 @@ impl Rank {
             DeviceEvent::JoinedBeside(generation) => self.member.handle_joined(generation)?,
             DeviceEvent::Logged => {}
             DeviceEvent::Saved(step) => {
-                let done: Vec<Part> = self.parts.extract_if(.., |part| part.of.step.0 <= step).collect();
-                done.into_iter().for_each(|part| self.member.handle_saved(part));
+                let ended: Vec<Part> = self.parts.extract_if(.., |part| part.of.step.0 <= step).collect();
+                // Saves of earlier steps have failed.
+                let durable = ended.into_iter().filter(|part| part.of.step.0 == step);
+                durable.for_each(|part| self.member.handle_saved(part));
             }
             DeviceEvent::Finished(generation) => self.member.handle_finished(generation)?,
             DeviceEvent::Broken(generation, lost, reason) => {

@@ -8,6 +8,7 @@ use crate::timer::{Deadlines, Timer, now};
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
 use phalanx_strategies::elastic::devices::{DeviceHealth, Devices};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
+use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use phalanx_strategies::elastic::supervisor::{self as machine, Abandonment};
 use phalanx_strategies::elastic::timing::Timing;
@@ -27,6 +28,8 @@ pub struct Settings {
     pub n_slots_min: u32,
     /// Its devices, with a place for each slot.
     pub devices: Devices,
+    /// What its ranks train on and with; none if no other node can join the job.
+    pub inputs: Vec<Input>,
     /// All timeouts.
     pub timing: Timing,
 }
@@ -145,9 +148,9 @@ pub const MAILBOX_LEN: usize = 256;
 impl Supervisor {
     /// Creates the supervisor of a node, which starts a process in each slot at once.
     pub fn new(settings: Settings, outlets: Outlets) -> Supervisor {
-        let Settings { job, node, boot, n_slots, n_slots_min, devices, timing } = settings;
+        let Settings { job, node, boot, n_slots, n_slots_min, devices, inputs, timing } = settings;
         let machine = machine::Supervisor::new(now(), job, node, boot, n_slots, timing);
-        let machine = machine.with_devices(devices, n_slots_min);
+        let machine = machine.with_devices(devices, n_slots_min).with_inputs(inputs);
         Supervisor { machine, outlets, timer: Timer::default() }
     }
 

@@ -35,11 +35,13 @@ pub enum Mutation {
     SkipACatchUpPart,
     /// The vote does not wait until catching-up members have the gradients.
     LeaveCatchingUpBehind,
+    /// The supervisor never hears of a process that could not be started.
+    ForgetFailedStarts,
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Mutation; 14] = [
+    pub const ALL: [Mutation; 15] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -54,5 +56,6 @@ impl Mutation {
         Mutation::CaughtUpTooSoon,
         Mutation::SkipACatchUpPart,
         Mutation::LeaveCatchingUpBehind,
+        Mutation::ForgetFailedStarts,
     ];
 }

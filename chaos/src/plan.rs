@@ -86,6 +86,18 @@ pub enum Fault {
         /// Duration.
         for_ms: u64,
     },
+    /// No process of a node starts for a while: its program or its data is gone.
+    FailStarts {
+        /// The node.
+        node: NodeId,
+        /// Duration.
+        for_ms: u64,
+    },
+    /// A node reports that its rank's world is broken, without a cause.
+    Slander {
+        /// The rank.
+        member: MemberId,
+    },
     /// Not a fault: the operator requests a checkpoint.
     Save,
     /// Not a fault: the operator requests another number of shards.
@@ -154,10 +166,28 @@ impl Plan {
                 plan.push(Planned { at_ms, during, fault: one(&mut dice, class, n_nodes, n_slots) });
             }
         }
+        // Drawn apart, so that the other faults of a seed stay the same.
+        let mut dice = Dice::new(seed, "starts and reports");
+        for _ in 0..dice.pick(0..12).saturating_sub(8) {
+            let node = NodeId(dice.pick(0..u64::from(n_nodes)) as u32);
+            let member = MemberId { node, slot: dice.pick(0..u64::from(n_slots)) as u32 };
+            let (at_ms, for_ms) = (dice.pick(800..span_ms), dice.pick(100..FAILED_STARTS_MS_MAX));
+            if dice.percent(50) {
+                plan.push(Planned { at_ms, during: None, fault: Fault::Slander { member } });
+            } else {
+                plan.push(Planned { at_ms, during: None, fault: Fault::FailStarts { node, for_ms } });
+                plan.push(Planned { at_ms, during: None, fault: Fault::KillRank { member } });
+            }
+        }
         plan.sort_by_key(|planned| planned.at_ms);
         Plan(plan)
     }
 }
+
+/// So short that the pauses between failed starts let fewer than [`INCIDENTS_MAX`] of them happen, which would end the job.
+///
+/// [`INCIDENTS_MAX`]: phalanx_strategies::elastic::mesh_choice::INCIDENTS_MAX
+const FAILED_STARTS_MS_MAX: u64 = 2_000;
 
 impl Plan {
     /// `n` rank processes, drawn from the seed, are killed within a millisecond.

@@ -11,6 +11,7 @@ pub mod plan;
 
 use crate::config::error::ConfigError;
 use crate::data::prepare::PrepareError;
+use crate::data::token_cache::TokenCacheError;
 use crate::data::tokenizer::TokenizerError;
 use crate::error::command::CommandError;
 use crate::error::control_plane::ControlPlaneError;
@@ -91,6 +92,9 @@ pub enum JobError {
     /// Loss or gradient is NaN or infinite.
     #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
     NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
+    /// A state that must not become a checkpoint.
+    #[error("the state of step {step} is not saved: the weights {parameter} are not finite")]
+    UnfitState { step: u64, parameter: String },
     /// The step needs more memory than the machine has.
     #[error(
         "the step needs {} of memory, but this machine has {}; reduce micro_batch_size or sequence_len, or use gradient_checkpointing, bf16 or an adapter (see `phalanx estimate`)",
@@ -114,12 +118,32 @@ pub enum JobError {
     /// Two jobs would write to one folder.
     #[error("output_dir {path} is in use by another running job; wait for it to end or use another folder", path = path.display())]
     InUse { path: PathBuf },
+    /// Ranks of a job without a coordinator still write to a folder.
+    #[error("ranks of an earlier job still run in output_dir {path}; restart its coordinator, or end its nodes, before another job begins", path = path.display())]
+    RanksLive { path: PathBuf },
+    /// The checkpoints of a node would not be where the job's are.
+    #[error(
+        "output_dir {path} on this node is not that of job {expected}: the job's number in {mark} is {found}; share output_dir between all machines, or set checkpoint_dir to an object store",
+        path = path.display(), mark = mark.display()
+    )]
+    NotShared { path: PathBuf, expected: u64, mark: PathBuf, found: String },
     /// A thread of the job panicked; its process continues.
     #[error("a thread of the job panicked: {0}")]
     Panicked(String),
     /// Nothing to resume from.
     #[error("{path} contains no checkpoint that can be resumed{why}", path = path.display())]
     NoCheckpoint { path: PathBuf, why: String },
+    /// The checkpoint to resume from may be intact, but cannot be read.
+    #[error(
+        "{source}; no checkpoint was changed: make it readable, name an older one with `--resume_from_checkpoint PATH`, or begin again with `--resume_from_checkpoint none`"
+    )]
+    UnreadableCheckpoint { source: CheckpointError },
+    /// Checkpoints exist, and all are damaged.
+    #[error(
+        "none of the {n} checkpoints in {path} is intact; the newest: {source}; restore one, or begin again with `--resume_from_checkpoint none`",
+        path = path.display()
+    )]
+    NoIntactCheckpoint { path: PathBuf, n: usize, source: Box<CheckpointError> },
     /// The job failed.
     #[error("the job has failed: {0}")]
     JobFailed(String),
@@ -181,6 +205,11 @@ impl JobError {
         matches!(self, JobError::Alloc(error) if error.source.kind() == ErrorKind::ResourceBusy)
     }
 
+    /// Whether another process in place of this rank's would not have the error, because it prepares the data again.
+    pub(crate) fn is_lost_cache(&self) -> bool {
+        matches!(self, JobError::Data(PrepareError::Cache(TokenCacheError::Io { action: "read", .. })))
+    }
+
     /// The member that this rank could not reach, if that caused the error.
     pub(crate) fn unreachable(&self) -> Option<u32> {
         match self {
@@ -208,6 +237,7 @@ impl JobError {
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
+            JobError::Command(CommandError::Output(_)) => false,
             JobError::Peer(error) => error.is_input(),
             JobError::ControlPlane(error) => error.is_input(),
             _ => true,

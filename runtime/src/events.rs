@@ -29,6 +29,13 @@ pub enum Event {
         /// Its directory.
         path: PathBuf,
     },
+    /// A checkpoint could not be saved; training continues, and the next save tries again.
+    NotSaved {
+        /// Completed steps in the state that was not saved.
+        step: u64,
+        /// Why.
+        reason: String,
+    },
     /// A message for the user.
     Note(String),
 }

@@ -7,7 +7,8 @@
 //! - [`config`]: the YAML file of a job, checked before anything starts. [`data`]: tokenizers, dataset formats, packing, the
 //!   token cache, batches. [`frontend`]: models that users write, in dfdx or otherwise. [`launch`]: starts,
 //!   watches and talks to the rank processes of one machine.
-//! - [`error`], [`events`], `control`, [`units`]: why a job fails, what it reports, which requests it takes.
+//! - [`error`], [`events`], [`console`], `journal`, `control`, [`units`]: why a job fails, what it reports, where its output
+//!   and its records go, which requests it takes.
 //! - [`devices`]: which device trains.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - `rank`: a rank process. `node`: a machine with its rank processes. `coordinate`: the coordinator of a job.
@@ -18,6 +19,7 @@
 pub mod api;
 pub mod cli;
 pub mod config;
+pub mod console;
 pub(crate) mod control;
 pub(crate) mod coordinate;
 pub mod data;
@@ -28,6 +30,7 @@ pub mod frontend;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+pub(crate) mod journal;
 pub mod launch;
 pub(crate) mod node;
 pub(crate) mod rank;

@@ -141,11 +141,37 @@ fn damaged_and_uncommitted_checkpoints_are_skipped_with_a_warning() {
 }
 
 #[test]
+fn checkpoints_that_cannot_be_read_or_are_all_damaged_are_kept_and_no_run_begins_again_untold() {
+    let p = Project::new();
+    p.train(&["--save_total_limit", "none"]).succeeds();
+    let before = p.checkpoints("out");
+    let newest = before.last().unwrap().join("MANIFEST");
+    std::fs::rename(&newest, newest.with_extension("away")).unwrap();
+    // Root ignores permissions, so a folder stands for a file that refuses to be read.
+    std::fs::create_dir(&newest).unwrap();
+
+    let longer = ["--max_steps", "30", "--save_total_limit", "1"];
+    p.train(&longer).refuses(&[newest.to_str().unwrap(), "--resume_from_checkpoint none"]);
+    assert_eq!(p.checkpoints("out"), before);
+    assert_eq!(p.metrics("out").len(), 20, "no step ran");
+
+    for checkpoint in &before {
+        let _ = std::fs::remove_dir(checkpoint.join("MANIFEST"));
+        std::fs::write(checkpoint.join("MANIFEST"), "damaged").unwrap();
+    }
+    p.train(&longer).refuses(&["none of the 4 checkpoints", newest.to_str().unwrap(), "--resume_from_checkpoint none"]);
+    assert_eq!(p.checkpoints("out"), before);
+
+    p.train(&["--resume_from_checkpoint", "none"]).succeeds();
+}
+
+#[test]
 fn full_disk_keeps_the_previous_checkpoint_and_is_reported() {
     let p = Project::new();
     p.train(&["--max_steps", "5"]).succeeds();
     let before = p.checkpoints("out");
-    let long = "--max_steps 1000000 --gradient_accumulation_steps 64 --save_steps none --resume_from_checkpoint auto";
+    let long = "--max_steps 1000000 --gradient_accumulation_steps 64 --save_steps none --resume_from_checkpoint auto \
+                --checkpoint_required true";
     let script = format!("trap '' XFSZ; exec {} train job.yaml {long}", env!("CARGO_BIN_EXE_phalanx"));
     let mut full = Command::new("bash");
     full.args(["-c", &script]).current_dir(p.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -155,10 +181,11 @@ fn full_disk_keeps_the_previous_checkpoint_and_is_reported() {
 
     // From now on no file may grow beyond 64 KiB: a shard of this model does not fit, but its metrics do.
     ranks_of(full.id()).into_iter().for_each(|rank| limit_file_size(rank, 64 << 10));
-    p.run(&["save", "job.yaml"]).succeeds();
+    let save = p.run(&["save", "job.yaml"]);
     lines.for_each(drop);
     let full = support::Run::of(full.wait_with_output().unwrap());
 
+    assert_ne!(save.code, Some(0), "a save that failed does not seem to succeed: {}", save.stdout);
     assert_ne!(full.code, Some(0), "{}", full.stdout);
     assert!(full.stderr.contains("rank-00000-0000.safetensors"), "{}", full.stderr);
     assert_eq!(p.checkpoints("out"), before, "the failed save left no files, and the previous checkpoint remains");
@@ -184,6 +211,94 @@ fn export_overwrites_only_exports() {
     assert_eq!(std::fs::read_to_string(p.path("precious/notes.txt")).unwrap(), "mine");
     p.run(&["export", "out", "copy"]).succeeds();
     assert_eq!(std::fs::read(p.path("copy/model.safetensors")).unwrap(), p.model_bytes("out"));
+}
+
+#[test]
+fn numbers_beyond_any_machine_are_refused_with_their_range() {
+    let p = Project::new();
+    for [key, value, fits] in [
+        ["micro_batch_size", "72057594037927936", "1 to 1048576"],
+        ["sequence_len", "9223372036854775807", "1 to 16777216"],
+        ["microbatches_per_step", "18446744073709551615", "1 to 1048576"],
+        ["gradient_accumulation_steps", "1000000", "at most 8192"],
+        ["threads", "2000", "1 to 1024"],
+        ["bucket_cap_mb", "18446744073709551615", "1 to 1048576"],
+        ["tp_size", "18446744073709551615", "1 to 1048576"],
+        ["dp_shard_size", "4611686018427387904", "1 to 1048576"],
+        ["elastic.detection_time", "1e300", "at most 3600"],
+        ["elastic.step_timeout", "1e300", "at most 31536000"],
+        ["elastic.replace_patience", "1e300", "at most 31536000"],
+        ["elastic.spare_ranks", "4294967296", "0 to 65536"],
+    ] {
+        let words = [&format!("--{key}"), value];
+        p.train(&words).refuses(&[fits]);
+        p.run(&["estimate", "job.yaml", words[0], words[1]]).refuses(&[fits]);
+    }
+    for (words, parts) in [
+        (["--dp_replicate_size", "65536", "--dp_shard_size", "65536"], ["65536 x 65536", "1 to 1048576"]),
+        (["--micro_batch_size", "1048576", "--sequence_len", "1048576"], ["1099511627776 tokens", "2147483647"]),
+        (["--model.hidden_size", "268435456", "--model.intermediate_size", "268435456"], ["parameters", "at most"]),
+    ] {
+        p.train(&words).refuses(&parts);
+        p.run(&[&["estimate", "job.yaml"], &words[..]].concat()).refuses(&parts);
+    }
+    p.run(&["node", "--join", "x", "--ranks", "4294967295"]).refuses(&["--ranks", "65536"]);
+    p.run(&["coordinator", "--join-hours", "18446744073709551615", "job.yaml"]).refuses(&["--join-hours"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
+fn yaml_of_any_depth_is_refused_at_once_and_a_byte_order_mark_is_read() {
+    let p = Project::new();
+    for deep in [format!("seed: {}1{}", "[".repeat(40_000), "]".repeat(40_000)), "- ".repeat(40_000)] {
+        p.write("job.yaml", &deep);
+        let begin = std::time::Instant::now();
+        p.train(&[]).refuses(&["line 1", "deep"]);
+        assert!(begin.elapsed().as_secs() < 30, "{:?}", begin.elapsed());
+    }
+    p.write("job.yaml", &format!("\u{feff}{}", support::YAML));
+    p.train(&["--max_steps", "2"]).succeeds();
+    p.run(&["train", "/dev/zero"]).refuses(&["more than the 1048576 allowed"]);
+}
+
+#[test]
+fn dataset_without_an_end_is_refused() {
+    let p = Project::new();
+    p.train(&["--datasets.0.path", "/dev/zero"]).refuses(&["/dev/zero is a character device", "must be a file"]);
+    assert!(Command::new("mkfifo").arg(p.path("pipe.jsonl")).status().unwrap().success());
+    p.train(&["--datasets.0.path", "pipe.jsonl"]).refuses(&["pipe.jsonl is a pipe", "must be a file"]);
+}
+
+#[test]
+fn join_string_is_read_from_a_file_or_the_environment() {
+    let p = Project::new();
+    p.write("join.txt", "no join string\n");
+    let in_environment = support::Run::of(p.command(&["node"]).env("PHALANX_JOIN", "none either").output().unwrap());
+
+    p.run(&["node", "--join-file", "join.txt"]).refuses(&["--join-file join.txt: "]);
+    in_environment.refuses(&["PHALANX_JOIN: "]);
+    p.run(&["node", "--join-file", "absent.txt"]).refuses(&["cannot read absent.txt"]);
+    p.run(&["node"]).refuses(&["--join-file", "PHALANX_JOIN"]);
+}
+
+#[test]
+fn rank_whose_token_cache_is_truncated_is_replaced_and_the_data_prepared_again() {
+    let p = Project::new();
+    p.train(&["--output_dir", "straight", "--max_steps", "300", "--save_steps", "none"]).succeeds();
+    let long = ["train", "job.yaml", "--max_steps", "300", "--save_steps", "20", "--logging_steps", "1"];
+    let mut job = p.command(&long).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    assert!(lines.any(|line| line.starts_with("step    25")));
+
+    let tokens = std::fs::read_dir(p.path("out/data")).unwrap().map(|entry| entry.unwrap().path());
+    let tokens = tokens.into_iter().find(|path| path.extension().is_some_and(|e| e == "tokens")).unwrap();
+    std::fs::File::options().write(true).open(&tokens).unwrap().set_len(200).unwrap();
+    let rest: Vec<String> = lines.collect();
+    let run = support::Run::of(job.wait_with_output().unwrap());
+
+    assert_eq!(run.code, Some(0), "{rest:?} {}", run.stderr);
+    assert!(rest.iter().any(|line| line.contains("cannot read token cache")), "{rest:?}");
+    assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
 }
 
 /// Limits the size of files that a process writes.

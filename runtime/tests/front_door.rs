@@ -65,6 +65,20 @@ fn inspect_shows_the_tensors_of_a_checkpoint_and_of_a_model() {
 }
 
 #[test]
+fn json_of_inspect_stays_json_when_a_damaged_checkpoint_is_skipped() {
+    let p = Project::new();
+    p.train(&["--max_steps", "4", "--save_steps", "2"]).succeeds();
+    let newest = p.checkpoints("out").pop().unwrap();
+    std::fs::write(newest.join("MANIFEST"), "{").unwrap();
+
+    let run = p.run(&["inspect", "--json", "out"]).succeeds();
+
+    let checkpoint: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(checkpoint["step"], 2);
+    assert!(run.stderr.contains("skipped") && run.stderr.contains("step-0000000004"), "{}", run.stderr);
+}
+
+#[test]
 fn generation_is_greedy_by_default_and_reproducible_with_a_seed() {
     let p = Project::new();
     p.train(&["--max_steps", "120"]).succeeds();

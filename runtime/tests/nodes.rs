@@ -5,8 +5,8 @@ mod support;
 
 use serde_json::Value;
 use std::time::Duration;
-use support::Project;
 use support::job::{Addresses, JOB, Job, reaches, signal, until};
+use support::{Project, Run};
 
 #[test]
 fn weights_are_unchanged_when_nodes_and_coordinator_die_and_ranks_hang() {
@@ -185,4 +185,40 @@ fn straggler_is_replaced_by_a_spare_process() {
     let mut events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let incident = events.find(|event| event["why"] == "Straggles").expect("rank 1 counts as a straggler");
     assert_eq!(&incident["worker"]["member"]["slot"], slot, "{incident}");
+}
+
+#[test]
+fn folder_of_a_running_job_is_refused_to_jobs_of_every_kind() {
+    let p = Project::new();
+    let mut job = Job::start_with(&p, 2, &["--max_steps", "100000"]);
+    job.until_step(10);
+
+    p.train(&[]).refuses(&["out is in use by another running job"]);
+    // The ranks continue without their coordinator.
+    job.coordinator.kill().unwrap();
+    job.coordinator.wait().unwrap();
+    let before = job.n_steps();
+    p.train(&[]).refuses(&["ranks of an earlier job still run in output_dir"]);
+    job.until_step(before + 5);
+    drop(job);
+    p.train(&["--resume_from_checkpoint", "none"]).succeeds();
+
+    let mut alone = p.command(&["train", "job.yaml", "--max_steps", "10000000", "--dp_replicate_size", "2"]);
+    let mut alone = alone.stdout(std::process::Stdio::null()).spawn().unwrap();
+    until("the first steps", || (p.metrics("out").last()?.0 > 25).then_some(()));
+    p.run(&["coordinator", "job.yaml"]).refuses(&["out is in use by another running job"]);
+    alone.kill().unwrap();
+    alone.wait().unwrap();
+}
+
+#[test]
+fn node_that_does_not_share_the_output_folder_is_refused_before_it_takes_part() {
+    let p = Project::new();
+    let job = Job::start_with(&p, 0, &["--output_dir", "out"]);
+    std::fs::create_dir(p.path("elsewhere")).unwrap();
+
+    let mut node = p.command(&["node", "--join", &job.join]);
+    let refused = Run::of(node.current_dir(p.path("elsewhere")).output().unwrap());
+
+    refused.refuses(&["output_dir out on this node is not that of job", "out/control/job", "checkpoint_dir"]);
 }

@@ -4,7 +4,10 @@
 mod s3;
 mod support;
 
-use s3::S3;
+use s3::{Fault, S3};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use support::job::signal;
 use support::{Project, Run};
 
 #[test]
@@ -74,4 +77,155 @@ fn unusable_store_is_refused_before_ranks_start() {
 
     refused.refuses(&["cannot read s3://bucket/runs/one", "credentials"]);
     assert!(!p.path("out").exists(), "nothing was written");
+}
+
+/// A run that trains until it is stopped, and its output.
+struct Training {
+    child: Child,
+    lines: Box<dyn Iterator<Item = String>>,
+}
+
+impl Training {
+    fn start(p: &Project, s3: &S3, overrides: &[&str]) -> Training {
+        Training::start_as(p, overrides, |command| s3.open_to(command))
+    }
+
+    /// A run in an environment that `identify` gives it.
+    fn start_as(p: &Project, overrides: &[&str], identify: impl Fn(&mut Command) -> &mut Command) -> Training {
+        let args = ["train", "job.yaml", "--checkpoint_dir", URL, "--max_steps", "10000000", "--save_steps", "20"];
+        let mut command = p.command(&[&args, overrides].concat());
+        let mut child = identify(&mut command).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+        Training { child, lines: Box::new(lines) }
+    }
+
+    /// The next line with this text.
+    #[track_caller]
+    fn until(&mut self, text: &str) -> String {
+        self.lines
+            .find(|line| line.contains(text))
+            .unwrap_or_else(|| panic!("the run ended before a line with `{text}`"))
+    }
+
+    /// Stops the run, which saves; returns its last lines.
+    fn stop(mut self) -> Vec<String> {
+        signal(self.child.id(), libc::SIGINT);
+        let last: Vec<String> = self.lines.by_ref().collect();
+        assert!(self.child.wait().unwrap().success(), "{last:?}");
+        last
+    }
+}
+
+impl Drop for Training {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const TWO_RANKS: [&str; 4] = ["--dp_replicate_size", "2", "--gradient_accumulation_steps", "1"];
+
+#[test]
+fn training_continues_while_the_store_is_busy_or_silent_and_later_steps_are_saved() {
+    for fault in [Fault::Fails("503 Service Unavailable"), Fault::Fails("500 Internal Server Error"), Fault::Hangs] {
+        let (p, s3) = (Project::new(), S3::start());
+        let mut training = Training::start(&p, &s3, &TWO_RANKS);
+        training.until("saved ");
+
+        s3.set(fault);
+        let skipped = training.until("was not saved");
+        let n_steps = (0..50).map(|_| training.until("step ")).count();
+        s3.set(Fault::Nothing);
+        training.until("saved ");
+        let last = training.stop();
+
+        assert!(skipped.contains("still waits for its store; training continues"), "{fault:?}: {skipped}");
+        assert_eq!(n_steps, 50);
+        let saved = last.iter().rfind(|line| line.starts_with("saved")).unwrap();
+        let marker = saved.split_once("s3://bucket/").unwrap().1.to_owned() + "/COMMIT";
+        assert!(s3.names().contains(&marker), "{fault:?}: {saved}");
+    }
+}
+
+#[test]
+fn refused_saves_end_a_run_only_if_checkpoints_are_required() {
+    let (p, s3) = (Project::new(), S3::start());
+    let mut training = Training::start(&p, &s3, &TWO_RANKS);
+    training.until("saved ");
+
+    s3.set(Fault::Forbids("PUT"));
+    let refused = training.until("was not saved");
+    training.until("step ");
+    let status = p.run(&["status", "job.yaml"]).succeeds().stdout;
+    s3.set(Fault::Nothing);
+    training.until("saved ");
+    training.stop();
+    s3.set(Fault::Forbids("PUT"));
+    let required = ["train", "job.yaml", "--checkpoint_dir", "s3://bucket/two", "--checkpoint_required", "true"];
+    let ended = run(&p, &s3, &[&required[..], &["--output_dir", "required", "--max_steps", "1000000"]].concat());
+
+    assert!(refused.contains("AccessDenied"), "{refused}");
+    assert!(status.contains("last checkpoint at step ") && status.contains(" s ago"), "{status}");
+    ended.refuses(&["s3://bucket/two/step-0000000005", "AccessDenied"]);
+    assert!((5..1_000_000).contains(&p.metrics("required").len()));
+}
+
+#[test]
+fn checkpoints_that_may_not_be_deleted_remain_and_the_run_succeeds() {
+    let (p, s3) = (Project::new(), S3::start());
+    s3.set(Fault::Forbids("POST"));
+
+    let done = run(&p, &s3, &["train", "job.yaml", "--checkpoint_dir", URL, "--save_total_limit", "1"]).succeeds();
+
+    assert!(
+        done.stdout.contains("older checkpoints remain") && done.stdout.contains("AccessDenied"),
+        "{}",
+        done.stdout
+    );
+    assert_eq!(s3.names().iter().filter(|name| name.ends_with("/COMMIT")).count(), 4);
+}
+
+#[test]
+fn store_that_is_busy_for_longer_than_its_client_asks_is_asked_again() {
+    let (p, s3) = (Project::new(), S3::start());
+    // A client asks six times.
+    s3.set(Fault::IsBusyFor(8));
+
+    run(&p, &s3, &["train", "job.yaml", "--checkpoint_dir", URL, "--max_steps", "5"]).succeeds();
+
+    assert!(s3.names().iter().any(|name| name.ends_with("/COMMIT")));
+}
+
+#[test]
+fn run_whose_store_loses_answers_saves_and_resumes() {
+    let (p, s3) = (Project::new(), S3::start());
+    s3.set(Fault::LosesAnswers);
+    let train =
+        |steps: &str| run(&p, &s3, &["train", "job.yaml", "--checkpoint_dir", URL, "--max_steps", steps]).succeeds();
+
+    let first = train("10");
+    let again = train("20");
+
+    assert!(!first.stdout.contains("not saved"), "{}", first.stdout);
+    assert!(again.stdout.contains("resuming at step 10"), "{}", again.stdout);
+}
+
+#[test]
+fn keys_that_expire_during_a_run_are_replaced_in_the_shared_file_without_ending_it() {
+    let (p, s3) = (Project::new(), S3::start());
+    let keys = |id: &str| format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = phalanx\n");
+    let file = p.write("credentials", &keys("hoplite"));
+    let mut training = Training::start_as(&p, &TWO_RANKS, |command| {
+        s3.open_to(command).env_remove("AWS_ACCESS_KEY_ID").env_remove("AWS_SECRET_ACCESS_KEY");
+        command.env("AWS_SHARED_CREDENTIALS_FILE", &file)
+    });
+    training.until("saved ");
+
+    s3.rotate_to("second");
+    let expired = training.until("was not saved");
+    p.write("credentials", &keys("second"));
+    training.until("saved ");
+    training.stop();
+
+    assert!(expired.contains("ExpiredToken"), "{expired}");
 }

@@ -173,28 +173,25 @@ fn background_save_of_several_ranks_holds_the_state_of_its_named_step() {
 }
 
 #[test]
-fn failed_background_save_ends_all_ranks_with_its_reason() {
-    for ranks in ["1", "2"] {
+fn failed_background_save_ends_all_ranks_with_its_reason_only_if_checkpoints_are_required() {
+    for (ranks, required) in [("1", "true"), ("2", "true"), ("1", "false"), ("2", "false")] {
         let p = Project::new();
         std::fs::create_dir_all(p.path("out")).unwrap();
         std::fs::write(p.path("out/checkpoints"), "a file").unwrap();
 
-        let run = p.train(&[
-            "--output_dir",
-            "out",
-            "--dp_shard_size",
-            ranks,
-            "--save_steps",
-            "2",
-            "--resume_from_checkpoint",
-            "none",
-        ]);
+        let args = ["--output_dir", "out", "--dp_shard_size", ranks, "--save_steps", "2"];
+        let run =
+            p.train(&[&args[..], &["--checkpoint_required", required, "--resume_from_checkpoint", "none"]].concat());
 
+        // The save at the end of a run must succeed in any case.
         assert_ne!(run.code, Some(0), "{}", run.stdout);
         let reason: Vec<&str> = run.stderr.lines().filter(|l| l.contains("checkpoints")).collect();
         assert_eq!(reason.len(), 1, "one sentence names the folder: {}", run.stderr);
-        let n_steps = p.metrics("out").len();
-        assert!((2..20).contains(&n_steps), "the run ends soon after the save was due: {n_steps} steps");
+        let (n_steps, n_failed) = (p.metrics("out").len(), run.stdout.matches("was not saved").count());
+        match required {
+            "true" => assert!((2..20).contains(&n_steps), "the run ends soon after the save was due: {n_steps} steps"),
+            _ => assert_eq!((n_steps, n_failed), (20, 9), "{}", run.stdout),
+        }
     }
 }
 

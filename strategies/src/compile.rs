@@ -4,6 +4,7 @@ use crate::mesh::{Axis, MeshRank};
 use crate::optimizer::OptimizerSpec;
 use crate::passes::accumulate::{Chunk, accumulate};
 use crate::passes::backward::{BackwardError, Carry, Differentiated, backward, needs_grad};
+use crate::passes::cache::{CacheError, CacheUse, cache};
 use crate::passes::clip::{clip, complete_loss};
 use crate::passes::commit::{StepPhases, commit};
 use crate::passes::compact::compact;
@@ -141,6 +142,9 @@ pub enum CompileError {
         /// Ranks that share them.
         data_ranks: usize,
     },
+    /// Keys and values that cannot be kept.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// More chunks than blocks.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
@@ -255,7 +259,27 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
 ///
 /// # Errors
 /// See [`CompileError`].
-pub fn compile_forward(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
+pub fn compile_forward(forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
+    finish(without_gradients(forward, spec, target)?, 1, target)
+}
+
+/// As [`compile_forward`], for generation: the program also writes the keys and values of its tokens to a cache, which programs of
+/// other lengths over the same model share, or reads earlier ones from there.
+///
+/// # Errors
+/// See [`CompileError`].
+pub fn compile_cached(
+    forward: Program,
+    spec: &StepSpec,
+    use_of_cache: CacheUse,
+    target: &dyn Target,
+) -> Result<Compiled, CompileError> {
+    let mut program = without_gradients(forward, spec, target)?;
+    cache(&mut program, use_of_cache)?;
+    finish(program, 1, target)
+}
+
+fn without_gradients(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Program, CompileError> {
     prepare(&mut forward, spec)?;
     erase(&mut forward);
     let (mesh_rank, parallel) = (forward.mesh_rank, &spec.parallel);
@@ -272,7 +296,7 @@ pub fn compile_forward(mut forward: Program, spec: &StepSpec, target: &dyn Targe
     if program.bound(Role::Logits).next().is_none() {
         complete_loss(&mut program);
     }
-    finish(program, 1, target)
+    Ok(program)
 }
 
 /// Compiles the program of a shadow: a rank that keeps a copy of the state of the rank that runs `step`.

@@ -1,6 +1,6 @@
 //! Cost of an instruction: arithmetic and memory traffic, derived from its shapes.
 
-use crate::program::{Attention, AttentionPart, Columns, Instr, MatMul, Op, Program, ValueId};
+use crate::program::{Attention, AttentionPart, CachedAttention, Columns, Instr, MatMul, Op, Program, ValueId};
 
 /// Work of an instruction or a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -43,6 +43,9 @@ pub fn instr_cost(program: &Program, instr: &Instr) -> Cost {
         Op::AttentionBackward(a) => attention(program, instr, a, 5.0),
         Op::AttentionPart(part) => attention_part(program, instr, part, 2.0),
         Op::AttentionPartBackward { part, .. } => attention_part(program, instr, part, 5.0),
+        Op::CachedAttention(a) => cached_attention(program, instr, a),
+        // The keys and values of the tokens, read and written; the other rows of the cache stay where they are.
+        Op::CacheWrite(a) => Cost { streamed_bytes: 2.0 * cached_bytes(program, instr, a, 1.0), ..Cost::default() },
         // Collectives load the links, not the memory of the ranks.
         Op::Start(_) | Op::Await(_) => Cost::default(),
         // The other elements stay where they are.
@@ -90,6 +93,24 @@ fn attention_part(program: &Program, instr: &Instr, part: &AttentionPart, n_prod
     let mean_keys = a.window.map_or(mean_keys, |w| mean_keys.min(w as f64));
     let flops = n_products * 2.0 * n_tokens * mean_keys * (a.n_heads * a.head_dim) as f64;
     Cost { attention_flops: flops, streamed_bytes: touched_bytes(program, instr), ..Cost::default() }
+}
+
+/// A token sees half of the cache on average, or its window.
+fn cached_attention(program: &Program, instr: &Instr, a: &CachedAttention) -> Cost {
+    let mean_keys = (a.capacity as f64 + 1.0) / 2.0;
+    let mean_keys = a.heads.window.map_or(mean_keys, |w| mean_keys.min(w as f64));
+    let n_tokens = program.value(instr.reads[0]).n_rows() as f64;
+    let flops = 2.0 * 2.0 * n_tokens * mean_keys * (a.heads.n_heads * a.heads.head_dim) as f64;
+    let results: f64 = instr.writes.iter().map(|v| bytes(program, *v)).sum();
+    let queries = bytes(program, instr.reads[0]) - cached_bytes(program, instr, a, 1.0);
+    let streamed_bytes = queries + cached_bytes(program, instr, a, mean_keys) + results;
+    Cost { attention_flops: flops, streamed_bytes, ..Cost::default() }
+}
+
+/// Bytes of the keys and values of `n_keys` tokens for each token that is an operand.
+fn cached_bytes(program: &Program, instr: &Instr, a: &CachedAttention, n_keys: f64) -> f64 {
+    let qkv = program.value(instr.reads[0]);
+    qkv.n_rows() as f64 * n_keys * (a.cache_columns() * qkv.dtype.size_bytes()) as f64
 }
 
 /// Cost of a whole program.

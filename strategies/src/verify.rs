@@ -3,7 +3,7 @@
 //! Rules:
 //! - VERIFY-1 every id refers to a value of the program;
 //! - VERIFY-2 no value is read before it is written (state, constants and inputs are there from the start);
-//! - VERIFY-3 a value is written once; of the values there from the start, only parameters and optimizer state are written;
+//! - VERIFY-3 a value is written once; of the values there from the start, only parameters, optimizer state and caches are written;
 //! - VERIFY-4 operands and results have the number, shapes and element types of the operation (`shapes`);
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
 //!   then its results are not touched and its operands not written;
@@ -11,7 +11,7 @@
 
 mod shapes;
 
-use crate::program::{Collective, Instr, Kind, Op, Program, Stream, ValueId};
+use crate::program::{Collective, Instr, Op, Program, Stream, ValueId};
 use std::collections::BTreeMap;
 
 /// Why a program cannot run.
@@ -120,8 +120,7 @@ impl<'a> State<'a> {
 
     fn write(&mut self, instr: &Instr, v: ValueId) -> Result<(), String> {
         let value = self.program.value(v);
-        let updates = matches!(value.kind, Kind::Parameter | Kind::OptimizerState | Kind::OffloadedState)
-            && instr.reads.contains(&v);
+        let updates = value.kind.is_updated() && instr.reads.contains(&v);
         let written = std::mem::replace(&mut self.written[v.0 as usize], true);
         if written && !updates {
             return Err(format!("`{}` is written a second time", self.program.describe_value(v)));
@@ -155,7 +154,7 @@ impl<'a> State<'a> {
 mod tests {
     use super::*;
     use crate::mesh::{Axis, Group};
-    use crate::program::{CollectiveKind, DType, MatMul, Phase, Site};
+    use crate::program::{CollectiveKind, DType, Kind, MatMul, Phase, Site};
 
     const SITE: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
 

@@ -71,7 +71,7 @@ fn texts(rows: &Rows, picked: &[u64]) -> BTreeSet<String> {
     let [ids, labels, positions, doc_start] = &mut columns;
     let mut texts = BTreeSet::new();
     for row in picked {
-        rows.fill(&[*row], &mut BatchMut { ids, labels, positions, doc_start });
+        rows.fill(&[*row], &mut BatchMut { ids, labels, positions, doc_start }).expect("the cache can be read");
         for start in (0..n).filter(|t| doc_start[*t] == *t as i32 && labels[*t] >= 0) {
             let document = (start..n).take_while(|t| doc_start[*t] == start as i32);
             texts.insert(document.filter_map(|t| u8::try_from(ids[t]).ok()).map(char::from).collect());

@@ -36,6 +36,11 @@ fn logits_equal_those_of_transformers() -> Result<()> {
 }
 
 #[test]
+fn logits_and_greedy_text_with_a_cache_equal_those_without() -> Result<()> {
+    Check::Generation.run(CPU).map(drop)
+}
+
+#[test]
 fn training_follows_pytorch_and_ends_at_its_weights() -> Result<()> {
     Check::Training.run(CPU).map(drop)
 }
@@ -67,14 +72,14 @@ fn fp16_is_as_near_to_float64_as_that_of_pytorch_while_its_loss_scale_grows() ->
 
 /// The seeds of the software GPU, and the checks that run under each, besides the training in f32 that runs under all of them.
 const SEEDS: [(u32, &[Check]); 8] = [
-    (1, &[Check::Logits]),
+    (1, &[Check::Logits, Check::Generation]),
     (2, &[Check::Accumulation]),
     (3, &[Check::Recomputation]),
     (4, &[Check::Optimizers]),
     (5, &[Check::Bf16]),
     (6, &[Check::Fp16]),
-    (7, &[]),
-    (8, &[]),
+    (7, &[Check::Generation]),
+    (8, &[Check::Generation]),
 ];
 /// Processes at a time: the software GPU has one thread for its streams and two for blocks.
 const N_AT_A_TIME: usize = 2;
@@ -109,7 +114,8 @@ fn software_gpu_follows_pytorch_with_the_same_bits_under_every_order_of_its_work
         }
     }
 
-    ensure!(n_equal == 7 * MODELS.len(), "{n_equal} runs under more than one seed");
+    // Training under all seeds, generation under three.
+    ensure!(n_equal == (7 + 2) * MODELS.len(), "{n_equal} runs under more than one seed");
     Ok(())
 }
 

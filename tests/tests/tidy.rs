@@ -25,8 +25,10 @@ const CRATES: [&str; 14] = [
 ];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
-const LAYERS: [&str; 15] = [
+const LAYERS: [&str; 17] = [
     "units",
+    "console",
+    "journal",
     "config",
     "data",
     "frontend",

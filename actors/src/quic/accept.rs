@@ -53,7 +53,7 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePe
     };
     match identify(&shared, &connection) {
         Ok(Peer::Stranger) => joins(&shared, &connection, None).await,
-        Ok(Peer::Returning(certified, node)) => joins(&shared, &connection, Some((certified, node))).await,
+        Ok(Peer::Returning(certified, identity)) => joins(&shared, &connection, Some((certified, identity))).await,
         Ok(Peer::Node(certified, node, boot)) => {
             drop(permit);
             node::serve(&shared, connection, &certified, node, boot).await;
@@ -62,7 +62,7 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePe
             drop(permit);
             operator::serve(&shared, connection, &certified).await;
         }
-        Err(why) => listener::refuse(&shared, &connection, Code::Refused, &why, &why.to_string()),
+        Err(why) => listener::refuse(&shared, &connection, why.code(), &why, &why.to_string()),
     }
 }
 
@@ -70,8 +70,8 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePe
 enum Peer {
     /// A machine without a certificate that joins.
     Stranger,
-    /// A node that restarts.
-    Returning(Certified, NodeId),
+    /// A node that restarts, or renews its certificate.
+    Returning(Certified, NodeIdentity),
     Node(Certified, NodeId, Incarnation),
     Operator(Certified),
 }
@@ -85,8 +85,20 @@ enum Unknown {
     OtherJob { found: String, have: String },
     #[error("its certificate is for {0}, which does not connect to a coordinator")]
     Role(String),
+    #[error("its certificate has expired")]
+    Expired,
     #[error(transparent)]
     Certificate(#[from] TrustError),
+}
+
+impl Unknown {
+    const fn code(&self) -> Code {
+        match self {
+            Unknown::NoCertificate => Code::Refused,
+            Unknown::Expired => Code::Expired,
+            Unknown::OtherJob { .. } | Unknown::Role(_) | Unknown::Certificate(_) => Code::Foreign,
+        }
+    }
 }
 
 /// Identifies the peer by its verified TLS certificate alone (`QUIC-2`).
@@ -103,7 +115,10 @@ fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
         return Err(Unknown::OtherJob { found: name.job.to_string(), have: shared.config.job.to_string() });
     }
     match (joining, name.role) {
-        (true, Role::Node { node, .. }) => Ok(Peer::Returning(certified, node)),
+        (true, Role::Node { node, boot }) => Ok(Peer::Returning(certified, NodeIdentity { node, boot })),
+        (false, Role::Node { .. } | Role::Operator) if certified.not_after <= SystemTime::now() => {
+            Err(Unknown::Expired)
+        }
         (false, Role::Node { node, boot }) => Ok(Peer::Node(certified, node, boot)),
         (false, Role::Operator) => Ok(Peer::Operator(certified)),
         (true, Role::Operator) | (_, Role::Coordinator) => Err(Unknown::Role(name.to_string())),
@@ -112,21 +127,24 @@ fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
 
 /// Admits a machine whose token or certificate is valid. One attempt per connection; its proof is invalid on any other
 /// connection.
-async fn joins(shared: &Arc<Shared>, connection: &Connection, returning: Option<(Certified, NodeId)>) {
+async fn joins(shared: &Arc<Shared>, connection: &Connection, returning: Option<(Certified, NodeIdentity)>) {
     let attempt = tokio::time::timeout(PATIENCE, join(shared, connection, returning)).await;
-    let (log, reply) = match attempt {
+    let (code, log, reply) = match attempt {
         Ok(Ok(identity)) => {
             tracing::info!(peer = %connection.remote_address(), node = %identity.node, boot = %identity.boot, "joined");
             // The machine closes the connection once it has its certificate.
             let _ = tokio::time::timeout(PATIENCE, connection.closed()).await;
             return;
         }
-        Ok(Err(NotJoined::Refused(why))) => (why.to_string(), public_reason(&why)),
+        Ok(Err(NotJoined::Refused(why))) => {
+            let code = if matches!(why, Refused::Displaced { .. }) { Code::Displaced } else { Code::Refused };
+            (code, why.to_string(), public_reason(&why))
+        }
         Ok(Err(NotJoined::End(End::Lost(err)))) => return shared.complaints.refused(connection.remote_address(), &err),
-        Ok(Err(NotJoined::End(end))) => (end.to_string(), end.to_string()),
-        Err(_) => ("its join takes too long".to_owned(), "the join takes too long".to_owned()),
+        Ok(Err(NotJoined::End(end))) => (Code::Refused, end.to_string(), end.to_string()),
+        Err(_) => (Code::Refused, "its join takes too long".to_owned(), "the join takes too long".to_owned()),
     };
-    listener::refuse(shared, connection, Code::Refused, &log, &reply);
+    listener::refuse(shared, connection, code, &log, &reply);
 }
 
 /// The reason as sent to the peer: a peer without the secret must not find out whether a token exists.
@@ -151,7 +169,7 @@ impl From<End> for NotJoined {
 async fn join(
     shared: &Arc<Shared>,
     connection: &Connection,
-    returning: Option<(Certified, NodeId)>,
+    returning: Option<(Certified, NodeIdentity)>,
 ) -> Result<NodeIdentity, NotJoined> {
     let (tx, mut rx) = connection.accept_bi().await.map_err(End::from)?;
     let join: Join = frame::receive(&mut rx).await?;
@@ -160,11 +178,15 @@ async fn join(
         let shared = shared.clone();
         move || match (join, returning) {
             (Join::WithToken(application), _) => shared.register().admit(SystemTime::now(), &application, &channel),
-            (Join::Again, Some((certified, node))) => {
-                let identity = shared.register().readmit(SystemTime::now(), node, certified.fingerprint())?;
+            (Join::Again, Some((certified, earlier))) => {
+                let identity = shared.register().readmit(SystemTime::now(), earlier.node, certified.fingerprint())?;
                 Ok((identity, certified.public_key))
             }
-            (Join::Again, None) => Err(Refused::NoCertificate),
+            (Join::Renewal, Some((certified, identity))) => {
+                shared.register().confirm(identity, certified.fingerprint())?;
+                Ok((identity, certified.public_key))
+            }
+            (Join::Again | Join::Renewal, None) => Err(Refused::NoCertificate),
         }
     });
     let (identity, public_key) = admission.await.expect("the register does not panic").map_err(NotJoined::Refused)?;

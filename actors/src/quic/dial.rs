@@ -68,7 +68,9 @@ pub(super) async fn dial(
         while let Some(outcome) = attempts.join_next().await {
             match outcome.expect("attempts do not panic") {
                 Ok(connection) => return Some(connection),
-                Err(QuicError::Refused(why)) => refusal = Some(why),
+                Err(err @ (QuicError::Refused(_) | QuicError::RefusedForGood(_) | QuicError::Expired(_))) => {
+                    refusal = Some(err);
+                }
                 Err(err) => silence = err.to_string(),
             }
         }
@@ -77,8 +79,8 @@ pub(super) async fn dial(
     if let Ok(Some(connection)) = tokio::time::timeout(patience, first).await {
         return Ok(connection);
     }
-    if let Some(why) = refusal {
-        return Err(QuicError::Refused(why));
+    if let Some(refusal) = refusal {
+        return Err(refusal);
     }
     let addresses: Vec<String> = addresses.iter().map(Address::to_string).collect();
     Err(QuicError::Unreachable { addresses: addresses.join(","), why: silence })
@@ -125,7 +127,16 @@ pub(super) fn failure(err: ConnectionError) -> QuicError {
     match err {
         ConnectionError::ApplicationClosed(close) => {
             let why = String::from_utf8_lossy(&close.reason).into_owned();
-            if close.error_code == (Code::Done as u32).into() { QuicError::Lost(why) } else { QuicError::Refused(why) }
+            let is = |code: Code| close.error_code == (code as u32).into();
+            if is(Code::Done) {
+                QuicError::Lost(why)
+            } else if is(Code::Displaced) || is(Code::Foreign) {
+                QuicError::RefusedForGood(why)
+            } else if is(Code::Expired) {
+                QuicError::Expired(why)
+            } else {
+                QuicError::Refused(why)
+            }
         }
         ConnectionError::ConnectionClosed(close) if CRYPTO_ERRORS.contains(&u64::from(close.error_code)) => {
             QuicError::Refused(close.to_string())

@@ -4,7 +4,7 @@ use super::dial::{self, Sockets};
 use super::frame::{self, End};
 use super::{QuicError, transport};
 use crate::trust::credential::{Applicant, Credential, Grant};
-use crate::trust::join::JoinString;
+use crate::trust::join::{Address, JoinString};
 use crate::trust::register::Application;
 use crate::trust::token::{CHANNEL_BYTES, CHANNEL_LABEL, Proof};
 use crate::trust::{name, tls};
@@ -13,7 +13,6 @@ use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::time::SystemTime;
 
 /// The name of a node's credential in its directory.
 pub const NODE: &str = "node";
@@ -23,8 +22,10 @@ pub const NODE: &str = "node";
 pub(crate) enum Join {
     /// The machine has a token.
     WithToken(Application),
-    /// The machine restarts, and has the certificate of this connection.
+    /// The machine restarts, and has the certificate of this connection, which may have expired.
     Again,
+    /// The node goes on, and renews the certificate of this connection, which may have expired.
+    Renewal,
 }
 
 impl Message for Join {
@@ -76,21 +77,34 @@ pub async fn enrol(join: &JoinString, dir: &Path, timing: &Timing) -> Result<Cre
     Ok(credential)
 }
 
-/// Whether a credential belongs to the job of the join string and has not expired.
+/// Whether a credential belongs to the job of the join string.
 fn is_good(credential: &Credential, join: &JoinString) -> bool {
     name::public_key(credential.authority()) == Ok(join.authority)
-        && SystemTime::now() < credential.certified().not_after
 }
 
 async fn again(join: &JoinString, kept: &Credential, timing: &Timing) -> Result<Credential, QuicError> {
     let tls = tls::member(kept, tls::JOIN)?;
-    let grant = exchange(join, tls, timing, |_| Join::Again).await?;
+    let grant = exchange(&join.addresses, tls, timing, |_| Join::Again).await?;
+    Ok(kept.renewed(grant)?)
+}
+
+/// Renews the certificate of a node that goes on, by its key: its certificate may have expired (`TRUST-7`).
+///
+/// # Errors
+/// When no coordinator answers, or the coordinator rejects the node.
+pub(super) async fn renewal(
+    addresses: &[Address],
+    kept: &Credential,
+    timing: &Timing,
+) -> Result<Credential, QuicError> {
+    let tls = tls::member(kept, tls::JOIN)?;
+    let grant = exchange(addresses, tls, timing, |_| Join::Renewal).await?;
     Ok(kept.renewed(grant)?)
 }
 
 async fn with_token(join: &JoinString, applicant: &Applicant, timing: &Timing) -> Result<Grant, QuicError> {
     let signing_request = applicant.signing_request()?;
-    exchange(join, tls::stranger(join.authority)?, timing, |connection| {
+    exchange(&join.addresses, tls::stranger(join.authority)?, timing, |connection| {
         // The handshake has verified that the server holds the key of the join string (`TRUST-2`).
         let proof = Proof::new(&join.token.secret, &channel(connection), &signing_request);
         Join::WithToken(Application { token: join.token.id, proof, signing_request })
@@ -100,14 +114,14 @@ async fn with_token(join: &JoinString, applicant: &Applicant, timing: &Timing) -
 
 /// Connects, sends one join and closes the connection.
 async fn exchange(
-    join: &JoinString,
+    addresses: &[Address],
     tls: rustls::ClientConfig,
     timing: &Timing,
     join_for: impl FnOnce(&Connection) -> Join,
 ) -> Result<Grant, QuicError> {
     let sockets = Sockets::default();
     let config = dial::client(tls, transport::member(timing));
-    let connection = dial::dial(&sockets, &join.addresses, &config, timing.detection_time * 4).await?;
+    let connection = dial::dial(&sockets, addresses, &config, timing.detection_time * 4).await?;
     let grant = ask(&connection, &join_for(&connection)).await.map_err(refusal);
     sockets.close(timing.detection_time).await;
     grant

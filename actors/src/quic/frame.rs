@@ -15,10 +15,12 @@ pub(super) enum Code {
     Refused = 1,
     /// The peer violated the protocol.
     Violation = 2,
-    /// A later connection of the same node has replaced this one.
+    /// A later boot of the same node has replaced this one.
     Displaced = 3,
     /// The certificate has expired.
     Expired = 4,
+    /// The certificate is for another job, or for a role that does not connect.
+    Foreign = 5,
 }
 
 /// Closes a connection with a reason.

@@ -6,7 +6,7 @@ use super::frame::{self, Code, End};
 use super::{QuicError, transport};
 use crate::transport::{NotSent, Uplink};
 use crate::trust::credential::Credential;
-use crate::trust::join::Address;
+use crate::trust::join::{Address, parse_addresses};
 use crate::trust::tls;
 use crate::wire::{self, WireError};
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use quinn::Connection;
 use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -30,6 +30,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(10);
 pub struct LinkConfig {
     /// Addresses of all possible coordinators.
     pub addresses: Vec<Address>,
+    /// File in which the active coordinator publishes its addresses, if this machine shares its folder: a coordinator may return
+    /// at another address.
+    pub published: Option<PathBuf>,
     /// Directory of the credential; renewed credentials are written there.
     pub dir: PathBuf,
     /// All timeouts.
@@ -47,9 +50,11 @@ pub enum LinkState {
     Connected(SocketAddr),
     /// The link failed for this reason and will try again.
     Waiting(String),
-    /// The coordinator rejects this node: its certificate has expired, or a later incarnation of the node has joined.
-    /// The link keeps trying, but its owner should end it or join again.
+    /// The coordinator rejects this node for now. The link keeps trying.
     Refused(String),
+    /// The coordinator rejects this node for good: a later boot of it has joined, or the job is another one. The link has
+    /// given up.
+    RefusedForGood(String),
     /// The link was closed.
     Closed,
 }
@@ -153,6 +158,10 @@ impl Uplink for Link {
         Ok(())
     }
 
+    fn refusal(&self) -> Option<String> {
+        if let LinkState::RefusedForGood(why) = &*self.state.borrow() { Some(why.clone()) } else { None }
+    }
+
     /// If the side has a thread, waits until the close is sent.
     fn close(&self) {
         self.close.send_replace(true);
@@ -227,7 +236,18 @@ impl Side {
             if since.elapsed() > detection_time {
                 backoff = BACKOFF_MIN;
             }
-            if let QuicError::Refused(why) = err {
+            let err = match err {
+                QuicError::Expired(_) => match self.renew_by_key().await {
+                    Ok(()) => continue,
+                    Err(err) => err,
+                },
+                err => err,
+            };
+            if let QuicError::RefusedForGood(why) = err {
+                self.enter(LinkState::RefusedForGood(why));
+                return std::future::pending().await;
+            }
+            if let QuicError::Refused(why) | QuicError::Expired(why) = err {
                 self.enter(LinkState::Refused(why));
                 // Likely to be rejected again; the pause limits the coordinator's log lines.
                 tokio::time::sleep(detection_time).await;
@@ -248,6 +268,9 @@ impl Side {
                     LinkState::Connected(address) => tracing::info!(%address, "connected to the coordinator"),
                     LinkState::Waiting(why) => tracing::warn!(%why, "not connected to a coordinator"),
                     LinkState::Refused(why) => tracing::error!(%why, "the coordinator rejected this node"),
+                    LinkState::RefusedForGood(why) => {
+                        tracing::error!(%why, "the coordinator rejected this node for good");
+                    }
                     LinkState::Searching | LinkState::Closed => {}
                 }
                 *have = state;
@@ -256,11 +279,36 @@ impl Side {
         });
     }
 
+    /// Renews an expired certificate: this machine was suspended, or no coordinator could be reached for so long (`TRUST-7`).
+    async fn renew_by_key(&mut self) -> Result<(), QuicError> {
+        let addresses = self.addresses().await;
+        self.credential = enrol::renewal(&addresses, &self.credential, &self.config.timing).await?;
+        save(&self.credential, &self.config.dir).await;
+        tracing::info!("renewed the expired certificate");
+        Ok(())
+    }
+
+    /// The configured addresses, and those that the active coordinator has published.
+    async fn addresses(&self) -> Vec<Address> {
+        let mut addresses = self.config.addresses.clone();
+        let Some(path) = self.config.published.clone() else { return addresses };
+        // A network file system may not answer for minutes.
+        let reading = tokio::task::spawn_blocking(move || std::fs::read_to_string(path));
+        if let Ok(Ok(Ok(text))) = tokio::time::timeout(self.config.timing.heartbeat, reading).await
+            && let Ok(published) = parse_addresses(text.trim())
+        {
+            addresses.extend(published);
+            addresses.sort();
+            addresses.dedup();
+        }
+        addresses
+    }
+
     async fn connect(&self) -> Result<Connection, QuicError> {
         let tls = tls::member(&self.credential, tls::MEMBER)?;
         let config = dial::client(tls, transport::member(&self.config.timing));
         let patience = self.config.timing.detection_time * 4;
-        let connection = dial::dial(&self.sockets, &self.config.addresses, &config, patience).await?;
+        let connection = dial::dial(&self.sockets, &self.addresses().await, &config, patience).await?;
         self.enter(LinkState::Connected(connection.remote_address()));
         Ok(connection)
     }
@@ -320,29 +368,32 @@ impl Side {
 
     /// Renews the certificate after two thirds of its lifetime and saves the new one.
     async fn renew(&self, connection: &Connection) -> Result<Credential, End> {
-        let certified = self.credential.certified();
-        let life = certified.not_after.duration_since(certified.not_before).unwrap_or_default();
-        let due = certified.not_before + life / 3 * 2;
-        tokio::time::sleep(due.duration_since(SystemTime::now()).unwrap_or_default()).await;
+        let validity = self.credential.certified().validity();
+        let life = validity.not_after.duration_since(validity.renewal_due()).unwrap_or_default();
+        tokio::time::sleep(validity.renewal_due().duration_since(SystemTime::now()).unwrap_or_default()).await;
         loop {
             let grant = enrol::ask(connection, &Renew).await?;
             match self.credential.renewed(grant) {
                 Ok(credential) => {
-                    let kept = credential.clone();
-                    let dir = self.config.dir.clone();
-                    let writing = tokio::task::spawn_blocking(move || kept.save(&dir, NODE)).await;
-                    if let Ok(Err(why)) = writing {
-                        tracing::error!(%why, "cannot save the renewed certificate; a restart will need a token");
-                    }
+                    save(&credential, &self.config.dir).await;
                     tracing::info!("renewed the certificate");
                     return Ok(credential);
                 }
                 Err(why) => {
                     tracing::error!(%why, "the renewed certificate is not valid for this node");
-                    tokio::time::sleep(life / 30).await;
+                    tokio::time::sleep(life / 10).await;
                 }
             }
         }
+    }
+}
+
+/// Saves a renewed credential.
+async fn save(credential: &Credential, dir: &Path) {
+    let (kept, dir) = (credential.clone(), dir.to_owned());
+    let writing = tokio::task::spawn_blocking(move || kept.save(&dir, NODE)).await;
+    if let Ok(Err(why)) = writing {
+        tracing::error!(%why, "cannot save the renewed certificate; a restart will renew the earlier one");
     }
 }
 

@@ -329,10 +329,20 @@ fn open(shared: &Shared) -> Result<Endpoint, QuicError> {
         .map_err(|err| QuicError::Bind { address, kind: err.kind() })
 }
 
-/// Renews the coordinator's and the operator's certificates before they expire.
+/// Longest time between two looks at the clock.
+const CLOCK_PERIOD: Duration = Duration::from_secs(60);
+
+/// Renews the coordinator's and the operator's certificates before they expire. Looks at the clock again and again, because it
+/// may be set, and goes on while the machine is suspended.
 async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) -> Infallible {
+    let mut issued = Validity::starting(SystemTime::now(), shared.config.lifetime);
     loop {
-        tokio::time::sleep(shared.config.lifetime / 3 * 2).await;
+        tokio::time::sleep(CLOCK_PERIOD.min(shared.config.lifetime / 12)).await;
+        let now = SystemTime::now();
+        if !issued.is_due(now) {
+            continue;
+        }
+        issued = Validity::starting(now, shared.config.lifetime);
         match shared.server_config() {
             Ok(config) => endpoint.set_server_config(Some(config)),
             Err(why) => tracing::error!(%why, "cannot renew the coordinator's certificate"),

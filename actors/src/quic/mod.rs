@@ -51,12 +51,12 @@ pub(crate) mod fuzzing {
     use crate::trust::register::Application;
     use crate::trust::token::{Proof, Token};
 
-    /// The two kinds of join messages.
-    pub(crate) fn joins() -> [Join; 2] {
+    /// All kinds of join messages.
+    pub(crate) fn joins() -> [Join; 3] {
         let Token { id, secret } = Token::new().expect("the system has random numbers");
         let signing_request = vec![0x30; 40];
         let proof = Proof::new(&secret, &[7; 32], &signing_request);
-        [Join::Again, Join::WithToken(Application { token: id, proof, signing_request })]
+        [Join::Again, Join::Renewal, Join::WithToken(Application { token: id, proof, signing_request })]
     }
 }
 
@@ -97,6 +97,12 @@ pub enum QuicError {
     /// The coordinator rejected this peer.
     #[error("the coordinator refuses: {0}")]
     Refused(String),
+    /// The coordinator rejected the expired certificate of this peer.
+    #[error("the coordinator refuses: {0}")]
+    Expired(String),
+    /// The coordinator rejected this peer, and will reject it again: its node has started again, or its job is another one.
+    #[error("the coordinator refuses: {0}")]
+    RefusedForGood(String),
     /// The connection was lost.
     #[error("the connection to the coordinator was lost: {0}")]
     Lost(String),

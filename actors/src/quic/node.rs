@@ -24,7 +24,7 @@ pub(super) async fn serve(
 ) {
     let (desired_state, mut desired_states) = watch::channel(None);
     if let Err(have) = enter(shared, node, Connected { boot, connection: connection.clone(), desired_state }) {
-        let why = format!("{node} is connected with a later boot ({have}); this one is {boot}");
+        let why = displaced(node, have, boot);
         return listener::refuse(shared, &connection, Code::Displaced, &why, &why);
     }
     let peer = connection.remote_address();
@@ -64,10 +64,23 @@ fn enter(shared: &Shared, node: NodeId, connected: Connected) -> Result<(), Inca
     {
         return Err(have.boot);
     }
+    let boot = connected.boot;
     if let Some(older) = nodes.insert(node, connected) {
-        frame::close(&older.connection, Code::Displaced, "replaced by a later connection of this node");
+        if older.boot < boot {
+            frame::close(&older.connection, Code::Displaced, &displaced(node, boot, older.boot));
+        } else {
+            frame::close(&older.connection, Code::Done, "replaced by a later connection of this node");
+        }
     }
     Ok(())
+}
+
+/// Why an earlier boot of a node is rejected.
+fn displaced(node: NodeId, later: Incarnation, earlier: Incarnation) -> String {
+    format!(
+        "{node} has started again with the same key (its later boot is {later}, this one {earlier}); \
+         each node needs a folder of its own"
+    )
 }
 
 /// Removes a connection. Returns false if a later one had replaced it.

@@ -4,3 +4,4 @@ pub(crate) mod fixture;
 mod flow;
 mod hostile;
 mod joining;
+mod renewal;

@@ -110,6 +110,11 @@ impl Uplink for NodeEnd {
         self.send(Inbound::Report(report.clone()))
     }
 
+    /// Never: the node was not identified by a certificate.
+    fn refusal(&self) -> Option<String> {
+        None
+    }
+
     fn close(&self) {
         self.is_open.store(false, Ordering::Release);
         let why = "the node has closed the connection".to_owned();

@@ -52,6 +52,9 @@ pub trait Uplink: Debug + Send + Sync + 'static {
     /// When the report cannot be sent.
     fn news(&self, report: &Report) -> Result<(), NotSent>;
 
+    /// Why the coordinator rejects this node for good, if it does.
+    fn refusal(&self) -> Option<String>;
+
     /// Ends the connection; earlier messages may still arrive. May wait for the network: not for an event loop.
     fn close(&self);
 }

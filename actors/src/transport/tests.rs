@@ -51,7 +51,18 @@ impl Both {
     fn report(&self, number: u64) -> Report {
         let ((node, boot), desired_state) = (self.node, DesiredStateId::default());
         let (devices, members) = Default::default();
-        Report { job: JOB, node, boot, number, desired_state, draining: false, n_failed_starts: 0, devices, members }
+        Report {
+            job: JOB,
+            node,
+            boot,
+            number,
+            desired_state,
+            draining: false,
+            n_failed_starts: 0,
+            devices,
+            inputs: vec![],
+            members,
+        }
     }
 
     /// Waits for the next event of the coordinator's end that `pick` accepts.

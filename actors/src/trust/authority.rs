@@ -5,6 +5,7 @@
 
 use super::credential::Credential;
 use super::name::{Name, Role};
+use super::register::Register;
 use super::{Fingerprint, TrustError, file};
 use phalanx_strategies::elastic::identity::JobId;
 use rcgen::{
@@ -34,12 +35,24 @@ pub struct Validity {
 impl Validity {
     /// Default lifetime of node certificates.
     pub const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-    /// Largest allowed difference between the clocks of two machines.
-    pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5 * 60);
+    /// Largest allowed difference between the clocks of two machines, or between two readings of one clock that is set back: an
+    /// hour, as by a wrong time zone, and a reserve.
+    pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2 * 60 * 60);
 
     /// A period that starts [`Self::CLOCK_SKEW_MAX`] before `now`, since another machine's clock may be behind.
     pub fn starting(now: SystemTime, lifetime: Duration) -> Validity {
         Validity { not_before: now - Validity::CLOCK_SKEW_MAX, not_after: now + lifetime }
+    }
+
+    /// When to renew the certificate: after two thirds of its lifetime.
+    pub fn renewal_due(&self) -> SystemTime {
+        let validity = self.not_after.duration_since(self.not_before).unwrap_or_default();
+        self.not_after - validity.saturating_sub(Validity::CLOCK_SKEW_MAX) / 3
+    }
+
+    /// Whether to renew the certificate at this time: it is due, or the clock has been set back to before its issue.
+    pub fn is_due(&self, now: SystemTime) -> bool {
+        now >= self.renewal_due() || now < self.not_before + Validity::CLOCK_SKEW_MAX
     }
 }
 
@@ -56,13 +69,18 @@ impl Authority {
     /// Opens the authority whose key is in a directory, or creates it.
     ///
     /// # Errors
-    /// When the directory cannot be used, or others may read the key (`TRUST-5`).
+    /// When the directory cannot be used, others may read the key (`TRUST-5`), or the key is missing although nodes have joined
+    /// with it (`TRUST-6`).
     pub fn open(dir: &Path, job: JobId) -> Result<Authority, TrustError> {
         file::create_dir(dir)?;
         let path = dir.join(KEY_FILE);
         let key = match file::read(&path)? {
             Some(der) => read_key(&der).map_err(|why| TrustError::Damaged { path, why: why.to_string() })?,
             None => {
+                let n_nodes = Register::open(dir)?.n_nodes();
+                if n_nodes > 0 {
+                    return Err(TrustError::LostKey { path, n_nodes });
+                }
                 let key = new_key()?;
                 file::write(&path, key.serialized_der())?;
                 tracing::info!(%job, dir = %dir.display(), "created the certificate authority of the job");
@@ -75,7 +93,8 @@ impl Authority {
     fn with_key(job: JobId, key: KeyPair) -> Result<Authority, TrustError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, format!("phalanx {job}"));
+        // The same for all jobs of a key: a member of an earlier job must understand that it is rejected for its job.
+        params.distinguished_name.push(DnType::CommonName, "phalanx");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         params.serial_number = Some(SerialNumber::from(1_u64));
@@ -193,6 +212,21 @@ mod tests {
         assert_eq!(first.fingerprint(), second.fingerprint());
         assert_eq!(first.secret("reset"), second.secret("reset"));
         assert_ne!(first.secret("reset"), first.secret("other"));
+    }
+
+    #[test]
+    fn certificate_is_due_after_two_thirds_of_its_lifetime_and_after_the_clock_was_set_back() {
+        let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+        let validity = Validity::starting(now, Validity::LIFETIME);
+
+        let due = |at: SystemTime| validity.is_due(at);
+
+        assert_eq!([due(now), due(now + 15 * hour), due(now + 16 * hour)], [false, false, true]);
+        // A clock that jumps by an hour, in either direction, leaves the certificate valid.
+        assert_eq!([due(now - hour), due(now + hour)], [true, false]);
+        assert!(validity.not_before < now - hour && now + hour < validity.not_after);
+        // A machine that was suspended for 26 hours.
+        assert!(due(now + 26 * hour));
     }
 
     // TRUST-3

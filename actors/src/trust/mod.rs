@@ -19,8 +19,11 @@
 //! - `TRUST-4` A key that has joined keeps its node id, and each join raises its boot. Both are durable before the node is
 //!   admitted.
 //! - `TRUST-5` A secret file that other users can read is rejected.
+//! - `TRUST-6` An authority with nodes never gets another key.
+//! - `TRUST-7` The key of a node outlives its certificates: with an expired one it can do nothing but renew it. A boot that is
+//!   not the latest of its node is not renewed.
 //!
-//! Deliberately absent: revocation of certificates (they expire after a day; a token can be revoked at once), and
+//! Deliberately absent: revocation of nodes (a token can be revoked at once; nodes that have joined belong to the job), and
 //! passwords.
 
 use std::fmt;
@@ -95,6 +98,18 @@ pub enum TrustError {
         expected: &'static str,
         /// The defect.
         why: String,
+    },
+    /// The key of the authority is missing (`TRUST-6`).
+    #[error(
+        "{path} is missing, but {n_nodes} node(s) have joined with certificates of this key and would accept no coordinator \
+         with another one; restore the file, or end the nodes and remove the folder that it was in, and the job begins again \
+         from its last checkpoint"
+    )]
+    LostKey {
+        /// The file.
+        path: PathBuf,
+        /// Number of nodes that have joined.
+        n_nodes: usize,
     },
     /// The system has no random numbers.
     #[error("the operating system provides no random numbers")]

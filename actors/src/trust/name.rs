@@ -1,5 +1,6 @@
 //! The holder of a certificate, as a URI such as `phalanx://7/node/3/boot/12`.
 
+use super::authority::Validity;
 use super::{Fingerprint, TrustError};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
 use rustls::pki_types::CertificateDer;
@@ -68,6 +69,11 @@ impl Certified {
             not_before: time(x509.validity().not_before.timestamp()),
             not_after: time(x509.validity().not_after.timestamp()),
         })
+    }
+
+    /// Validity period of the certificate.
+    pub fn validity(&self) -> Validity {
+        Validity { not_before: self.not_before, not_after: self.not_after }
     }
 
     /// Fingerprint of the holder's key.

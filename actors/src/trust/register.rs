@@ -80,6 +80,19 @@ pub enum Refused {
     /// The machine has a certificate but is not registered: the register is an older copy.
     #[error("{0} has a certificate but is not in the register with this key")]
     UnknownNode(NodeId),
+    /// The node has started again with the same key.
+    #[error(
+        "{node} has started again with the same key (its later boot is {later}, this one {boot}); each node needs a folder of \
+         its own"
+    )]
+    Displaced {
+        /// The node.
+        node: NodeId,
+        /// Its later boot.
+        later: Incarnation,
+        /// The rejected boot.
+        boot: Incarnation,
+    },
     /// The machine asks to rejoin without a certificate.
     #[error("it asks to rejoin without a certificate")]
     NoCertificate,
@@ -117,6 +130,11 @@ impl Register {
             None => State::default(),
         };
         Ok(Register { path, state })
+    }
+
+    /// Number of nodes that have ever joined.
+    pub fn n_nodes(&self) -> usize {
+        self.state.nodes.len()
     }
 
     /// Creates a token for a number of machines and a duration. Removes expired tokens.
@@ -198,6 +216,20 @@ impl Register {
         let identity = state.start(now, position);
         self.replace(state).map_err(Refused::NotDurable)?;
         Ok(identity)
+    }
+
+    /// Checks that this boot of a node may go on, with a new certificate.
+    ///
+    /// # Errors
+    /// When the node is rejected, or has started again since.
+    pub fn confirm(&self, identity: NodeIdentity, key: Fingerprint) -> Result<(), Refused> {
+        let NodeIdentity { node, boot } = identity;
+        match self.state.nodes.get(node.0 as usize) {
+            Some(entry) if entry.key != key => Err(Refused::UnknownNode(node)),
+            None => Err(Refused::UnknownNode(node)),
+            Some(entry) if entry.boot > boot => Err(Refused::Displaced { node, later: entry.boot, boot }),
+            Some(_) => Ok(()),
+        }
     }
 
     fn replace(&mut self, state: State) -> Result<(), TrustError> {

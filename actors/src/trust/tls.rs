@@ -2,20 +2,26 @@
 
 use super::authority::{Authority, COORDINATOR};
 use super::credential::Credential;
+use super::name::Certified;
 use super::{Fingerprint, TrustError, name};
 use crate::wire;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// ALPN protocol of members. It ends with the protocol version.
-pub const MEMBER: &[u8] = b"phalanx/5";
+pub const MEMBER: &[u8] = b"phalanx/6";
 /// ALPN protocol of joining machines.
-pub const JOIN: &[u8] = b"phalanx-join/5";
+pub const JOIN: &[u8] = b"phalanx-join/6";
 const _: () = assert!(MEMBER[8] - b'0' == wire::VERSION && JOIN[13] - b'0' == wire::VERSION);
 
 /// The server name of every coordinator.
@@ -31,8 +37,8 @@ fn roots(authority: &CertificateDer<'static>) -> Result<Arc<RootCertStore>, Trus
     Ok(Arc::new(roots))
 }
 
-/// Configuration of a coordinator. It verifies client certificates but does not require them; the listener restricts
-/// clients without a certificate to joining.
+/// Configuration of a coordinator. It verifies client certificates but does not require them, and accepts expired ones; the
+/// listener restricts clients without a certificate to joining, and those with an expired one to renewing it (`TRUST-7`).
 ///
 /// # Errors
 /// When the credential is not from the authority.
@@ -45,7 +51,7 @@ pub fn coordinator(authority: &Authority, credential: &Credential) -> Result<Ser
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(malformed)?
-        .with_client_cert_verifier(clients)
+        .with_client_cert_verifier(Arc::new(AtAnyTime(clients)))
         .with_single_cert(credential.chain(), credential.private_key())
         .map_err(malformed)?;
     config.alpn_protocols = vec![MEMBER.to_vec(), JOIN.to_vec()];
@@ -86,6 +92,58 @@ pub fn stranger(authority: Fingerprint) -> Result<ClientConfig, TrustError> {
     config.alpn_protocols = vec![JOIN.to_vec()];
     config.resumption = Resumption::disabled();
     Ok(config)
+}
+
+/// Verifies the certificate of a client, except for its period: the key proves who the client is, also after a long absence.
+#[derive(Debug)]
+struct AtAnyTime(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for AtAnyTime {
+    fn offer_client_auth(&self) -> bool {
+        self.0.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.0.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let malformed = |_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding);
+        let certified = Certified::read(end_entity).map_err(malformed)?;
+        let end = certified.not_after.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.0.verify_client_cert(end_entity, intermediates, UnixTime::since_unix_epoch(end))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }
 
 /// Accepts a server with a coordinator's certificate from the authority with this key.

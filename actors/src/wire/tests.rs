@@ -5,6 +5,7 @@ use arbitrary::{desired_state, report};
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{
     Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Stage, WorldPlan,
 };
@@ -57,6 +58,7 @@ fn small_report() -> Report {
         desired_state: DesiredStateId { term: Term(1), generation: Generation(2), stage: Stage::Run, revision: 3 },
         draining: true,
         n_failed_starts: 4,
+        inputs: vec![Input { name: "tokenizer".into(), value: "1f".into() }],
         devices: vec![],
         members: vec![],
     }
@@ -64,11 +66,11 @@ fn small_report() -> Report {
 
 // WIRE-3
 #[test]
-fn encoding_of_version_five_is_stable() {
+fn encoding_of_version_six_is_stable() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 5, 1, // envelope: version 5, kind 1
+        b'p', b'x', 6, 1, // envelope: version 6, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -77,7 +79,8 @@ fn encoding_of_version_five_is_stable() {
         1, // draining
         4, // failed start
         0, // no devices
-        0, // no members
+        1, 9, b't', b'o', b'k', b'e', b'n', b'i', b'z', b'e', b'r', 2, b'1', b'f', // an input: name and value
+        0,    // no members
     ];
     assert_eq!(frame, expected);
 }
@@ -124,6 +127,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         holds: vec![shard],
         saved: Some(Part { of: Checkpoint { generation: Generation(15), step: Step(16) }, shard }),
         failure: Some("no".to_owned()),
+        fault: Some("d".to_owned()),
     };
     let report = Report { devices: vec![device()], members: vec![member], ..small_report() };
     let sources = [
@@ -160,11 +164,11 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078050107fb2c01fc7011010005010202030104010175016e1e1f0120010168012101016501016601050607011301007f0000011401000108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f"
+        "7078060107fb2c01fc7011010005010202030104010175016e1e1f012001016801210101650101660109746f6b656e697a657202316601050607011301007f0000011401000108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f010164"
     );
     assert_eq!(
         hex(encode(&desired_state)),
-        "70780502070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b011801220172"
+        "70780602070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b011801220172"
     );
 }
 
@@ -179,7 +183,7 @@ fn error_names_each_defect_of_a_frame() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 6), "expected a report of protocol version 5, found version 6");
+    assert_eq!(changed(2, 7), "expected a report of protocol version 6, found version 7");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -316,6 +320,7 @@ fn member(slot: u32) -> MemberReport {
         holds: vec![shard; 2],
         saved: Some(Part { of: Checkpoint { generation: Generation(8), step: Step(60_000) }, shard }),
         failure: (slot == 1).then(|| "no memory".to_owned()),
+        fault: (slot == 2).then(|| "no disk".to_owned()),
     }
 }
 

@@ -122,6 +122,7 @@ impl Job {
             n_slots: 1,
             n_slots_min: 1,
             devices: Devices::default(),
+            inputs: vec![],
             timing: Timing::default(),
         };
         let processes = Processes { node, plane: self.plane.clone() }.start();

@@ -63,6 +63,11 @@ pub const SETTINGS: &[Setting] = &[
         "number of the allocation of device memory that fails, counted from 1; 0: none",
     ),
     setting_of("SOFTGPU_SLOW_US", "0", "microseconds that each kernel takes longer"),
+    setting_of(
+        "SOFTGPU_COPY_US",
+        "0",
+        "microseconds that each copy between a device and pinned memory takes longer; other streams go on meanwhile",
+    ),
     setting_of("SOFTGPU_SLOW_PERCENT", "100", "duration of each kernel, in percent of what it takes"),
     setting_of(
         "SOFTGPU_CUDNN_VERSION",

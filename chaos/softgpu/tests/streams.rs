@@ -232,3 +232,24 @@ fn synchronous_copy_comes_behind_blocking_streams_only() {
         assert_eq!(to, [5]);
     }
 }
+
+/// A copy to pinned memory of a stream that is not done while the setting is large.
+#[test]
+fn slow_copy_delays_its_own_stream_and_no_other_one() {
+    let gpu = Gpu::with(&[("SOFTGPU_COPY_US", "1000000000")]);
+    let affine = gpu.kernel(AFFINE, "affine");
+    let (x, y, other, to) = (gpu.put(&[1f32; 64]), gpu.put(&[1f32; 64]), gpu.new_stream(), gpu.pinned::<f32>(64));
+    gpu.sync();
+
+    assert_eq!(cu!(gpu, cuMemcpyDtoHAsync_v2(to.cast() => P, x => u64, 256 => usize, other => P)), 0);
+    let go = [arg(&y), arg(&2f32), arg(&0f32), arg(&64u32)];
+    assert_eq!(gpu.launch(affine, gpu.stream, [1, 1, 1], 32, 0, &go), 0);
+    gpu.sync();
+    let (meanwhile, state) = (gpu.get::<f32>(y, 64)[63], cu!(gpu, cuStreamQuery(other => P)));
+    gpu.set("SOFTGPU_COPY_US", "0");
+    gpu.synchronize(other);
+
+    assert_eq!((meanwhile, state), (2.0, 600), "the other stream has worked, and the copy is not done");
+    // SAFETY: pinned memory of 64 elements, which the copy has filled.
+    assert_eq!(unsafe { std::slice::from_raw_parts(to, 64) }, [1f32; 64]);
+}

@@ -7,6 +7,7 @@ use crate::invariants::Observation;
 use crate::plan::{Fault, Planned};
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{MemberId, NodeId};
+use phalanx_strategies::elastic::message::{Broken, MemberPhase, MemberReport};
 use phalanx_strategies::mesh::Mesh;
 
 impl Sim {
@@ -38,6 +39,8 @@ impl Sim {
                 return;
             }
             Fault::FailDevice { member } => return self.fail_device(member),
+            Fault::Slander { member } => return self.slander(member),
+            Fault::FailStarts { node, for_ms } => self.fail_starts(node, for_ms),
             Fault::KillNode { node, back_after_ms } => return self.kill_node(node.0 as usize, back_after_ms),
             Fault::Drain { node, back_after_ms } => return self.drain(node, back_after_ms),
             Fault::Save => return self.ask(|coordinator, now| coordinator.handle_save(now)),
@@ -136,7 +139,11 @@ impl Sim {
                 }
                 (0..self.config.n_nodes).for_each(|node| self.observe(&Observation::Undisturbed(NodeId(node))));
             }
-            Fault::KillRank { .. } | Fault::FailDevice { .. } => {}
+            Fault::FailStarts { node, .. } => {
+                self.nodes[node.0 as usize].fails_starts -= 1;
+                self.observe(&Observation::Undisturbed(node));
+            }
+            Fault::KillRank { .. } | Fault::FailDevice { .. } | Fault::Slander { .. } => {}
             Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
             Fault::Save | Fault::Resize { .. } | Fault::Reshape { .. } => {}
         }
@@ -152,6 +159,7 @@ impl Sim {
         self.network.cut.clear();
         for i in 0..self.nodes.len() {
             self.nodes[i].slow.clear();
+            self.nodes[i].fails_starts = 0;
             self.start_node(i);
             let stopped: Vec<_> = self.nodes[i].ranks.keys().map(|worker| worker.member).collect();
             stopped.into_iter().for_each(|member| self.continue_rank(member));
@@ -185,6 +193,25 @@ impl Sim {
         let fault = Some("planted".to_owned());
         let latest = DeviceHealth { fault, ..supervisor.health()[device as usize].clone() };
         supervisor.handle_health(now, vec![latest]);
+        self.drive_node(i);
+    }
+
+    fn fail_starts(&mut self, node: NodeId, for_ms: u64) -> u64 {
+        self.disturb(node, true);
+        self.nodes[node.0 as usize].fails_starts += 1;
+        for_ms
+    }
+
+    fn slander(&mut self, member: MemberId) {
+        self.disturb(member.node, false);
+        let (i, now) = (member.node.0 as usize, self.instant());
+        let Some(report) = self.worker_in(member).and_then(|worker| self.rank(worker)).map(|rank| rank.member.report())
+        else {
+            return;
+        };
+        let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
+        let broken = Some(Broken { lost: None, reason: "without a cause".to_owned() });
+        supervisor.handle_status_report(now, MemberReport { phase: MemberPhase::Guest, broken, ..report });
         self.drive_node(i);
     }
 

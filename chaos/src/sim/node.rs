@@ -26,6 +26,8 @@ pub struct Node {
     /// Processes that were killed before they ran.
     killed_starts: BTreeSet<Worker>,
     pub ranks: BTreeMap<Worker, Rank>,
+    /// Number of faults that let no process start.
+    pub fails_starts: u32,
     /// Slowdown of each slow slot.
     pub slow: BTreeMap<u32, u64>,
 }
@@ -71,6 +73,7 @@ impl Node {
             timer_at: None,
             killed_starts: BTreeSet::new(),
             ranks: BTreeMap::new(),
+            fails_starts: 0,
             slow: BTreeMap::new(),
         }
     }
@@ -156,8 +159,12 @@ impl Sim {
         if node.supervisor.is_none() || worker.incarnation < node.boot() {
             return;
         }
-        if node.killed_starts.remove(&worker) {
-            return self.worker_exited(worker);
+        let is_killed = node.killed_starts.remove(&worker);
+        if is_killed || node.fails_starts > 0 {
+            if is_killed || !self.is(Mutation::ForgetFailedStarts) {
+                self.worker_exited(worker);
+            }
+            return;
         }
         let member = Member::new(JOB, worker, None, schedule);
         let status_report = member.report();

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_mma_dq(const 
     const int first = tile.index + row0, last = tile.index + (row0 + Q_ROWS < tile.n ? row0 + Q_ROWS : tile.n) - 1;
 
     float sum[Q_PARTS][WIDTH / 8][4] = {};
-    // Not in registers, of which there are none left. The first barrier of the loop is behind the writes.
+    // In shared memory, because no registers are left. The first barrier of the loop is behind the writes.
     known[threadIdx.x] = int(threadIdx.x) < tile.n ? statistics[head * padded_queries(g) + place + threadIdx.x] : float2{0.0f, 0.0f};
     for (int stage = 0; is_left; stage ^= 1) {
         const Tile now = other;

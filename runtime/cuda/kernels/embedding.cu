@@ -23,7 +23,7 @@ template <int N> __device__ __forceinline__ void embedding_by(const int* __restr
         store_vector(x + i * N, v);
     }
 }
-// x [n, cols] = (residual +) the row of each id; `absent` for ids of which the table has no row. x may be the residual.
+// x [n, cols] = (residual +) the row of each id; `absent` for ids without a row in the table. x may be the residual.
 extern "C" __global__ void __launch_bounds__(256, 4) embedding(const int* ids, const float* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
     if (cols % WIDTH == 0) embedding_by<WIDTH>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
     else embedding_by<1>(ids, table, residual, x, cols, first, rows, absent, n_vectors);

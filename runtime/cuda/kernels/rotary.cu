@@ -2,7 +2,7 @@
 //
 // X: element type. V: pairs that a thread rotates at once; divides half. HEADS: heads of each thread, which share cosines and
 // sines.
-// x, y: [n, columns], heads of 2 half columns, of which the first n_heads are rotated; positions: [n]; cosines, sines:
+// x, y: [n, columns], heads of 2 half columns, the first n_heads of them rotated; positions: [n]; cosines, sines:
 // [positions, half]. y may be the memory of x; then the other columns stay, else they are copied. sign: -1 rotates backwards.
 
 // The elements of a vector that was loaded before they are needed.

@@ -12,6 +12,7 @@ use crate::lower::{ALIGN_BYTES, scratch_bytes};
 use crate::machine::{self, CudaMachine};
 use crate::nccl::{Choice, connect};
 use crate::product::Products;
+use crate::ring::GpuMemory;
 use crate::shared::Shared;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::{
@@ -169,7 +170,8 @@ impl CudaDevice {
             let products = Products::open(&gpu).map_err(OpenError::Context)?;
             let kernels = Kernels::new(self.cache.clone());
             let cudnn = self.open_cudnn(&gpu)?;
-            Ok(Arc::new(Shared { gpu, kernels, products, cudnn, nccl: OnceLock::new() }))
+            let (memory, nccl) = (Arc::new(GpuMemory::new(gpu.clone())), OnceLock::new());
+            Ok(Arc::new(Shared { gpu, memory, kernels, products, cudnn, nccl }))
         };
         self.shared.get_or_init(open).as_ref().map_err(OpenError::clone)
     }

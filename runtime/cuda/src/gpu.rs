@@ -5,12 +5,11 @@ use crate::gpu_info::GpuInfo;
 use crate::health;
 use crate::library::{Libraries, Search};
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
-use phalanx_device::span::Memory;
 use phalanx_device::{Activity, RawBuffer};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy stream.
@@ -55,9 +54,18 @@ pub(crate) struct Gpu {
     uuid: Option<String>,
     /// Streams without work, for reuse: streams are never destroyed.
     idle_streams: Mutex<Vec<Stream>>,
+    /// Pinned memory of rings that were dropped, for reuse: allocating it takes milliseconds.
+    idle_pinned: Mutex<Vec<PinnedPiece>>,
     marks: Marks,
     /// Whether a library has got stuck in this process.
     is_given_up: AtomicBool,
+}
+
+/// Pinned memory of the host that a ring uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PinnedPiece {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
 }
 
 /// Marks in the work of the compute stream, so that any thread sees how far the GPU is without a call of the driver, which
@@ -185,7 +193,8 @@ impl Gpu {
         let marks = Marks::new(&call).map_err(OpenError::Context)?;
         let capability = info.capability;
         let model = format!("{} with {} multiprocessors", info.name, info.n_multiprocessors);
-        let (idle_streams, is_given_up) = (Mutex::default(), AtomicBool::default());
+        let (idle_streams, idle_pinned) = (Mutex::default(), Mutex::default());
+        let is_given_up = AtomicBool::default();
         Ok(Gpu {
             libraries,
             context,
@@ -197,6 +206,7 @@ impl Gpu {
             search: search.clone(),
             uuid: info.uuid,
             idle_streams,
+            idle_pinned,
             marks,
             is_given_up,
         })
@@ -284,7 +294,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When there is too little.
-    pub(crate) fn allocate(self: &std::sync::Arc<Gpu>, bytes: usize) -> Result<DeviceMemory, CudaError> {
+    pub(crate) fn allocate(self: &Arc<Gpu>, bytes: usize) -> Result<DeviceMemory, CudaError> {
         self.bind()?;
         let mut address = 0;
         if bytes > 0 {
@@ -299,11 +309,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::allocate`].
-    pub(crate) fn allocate_patiently(
-        self: &std::sync::Arc<Gpu>,
-        bytes: usize,
-        waits: bool,
-    ) -> Result<DeviceMemory, CudaError> {
+    pub(crate) fn allocate_patiently(self: &Arc<Gpu>, bytes: usize, waits: bool) -> Result<DeviceMemory, CudaError> {
         let give_up = Instant::now() + RELEASE_MAX;
         loop {
             match self.allocate(bytes) {
@@ -319,7 +325,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When there is too little.
-    pub(crate) fn allocate_pinned(self: &std::sync::Arc<Gpu>, bytes: usize) -> Result<DeviceMemory, CudaError> {
+    pub(crate) fn allocate_pinned(self: &Arc<Gpu>, bytes: usize) -> Result<DeviceMemory, CudaError> {
         self.bind()?;
         let mut start: *mut c_void = std::ptr::null_mut();
         if bytes > 0 {
@@ -363,8 +369,8 @@ impl Gpu {
         let driver = self.libraries.driver;
         // SAFETY: the caller's contract; `to` is borrowed until the stream is synchronized.
         unsafe {
-            let code = (driver.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), address, to.len(), self.compute.0);
-            self.check("cuMemcpyDtoHAsync", code)?;
+            let code = (driver.cuMemcpyAsync)(to.as_mut_ptr() as u64, address, to.len(), self.compute.0);
+            self.check("cuMemcpyAsync", code)?;
         }
         self.synchronize()
     }
@@ -383,8 +389,8 @@ impl Gpu {
         self.bind()?;
         let driver = self.libraries.driver;
         // SAFETY: the caller's contract.
-        let code = unsafe { (driver.cuMemcpyHtoDAsync_v2)(address, from.as_ptr().cast(), from.len(), self.compute.0) };
-        self.check("cuMemcpyHtoDAsync", code)
+        let code = unsafe { (driver.cuMemcpyAsync)(address, from.as_ptr() as u64, from.len(), self.compute.0) };
+        self.check("cuMemcpyAsync", code)
     }
 }
 
@@ -405,6 +411,30 @@ impl Gpu {
     /// Returns a stream that has done its work.
     pub(crate) fn return_stream(&self, stream: Stream) {
         self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+    }
+
+    /// Pinned memory of `bytes` bytes, whose contents are undefined. It lives as long as the process; there is as much of it as
+    /// was in use at once.
+    ///
+    /// # Errors
+    /// When the host has too little memory.
+    pub(crate) fn take_pinned(&self, bytes: usize) -> Result<PinnedPiece, CudaError> {
+        let mut idle = self.idle_pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = idle.iter().position(|piece| piece.bytes == bytes) {
+            return Ok(idle.swap_remove(at));
+        }
+        drop(idle);
+        self.bind()?;
+        let mut start: *mut c_void = std::ptr::null_mut();
+        // SAFETY: a pointer to a local.
+        let code = unsafe { (self.libraries.driver.cuMemHostAlloc)(&raw mut start, bytes, PORTABLE_AND_MAPPED) };
+        self.check("cuMemHostAlloc", code)?;
+        Ok(PinnedPiece { address: start.expose_provenance(), bytes })
+    }
+
+    /// Returns pinned memory that nothing accesses any more.
+    pub(crate) fn return_pinned(&self, piece: PinnedPiece) {
+        self.idle_pinned.lock().unwrap_or_else(PoisonError::into_inner).push(piece);
     }
 
     /// Enqueues a copy between places of this GPU.
@@ -433,47 +463,32 @@ impl Gpu {
         self.check("cuStreamWriteValue32", code)
     }
 
-    /// Enqueues a copy of device memory to pinned host memory, after all earlier work of the compute stream.
+    /// Enqueues a copy of device memory to pinned host memory, after all earlier work of the stream.
     ///
     /// # Errors
     /// When the GPU has failed.
     ///
     /// # Safety
     /// Both are valid and not otherwise accessed until the stream was waited for, and `to` is pinned.
-    pub(crate) unsafe fn enqueue_read(&self, from: u64, to: RawBuffer) -> Result<(), CudaError> {
+    pub(crate) unsafe fn enqueue_read(&self, from: u64, to: RawBuffer, stream: Stream) -> Result<(), CudaError> {
         let driver = self.libraries.driver;
         // SAFETY: the caller's contract.
-        let code = unsafe { (driver.cuMemcpyDtoHAsync_v2)(to.start().cast(), from, to.bytes(), self.compute.0) };
-        self.check("cuMemcpyDtoHAsync", code)
+        let code = unsafe { (driver.cuMemcpyAsync)(to.address() as u64, from, to.bytes(), stream.0) };
+        self.check("cuMemcpyAsync", code)
     }
 
-    /// Enqueues a copy of pinned host memory to the device, after all earlier work of the compute stream.
+    /// Enqueues a copy of pinned host memory to the device, after all earlier work of the stream.
     ///
     /// # Errors
     /// When the GPU has failed.
     ///
     /// # Safety
-    /// As [`Gpu::enqueue_read`], for `from`; the memory at `to` is for the compute stream alone.
-    pub(crate) unsafe fn enqueue_write(&self, to: u64, from: RawBuffer) -> Result<(), CudaError> {
+    /// As [`Gpu::enqueue_read`], for `from`; the memory at `to` is for the stream alone.
+    pub(crate) unsafe fn enqueue_write(&self, to: u64, from: RawBuffer, stream: Stream) -> Result<(), CudaError> {
         let driver = self.libraries.driver;
         // SAFETY: the caller's contract.
-        let code = unsafe { (driver.cuMemcpyHtoDAsync_v2)(to, from.start().cast(), from.bytes(), self.compute.0) };
-        self.check("cuMemcpyHtoDAsync", code)
-    }
-}
-
-/// Copies for other threads. A failed copy ends the process: errors of a GPU are sticky, and its state is lost.
-impl Memory for Gpu {
-    unsafe fn read(&self, from: RawBuffer, to: &mut [u8]) {
-        // SAFETY: the caller's contract.
-        let read = unsafe { Gpu::read(self, from.address() as u64, to) };
-        read.unwrap_or_else(|e| panic!("{e}"));
-    }
-
-    unsafe fn write(&self, to: RawBuffer, from: &[u8]) {
-        // SAFETY: the caller's contract.
-        let written = unsafe { Gpu::write(self, to.address() as u64, from) };
-        written.unwrap_or_else(|e| panic!("{e}"));
+        let code = unsafe { (driver.cuMemcpyAsync)(to, from.address() as u64, from.bytes(), stream.0) };
+        self.check("cuMemcpyAsync", code)
     }
 }
 
@@ -523,19 +538,21 @@ impl Marks {
 /// A point in a stream's work, for waiting and for measuring time.
 #[derive(Debug)]
 pub(crate) struct Event {
-    gpu: std::sync::Arc<Gpu>,
+    gpu: Arc<Gpu>,
     event: CUevent,
 }
 
 // SAFETY: events may be used from any thread to which the context is bound.
 unsafe impl Send for Event {}
+// SAFETY: as above; the driver's functions are safe to call concurrently.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// An event that measures time.
     ///
     /// # Errors
     /// When the GPU has failed.
-    pub(crate) fn new(gpu: &std::sync::Arc<Gpu>) -> Result<Event, CudaError> {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Event, CudaError> {
         gpu.bind()?;
         let mut event: CUevent = std::ptr::null_mut();
         // SAFETY: a pointer to a local.
@@ -547,7 +564,7 @@ impl Event {
     ///
     /// # Errors
     /// When the GPU has failed.
-    pub(crate) fn for_order(gpu: &std::sync::Arc<Gpu>) -> Result<Event, CudaError> {
+    pub(crate) fn for_order(gpu: &Arc<Gpu>) -> Result<Event, CudaError> {
         gpu.bind()?;
         let mut event: CUevent = std::ptr::null_mut();
         // SAFETY: a pointer to a local.
@@ -563,6 +580,16 @@ impl Event {
         // SAFETY: both are alive.
         let code = unsafe { (self.gpu.libraries.driver.cuStreamWaitEvent)(stream.0, self.event, 0) };
         self.gpu.check("cuStreamWaitEvent", code)
+    }
+
+    /// Waits until the work that the event marks is complete.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        // SAFETY: alive.
+        self.gpu.check("cuEventSynchronize", unsafe { (self.gpu.libraries.driver.cuEventSynchronize)(self.event) })
     }
 
     /// Whether the work that the event marks is complete.
@@ -611,7 +638,7 @@ impl Drop for Event {
 /// Memory that kernels of a GPU access: its own, or pinned host memory.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
-    gpu: std::sync::Arc<Gpu>,
+    gpu: Arc<Gpu>,
     pub(crate) address: u64,
     pub(crate) bytes: usize,
     is_pinned_host: bool,

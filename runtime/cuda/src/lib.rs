@@ -11,6 +11,7 @@
 //! - [`cudnn`]: attention through cuDNN.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
+//! - [`ring`]: copies beside programs, through pinned memory; [`state_fence`]: the order between them and updates.
 //! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
 //!
 //! Deliberately absent: allocation, locks and library calls other than launches in the hot loop; the legacy default
@@ -33,8 +34,10 @@ mod lowered;
 mod machine;
 mod nccl;
 mod product;
+mod ring;
 mod shared;
 mod staged;
+mod state_fence;
 #[cfg(test)]
 mod tests;
 pub mod work;

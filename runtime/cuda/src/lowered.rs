@@ -12,7 +12,7 @@ use crate::kernels::CompileError;
 use crate::lower::{Commands, lower_all};
 use crate::shared::Shared;
 use phalanx_strategies::compile::{Compiled, Identity};
-use phalanx_strategies::passes::memory::Layout;
+use phalanx_strategies::passes::memory::{Layout, Region};
 use phalanx_strategies::program::{Instr, Op, Program, ValueId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +21,9 @@ use std::sync::Arc;
 const GRAPH_COMMANDS_MIN: usize = 4;
 /// Most instructions of a segment. Marks of the GPU's progress lie between graphs, and one that comes late looks like a hang.
 const GRAPH_INSTRS_MAX: usize = 128;
+
+/// The regions that outlast a step.
+pub(crate) const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub(crate) struct Lowered {
     /// First command of each instruction, and the number of commands.
     starts: Vec<usize>,
     is_merged: Vec<bool>,
+    /// Which instructions write state that outlasts a step.
+    changes_state: Vec<bool>,
     commands: Vec<Ready>,
     /// In the order of their instructions.
     segments: Vec<Segment>,
@@ -76,7 +81,10 @@ impl Lowered {
         let segments = segments(c).into_iter().filter(|s| starts[s.end] - starts[s.start] >= GRAPH_COMMANDS_MIN);
         let segments = segments.map(segment).collect();
         let (program, layout) = (c.program.clone(), c.layout.clone());
-        Ok(Lowered { identity: c.identity.clone(), program, layout, packing, starts, is_merged, commands, segments })
+        let outlasts = |v: &ValueId| layout.locations[v.0 as usize].is_some_and(|at| LASTING.contains(&at.region));
+        let changes_state = program.instrs.iter().map(|instr| instr.writes.iter().any(outlasts)).collect();
+        let identity = c.identity.clone();
+        Ok(Lowered { identity, program, layout, packing, starts, is_merged, changes_state, commands, segments })
     }
 
     /// Which of these programs a compiled program is, for batches of a packing. One that was compiled again is the one that it equals.
@@ -108,6 +116,11 @@ impl Lowered {
     /// The instructions of a segment.
     pub(crate) fn instrs(&self, segment: usize) -> Range<usize> {
         self.segments[segment].instrs.clone()
+    }
+
+    /// Whether one of these instructions changes state that outlasts a step.
+    pub(crate) fn changes_state(&self, instrs: Range<usize>) -> bool {
+        self.changes_state[instrs].contains(&true)
     }
 
     /// Segments that run as graphs.

@@ -1,7 +1,8 @@
 //! The machine: the regions of programs in the memory of a GPU, and the execution of programs over them.
 //!
 //! A program is lowered when it first runs; after that a step only replays commands, or graphs of them. Everything runs on one
-//! stream, in the order of the program.
+//! stream, in the order of the program; copies of lasting state run beside it ([`ring`](crate::ring)), and the first
+//! instruction of a run that changes the state waits for them.
 
 use crate::command::{Command, Ready};
 use crate::cudnn::{Direction, Packing, Shape};
@@ -9,8 +10,9 @@ use crate::error::CudaError;
 use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::kernels::CompileError;
 use crate::lower::{cudnn_shape, lower};
-use crate::lowered::Lowered;
+use crate::lowered::{LASTING, Lowered};
 use crate::shared::Shared;
+use crate::state_fence::OwnedFence;
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::Memory;
@@ -22,14 +24,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-const REGIONS: [Region; 5] =
-    [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
-
 /// Instructions between two marks of the GPU's progress. A mark costs the GPU one or two microseconds.
 const MARK_EVERY: usize = 16;
-
-/// The regions that outlast a step.
-const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
 
 /// Bytes of a region: those of the largest of the programs.
 pub(crate) fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
@@ -38,7 +34,7 @@ pub(crate) fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
 
 /// Bytes of all regions.
 pub(crate) fn bytes_for(programs: &[&Compiled]) -> usize {
-    REGIONS.into_iter().map(|region| region_bytes(programs, region)).sum()
+    Region::ALL.into_iter().map(|region| region_bytes(programs, region)).sum()
 }
 
 /// The regions that outlast a step: bytes, and that none is in shared memory.
@@ -50,6 +46,8 @@ pub(crate) fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
 #[derive(Debug)]
 pub(crate) struct CudaMachine {
     shared: Arc<Shared>,
+    /// Dropped first: then no copy of the regions is under way.
+    fence: OwnedFence,
     /// Programs that have run. Their graphs refer to the regions, so they are dropped first.
     lowered: Vec<Lowered>,
     regions: BTreeMap<Region, DeviceMemory>,
@@ -88,7 +86,7 @@ impl CudaMachine {
         let gpu = &shared.gpu;
         let fits = bytes_for(programs) <= gpu.memory_bytes().1;
         let mut regions = BTreeMap::new();
-        for region in REGIONS {
+        for region in Region::ALL {
             let bytes = region_bytes(programs, region);
             let failed = |e: CudaError| AllocError { bytes, source: shared.refusal(e, programs) };
             let memory = match before.remove(&region).filter(|memory| memory.bytes == bytes) {
@@ -116,10 +114,14 @@ impl CudaMachine {
         graphs: bool,
     ) -> Result<CudaMachine, AllocError> {
         let stream = if graphs { Some(shared.gpu.take_stream()) } else { None };
-        let stream = stream.transpose().map_err(|e| AllocError { bytes: 0, source: std::io::Error::other(e) })?;
+        let refused = |e: CudaError| AllocError { bytes: 0, source: std::io::Error::other(e) };
+        let stream = stream.transpose().map_err(refused)?;
+        let lasting = LASTING.iter().filter_map(|region| regions.get(region));
+        let lasting = lasting.map(|memory| memory.address..memory.address + memory.bytes as u64).collect();
+        let fence = OwnedFence::new(&shared.gpu, &shared.memory.fences, lasting).map_err(refused)?;
         let capture = stream.map(|stream| CaptureStream { shared: shared.clone(), stream });
         let (shared, packings) = (shared.clone(), BTreeMap::new());
-        Ok(CudaMachine { shared, lowered: Vec::new(), regions, packings, capture, events: Vec::new() })
+        Ok(CudaMachine { fence, shared, lowered: Vec::new(), regions, packings, capture, events: Vec::new() })
     }
 
     /// Parts of a program that run as graphs.
@@ -182,21 +184,60 @@ impl CudaMachine {
         Ok(self.lowered.len() - 1)
     }
 
-    /// The packing of all batches of the program.
+    /// The packing of all batches of the program, which only cuDNN's plans depend on.
     fn packing(&self, c: &Compiled) -> Packing {
+        if self.shared.cudnn.is_none() {
+            return Packing::Unknown;
+        }
         let packing = |(_, v)| self.packings.get(&self.address(c, v)).copied().unwrap_or(Packing::Unknown);
         doc_starts(&c.program).map(packing).reduce(Packing::or).unwrap_or(Packing::Unknown)
     }
 
-    /// Runs the instruction `first`, or those of the segment that begins there; returns the number of instructions.
+    /// Runs a range of a lowered program; `changes` is set before the first instruction that changes lasting state.
+    fn run_part(
+        &mut self,
+        c: &Compiled,
+        lowered: usize,
+        part: Range<usize>,
+        with: &mut Run<'_>,
+        changes: &mut bool,
+    ) -> Result<(), ExecError> {
+        let mut n_unmarked = MARK_EVERY;
+        let mut next = part.start;
+        while next < part.end {
+            if n_unmarked >= MARK_EVERY {
+                n_unmarked = 0;
+                self.shared.gpu.mark().map_err(|e| failed(&e))?;
+            }
+            let segment = self.capture.as_ref().filter(|_| with.timings.is_none());
+            let segment = segment.and_then(|_| self.lowered[lowered].segment(next, part.end));
+            let now = segment.map_or(next..next + 1, |segment| self.lowered[lowered].instrs(segment));
+            if !*changes && self.lowered[lowered].changes_state(now.clone()) {
+                *changes = true;
+                self.fence.before_change(&self.shared.gpu).map_err(|e| failed(&e))?;
+            }
+            self.advance(c, lowered, next, segment, with)?;
+            (next, n_unmarked) = (now.end, n_unmarked + now.len());
+            if with.timings.is_some() {
+                self.mark(next - part.start).map_err(|e| failed(&e))?;
+            }
+            now.for_each(|_| with.groups.progress_counter().tick());
+            if with.groups.progress_counter().is_left() {
+                return Err(ExecError::Left);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the instruction `first`, or those of the `segment` that begins there.
     fn advance(
         &mut self,
         c: &Compiled,
         lowered: usize,
         first: usize,
-        end: usize,
+        segment: Option<usize>,
         with: &mut Run<'_>,
-    ) -> Result<usize, ExecError> {
+    ) -> Result<(), ExecError> {
         let instr = &c.program.instrs[first];
         match &instr.op {
             // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
@@ -209,21 +250,19 @@ impl CudaMachine {
             }
             _ => {
                 let (shared, lowered) = (&*self.shared, &mut self.lowered[lowered]);
-                let capture = self.capture.as_ref().filter(|_| with.timings.is_none());
-                let segment = capture.zip(lowered.segment(first, end));
-                let n = segment.map_or(1, |(_, segment)| lowered.instrs(segment).len());
+                let segment = self.capture.as_ref().zip(segment);
                 // SAFETY: lowering placed all operands in this machine's regions, inside their bounds; everything that
-                // accesses them runs on the compute stream.
+                // accesses them runs on the compute stream, or is ordered by the fence.
                 let enqueued = unsafe {
                     match segment {
                         Some((capture, segment)) => lowered.run_segment(shared, &shared.gpu, segment, capture.stream),
                         None => lowered.enqueue(shared, first..first + 1, shared.gpu.compute),
                     }
                 };
-                return enqueued.map(|()| n).map_err(|e| failed(&e));
+                return enqueued.map_err(|e| failed(&e));
             }
         }
-        Ok(1)
+        Ok(())
     }
 
     /// # Safety
@@ -384,7 +423,8 @@ impl Shared {
 }
 
 // SAFETY: regions live as long as the machine and are aligned to `ALIGN_BYTES`; programs write them only through `run`, which
-// borrows the machine mutably; the memory pass keeps values apart; `memory` copies from and to this GPU.
+// borrows the machine mutably; the memory pass keeps values apart; `memory` copies from and to this GPU, in the order of the
+// fence.
 unsafe impl Machine for CudaMachine {
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
         let lowered = self.lowered(c)?;
@@ -394,23 +434,10 @@ unsafe impl Machine for CudaMachine {
         if with.timings.is_some() {
             self.mark(0).map_err(|e| failed(&e))?;
         }
-        let mut n_unmarked = MARK_EVERY;
-        let mut next = part.start;
-        while next < part.end {
-            if n_unmarked >= MARK_EVERY {
-                n_unmarked = 0;
-                self.shared.gpu.mark().map_err(|e| failed(&e))?;
-            }
-            let n_run = self.advance(c, lowered, next, part.end, with)?;
-            (next, n_unmarked) = (next + n_run, n_unmarked + n_run);
-            if with.timings.is_some() {
-                self.mark(next - part.start).map_err(|e| failed(&e))?;
-            }
-            (0..n_run).for_each(|_| with.groups.progress_counter().tick());
-            if with.groups.progress_counter().is_left() {
-                return Err(ExecError::Left);
-            }
-        }
+        let mut changes = false;
+        let ran = self.run_part(c, lowered, part, with, &mut changes);
+        let marked = if changes { self.fence.after_change(&self.shared.gpu) } else { Ok(()) };
+        ran.and(marked.map_err(|e| failed(&e)))?;
         match &mut with.timings {
             Some(timings) => self.measured(n, timings).map_err(|e| failed(&e)),
             None => Ok(()),
@@ -430,7 +457,8 @@ unsafe impl Machine for CudaMachine {
     fn put(&mut self, c: &Compiled, v: ValueId, at: usize, from: &[u8]) {
         let address = self.bytes_of(c, v, at, from.len());
         let value = c.program.value(v);
-        if value.dtype == DType::I32
+        if self.shared.cudnn.is_some()
+            && value.dtype == DType::I32
             && let Some((seq_len, _)) = doc_starts(&c.program).find(|(_, starts)| *starts == v)
         {
             let is_all = from.len() == value.size_bytes();
@@ -438,8 +466,13 @@ unsafe impl Machine for CudaMachine {
                 if is_all { Packing::of(&bytemuck::pod_collect_to_vec(from), seq_len) } else { Packing::Unknown };
             self.packings.insert(self.address(c, v), packing);
         }
+        let is_state = self.fence.is_around(address);
+        let gpu = &self.shared.gpu;
+        let before = if is_state { self.fence.before_change(gpu) } else { Ok(()) };
         // SAFETY: as above.
-        unsafe { self.shared.gpu.write(address, from) }.unwrap_or_else(|e| panic!("{e}"));
+        let written = before.and_then(|()| unsafe { gpu.write(address, from) });
+        let written = written.and_then(|()| if is_state { self.fence.after_change(gpu) } else { Ok(()) });
+        written.unwrap_or_else(|e| panic!("{e}"));
     }
 
     fn host(&self, _: &Compiled, _: ValueId) -> Option<&[u8]> {
@@ -456,7 +489,7 @@ unsafe impl Machine for CudaMachine {
     }
 
     fn memory(&self) -> Option<Arc<dyn Memory>> {
-        Some(self.shared.gpu.clone())
+        Some(self.shared.memory.clone())
     }
 
     fn has(&self, c: &Compiled, v: ValueId) -> bool {
@@ -474,8 +507,8 @@ unsafe impl Machine for CudaMachine {
     fn remap(&mut self, _: &Arena) {}
 
     fn succeed(self: Box<Self>, programs: &[&Compiled], _: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
-        let CudaMachine { shared, lowered, mut regions, capture, .. } = *self;
-        drop(lowered);
+        let CudaMachine { fence, shared, lowered, mut regions, capture, .. } = *self;
+        drop((fence, lowered));
         let before = regions.extract_if(.., |region, _| LASTING.contains(region)).collect();
         // The work region goes before the next one is allocated, so that both need not fit.
         drop(regions);

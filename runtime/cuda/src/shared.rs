@@ -5,12 +5,14 @@ use crate::gpu::Gpu;
 use crate::kernels::Kernels;
 use crate::library::{LibraryError, Nccl};
 use crate::product::Products;
+use crate::ring::GpuMemory;
 use std::sync::{Arc, OnceLock};
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) gpu: Arc<Gpu>,
+    pub(crate) memory: Arc<GpuMemory>,
     pub(crate) kernels: Kernels,
     pub(crate) products: Products,
     /// cuDNN, if it is used.

@@ -153,7 +153,7 @@ impl Staged {
             let (from, to) = (operand.sent(operation, position, size), copy.sent(operation, position, size));
             if from.space() != Space::Host && from.bytes() > 0 {
                 // SAFETY: the caller's contract; the copy is as long, and read after the stream was waited for.
-                unsafe { self.gpu.enqueue_read(from.address() as u64, to) }?;
+                unsafe { self.gpu.enqueue_read(from.address() as u64, to, self.gpu.compute) }?;
             }
             if recv.space() != Space::Host && recv.bytes() > 0 {
                 staging.results.push((recv, copy.recv));
@@ -172,7 +172,7 @@ impl Staged {
         let enqueued = staging.results.iter().try_for_each(|(to, from)| {
             // SAFETY: results are valid until the operation is finished, which is now for the machine; the copy stays
             // untouched until the stream was waited for.
-            unsafe { self.gpu.enqueue_write(to.address() as u64, *from) }
+            unsafe { self.gpu.enqueue_write(to.address() as u64, *from, self.gpu.compute) }
         });
         self.pool.returning.push(memory);
         enqueued

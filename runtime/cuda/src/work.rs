@@ -2,11 +2,14 @@
 //! launches that the GPU gets.
 
 use crate::command::{Args, Command};
+use crate::cudnn::{Call, Direction, Packing};
 use crate::kernels::Source;
-use crate::lower::{lower, lower_all};
+use crate::lower::{Lowering, cudnn_shape, lower, lower_all};
 use crate::product;
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::program::{DType, Instr, Program, ValueId};
+use phalanx_strategies::program::{Attention, DType, Instr, Op, Program, ValueId};
+
+pub use crate::cudnn::TensorId;
 
 /// All work of an instruction.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +43,8 @@ pub enum Work {
     },
     /// Multiplies matrices.
     Product(MatrixProduct),
+    /// Calls cuDNN.
+    Attention(AttentionCall),
 }
 
 /// A kernel launch.
@@ -84,6 +89,24 @@ pub struct MatrixProduct {
     pub bias: Option<u64>,
 }
 
+/// Causal attention over packed qkv, or its adjoint, through cuDNN.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionCall {
+    /// Heads, window and scale; `seq_len` is the most tokens of a document.
+    pub heads: Attention,
+    /// The type of queries, keys, values, outputs and their gradients.
+    pub dtype: DType,
+    /// Documents of the batch; whole rows are documents too.
+    pub n_documents: usize,
+    /// Whether documents have lengths and places in memory. Otherwise each is a row of `seq_len` tokens, and statistics
+    /// are `[B, H, S]`.
+    pub has_places: bool,
+    /// Whether the call computes gradients.
+    pub is_adjoint: bool,
+    /// Addresses of the tensors.
+    pub tensors: Vec<(TensorId, u64)>,
+}
+
 /// A row-major matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
@@ -97,9 +120,27 @@ pub struct Matrix {
     pub is_transposed: bool,
 }
 
-/// Lowers an instruction to kernels of this crate. `place` gives the address of each value, `scratch` is that of the scratch; all are multiples of 256.
+/// Lowers an instruction to kernels of this crate. `place` gives the address of each value, `scratch` is that of the scratch;
+/// all are multiples of 256.
 pub fn work_of(program: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, scratch: u64) -> WorkOfInstr {
-    let lowering = lower(program, instr, place, scratch, None);
+    work(lower(program, instr, place, scratch, None))
+}
+
+/// Lowers attention, or its adjoint, to cuDNN for a batch with these starts of documents, and to the kernels around the call;
+/// nothing for what cuDNN has no plans for. Arguments as of [`work_of`].
+pub fn work_beside_cudnn(
+    program: &Program,
+    instr: &Instr,
+    doc_start: &[i32],
+    place: impl Fn(ValueId) -> u64,
+    scratch: u64,
+) -> Option<WorkOfInstr> {
+    let (Op::Attention(heads) | Op::AttentionBackward(heads)) = &instr.op else { return None };
+    let shape = cudnn_shape(program, instr, Packing::of(doc_start, heads.seq_len))?;
+    Some(work(lower(program, instr, place, scratch, Some(shape))))
+}
+
+fn work(lowering: Lowering) -> WorkOfInstr {
     let taken = lowering.taken().iter().map(|buffer| (buffer.address, buffer.bytes())).collect();
     let (commands, _) = lowering.finish();
     WorkOfInstr { work: commands.into_iter().map(Work::from).collect(), scratch: taken }
@@ -124,7 +165,14 @@ impl From<Command> for Work {
             }),
             Command::Copy { from, to, bytes } => Work::Copy { from, to, bytes },
             Command::Zero { at, bytes } => Work::Zero { at, bytes },
-            Command::Attention(_) => unreachable!("work is lowered without cuDNN"),
+            Command::Attention(Call { shape, direction, tensors, workspace: _ }) => Work::Attention(AttentionCall {
+                heads: shape.heads,
+                dtype: shape.dtype,
+                n_documents: shape.batch,
+                has_places: shape.has_documents,
+                is_adjoint: direction == Direction::Backward,
+                tensors,
+            }),
             Command::Product(product) => {
                 let product::Product { m, n, k, a, b, c, alpha, added, bias, workspace: _ } = product;
                 Work::Product(MatrixProduct { m, n, k, a: a.into(), b: b.into(), c: c.into(), alpha, added, bias })

@@ -1,7 +1,8 @@
 //! The interface between the runtime and its devices, and the groups through which devices sum and exchange tensors.
 //!
 //! - [`device`], [`machine`]: a device, and the machines that it makes: buffers and the execution of programs over
-//!   them. [`span`]: borrowed runs of their memory; [`thread`]: errors of starting a device thread.
+//!   them. [`span`]: borrowed runs of their memory; [`staging`]: the buffers through which they pass; [`thread`]: errors of
+//!   starting a device thread.
 //! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold.
 //! - [`world`], [`operation`], [`communicator`]: the ranks of a world, the operations of a group, and the trait that
 //!   runs them. [`parts`] divides a tensor among members; [`descriptor`] describes an operation, so that members that
@@ -27,6 +28,7 @@ pub mod parts;
 pub mod progress_counter;
 pub mod shared_memory;
 pub mod span;
+pub mod staging;
 pub mod thread;
 pub mod world;
 

@@ -9,19 +9,66 @@ use std::sync::Arc;
 /// Bytes staged at a time when state is not in host memory.
 pub const STAGING_BYTES: usize = 4 << 20;
 
-/// Copies between the host and memory that the host cannot access, from any thread.
+/// Memory that the host cannot access.
 pub trait Memory: Debug + Send + Sync {
-    /// Copies `from` to the host, after the machine's earlier work is complete.
+    /// A ring of `n_slots` buffers of `slot_bytes` bytes each.
     ///
-    /// # Safety
-    /// `from` lies in this memory, is as long as `to`, and is not written meanwhile.
-    unsafe fn read(&self, from: RawBuffer, to: &mut [u8]);
+    /// # Errors
+    /// When the host has too little memory, or the device has failed.
+    fn ring(self: Arc<Self>, n_slots: usize, slot_bytes: usize) -> Result<Box<dyn Ring>, CopyError>;
+}
 
-    /// Copies from the host to `to`, before the machine's later work starts.
+/// Buffers of the host, to and from which a device copies beside its other work. Any thread may use one.
+///
+/// Copies of a ring are done in the order in which they begin. A copy of a machine's *lasting state*, which only updates
+/// change, has the state after its last change, and does not wait for what the machine does apart from that; other memory
+/// is copied after the machine's earlier work. The machine's next change of the state waits for such a copy.
+pub trait Ring: Debug + Send {
+    /// Begins to copy runs to a slot, each from a byte of the slot on.
+    ///
+    /// # Errors
+    /// When the device has failed, or the state is about to be freed.
     ///
     /// # Safety
-    /// `to` lies in this memory, is as long as `from`, and is not otherwise accessed meanwhile.
-    unsafe fn write(&self, to: RawBuffer, from: &[u8]);
+    /// The runs lie in this memory. Until [`Ring::wait`] returns for the slot, nothing but updates of lasting state writes
+    /// them.
+    ///
+    /// # Panics
+    /// If the runs exceed the slot.
+    unsafe fn read(&mut self, slot: usize, runs: &[(usize, RawBuffer)]) -> Result<(), CopyError>;
+
+    /// Begins to copy from bytes of a slot to runs, after the machine's earlier work and before its later work.
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    ///
+    /// # Safety
+    /// As [`Ring::read`], for any access.
+    ///
+    /// # Panics
+    /// As [`Ring::read`].
+    unsafe fn write(&mut self, slot: usize, runs: &[(usize, RawBuffer)]) -> Result<(), CopyError>;
+
+    /// The bytes of a slot, after its copies.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    fn wait(&mut self, slot: usize) -> Result<&mut [u8], CopyError>;
+
+    /// From now on, changes of the lasting state in which this run lies wait until [`Ring::let_go`], or until the ring is
+    /// dropped.
+    fn hold(&mut self, run: RawBuffer);
+
+    /// All reads of held state have begun: changes no longer wait for the host, only for the copies.
+    fn let_go(&mut self);
+}
+
+/// A copy between the host and a device is impossible.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct CopyError {
+    /// The failed call and the device, or why the memory is no longer there.
+    pub reason: String,
 }
 
 /// A run of memory, and how the host reaches it.
@@ -57,39 +104,29 @@ impl Span {
         Span { buffer: self.buffer.slice(range), memory: self.memory.clone() }
     }
 
-    /// Copies it to the host.
-    ///
-    /// # Safety
-    /// The run is still borrowed for reading.
-    ///
-    /// # Panics
-    /// If it is not as long as `to`.
-    pub unsafe fn read(&self, to: &mut [u8]) {
-        assert_eq!(self.bytes(), to.len(), "both sides of a copy have the same length");
-        match &self.memory {
-            // SAFETY: the caller's promise.
-            Some(memory) => unsafe { memory.read(self.buffer, to) },
-            // SAFETY: as above; `to` is borrowed mutably, so the two do not overlap.
-            None => unsafe { std::ptr::copy_nonoverlapping(self.buffer.start(), to.as_mut_ptr(), to.len()) },
-        }
+    /// The memory in which it lies; none if it is in host memory.
+    pub const fn memory(&self) -> Option<&Arc<dyn Memory>> {
+        self.memory.as_ref()
     }
+}
 
-    /// Copies from the host to it.
-    ///
-    /// # Safety
-    /// The run is still borrowed for writing.
-    ///
-    /// # Panics
-    /// If it is not as long as `from`.
-    pub unsafe fn write(&self, from: &[u8]) {
-        assert_eq!(self.bytes(), from.len(), "both sides of a copy have the same length");
-        match &self.memory {
-            // SAFETY: the caller's promise.
-            Some(memory) => unsafe { memory.write(self.buffer, from) },
-            // SAFETY: as above; the run is borrowed exclusively, so `from` does not overlap it.
-            None => unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.buffer.start(), from.len()) },
+/// Divides runs of memory into lists of `bytes_max` bytes, in order; the last list may have fewer.
+pub fn chunks(runs: impl IntoIterator<Item = Span>, bytes_max: usize) -> Vec<Vec<Span>> {
+    let mut chunks: Vec<Vec<Span>> = Vec::new();
+    let mut room = 0;
+    for run in runs {
+        let mut at = 0;
+        while at < run.bytes() {
+            if room == 0 {
+                chunks.push(Vec::new());
+                room = bytes_max;
+            }
+            let n = room.min(run.bytes() - at);
+            chunks.last_mut().expect("a chunk with room is last").push(run.slice(at..at + n));
+            (at, room) = (at + n, room - n);
         }
     }
+    chunks
 }
 
 /// A run of memory, borrowed for reading.
@@ -146,83 +183,5 @@ impl<'a> SpanMut<'a> {
 impl<'a> From<&'a mut [f32]> for SpanMut<'a> {
     fn from(elements: &'a mut [f32]) -> SpanMut<'a> {
         SpanMut { span: Span { buffer: RawBuffer::of_mut(elements), memory: None }, borrow: PhantomData }
-    }
-}
-
-/// Copies runs to runs of other lengths, in order; through a staging buffer unless the host can access both runs.
-///
-/// # Panics
-/// If `to` has more bytes than `from`.
-pub fn copy(from: &[SpanRef<'_>], to: &[SpanMut<'_>]) {
-    let mut staging = Vec::new();
-    let mut runs = from.iter().map(SpanRef::span);
-    let mut rest: Option<Span> = None;
-    for room in to {
-        let mut at = 0;
-        while at < room.span.bytes() {
-            let now = match rest.take().filter(|rest| rest.bytes() > 0) {
-                Some(rest) => rest,
-                None => {
-                    rest = Some(runs.next().expect("`from` has at least as many bytes as `to`"));
-                    continue;
-                }
-            };
-            let n = now.bytes().min(room.span.bytes() - at);
-            copy_run(&now.slice(0..n), &room.span.slice(at..at + n), &mut staging);
-            rest = Some(now.slice(n..now.bytes()));
-            at += n;
-        }
-    }
-}
-
-fn copy_run(from: &Span, to: &Span, staging: &mut Vec<u8>) {
-    if from.is_on_host() && to.is_on_host() {
-        // SAFETY: the caller of `copy` borrows both, one of them mutably, so they do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(from.buffer.start(), to.buffer.start(), to.bytes()) };
-        return;
-    }
-    staging.resize(STAGING_BYTES.min(to.bytes()).max(staging.len()), 0);
-    for start in (0..to.bytes()).step_by(STAGING_BYTES) {
-        let piece = start..to.bytes().min(start + STAGING_BYTES);
-        let staged = &mut staging[..piece.len()];
-        // SAFETY: the caller of `copy` borrows both.
-        unsafe {
-            from.slice(piece.clone()).read(staged);
-            to.slice(piece).write(staged);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn cut<T>(mut all: T, lengths: &[usize], len: impl Fn(&T) -> usize, split: impl Fn(T, usize) -> (T, T)) -> Vec<T> {
-        let mut runs = Vec::new();
-        for n in lengths {
-            let n = (*n).min(len(&all));
-            let (run, rest) = split(all, n);
-            runs.push(run);
-            all = rest;
-        }
-        runs.push(all);
-        runs
-    }
-
-    proptest! {
-        #[test]
-        fn copy_preserves_the_bytes_for_any_run_lengths_of_both_sides(
-            n in 0usize..300, sent in prop::collection::vec(0usize..60, 0..9), came in prop::collection::vec(0usize..60, 0..9),
-        ) {
-            let from: Vec<f32> = (0..n).map(|i| i as f32).collect();
-            let mut to = vec![-1.0f32; n];
-            let sources: Vec<SpanRef<'_>> = cut(&from[..], &sent, |s| s.len(), |s, n| s.split_at(n)).into_iter().map(SpanRef::from).collect();
-            let rooms: Vec<SpanMut<'_>> = cut(&mut to[..], &came, |s| s.len(), |s, n| s.split_at_mut(n)).into_iter().map(SpanMut::from).collect();
-
-            copy(&sources, &rooms);
-
-            prop_assert_eq!(to, from);
-        }
     }
 }

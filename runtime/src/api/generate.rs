@@ -1,7 +1,8 @@
 //! Text from a model directory, to inspect the result of training.
 //!
-//! For each token, the whole prefix runs through a forward program of the next power-of-two length. There is no cache of
-//! keys and values, which only serving needs.
+//! A prompt runs through a forward program of the next power-of-two length, which also keeps the keys and values of its
+//! tokens. From then on each token is a run of a program of one token, which reads the cache and adds to it: the time of a
+//! token does not depend on the number of earlier ones, except for its attention to their keys.
 
 use crate::config::precision::DeviceChoice;
 use crate::data::tokenizer::Tokenizer;
@@ -13,9 +14,10 @@ use crate::train::{plan, weights};
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
 use phalanx_storage::hf::source::{TensorSource, read_json};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_cached};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
+use phalanx_strategies::passes::cache::{CacheUse, Sees};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::Role;
@@ -46,8 +48,12 @@ pub struct Generator {
     model: ModelConfig,
     tokenizer: Tokenizer,
     machine: Box<dyn Machine>,
-    /// Forward programs of increasing length.
-    programs: Vec<Compiled>,
+    /// Forward programs of increasing length, whose tokens begin at position 0.
+    prompts: Vec<Compiled>,
+    /// The program of one token, which sees the tokens in the cache.
+    token: Compiled,
+    /// The tokens whose keys and values are in the cache.
+    cached: Vec<u32>,
     /// A copy of the last logits, if the host cannot address them.
     logits: Vec<f32>,
 }
@@ -67,21 +73,24 @@ impl Generator {
         let path = dir.join("config.json");
         let model = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
         let tokenizer = Tokenizer::from_dir(dir)?;
-        let longest = max_len.clamp(1, model.max_positions);
-        let mut programs = Vec::new();
-        let mut len = SHORTEST.min(longest);
+        let capacity = max_len.clamp(1, model.max_positions);
+        let compile = |seq_len, sees| compile(device, &model, seq_len, CacheUse { capacity, sees }, &path);
+        let mut prompts = Vec::new();
+        let mut len = SHORTEST.min(capacity);
         loop {
-            programs.push(forward(device, &model, len, &path)?);
-            if len == longest {
+            prompts.push(compile(len, Sees::OwnTokens)?);
+            if len == capacity {
                 break;
             }
-            len = (2 * len).min(longest);
+            len = (2 * len).min(capacity);
         }
-        let mut machine = device.machine(&programs.iter().collect::<Vec<_>>(), &Backing::default())?;
+        let token = compile(1, Sees::Cache)?;
+        let programs: Vec<&Compiled> = prompts.iter().chain([&token]).collect();
+        let mut machine = device.machine(&programs, &Backing::default())?;
         let source = Some(TensorSource::open(dir)?);
         let first = FirstValues { model: Some(&model), params: &[], source, seed: 0 };
-        weights::initialise(&mut *machine, &programs[0], &first, |_| true)?;
-        Ok(Generator { model, tokenizer, machine, programs, logits: Vec::new() })
+        weights::initialise(&mut *machine, &token, &first, |_| true)?;
+        Ok(Generator { model, tokenizer, machine, prompts, token, cached: Vec::new(), logits: Vec::new() })
     }
 
     /// The model's tokenizer.
@@ -89,14 +98,19 @@ impl Generator {
         &self.tokenizer
     }
 
-    /// Logits `[V]` of the token that follows `ids`.
+    /// Logits `[V]` of the token that follows `ids`. If all of `ids` but the last were in an earlier call, only the last one is
+    /// computed.
     ///
     /// # Errors
     /// When `ids` is empty or longer than `max_len` of [`Generator::load`].
     pub fn logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
-        let all = self.all_logits(ids)?;
-        let v = all.len() / ids.len();
-        Ok(&all[(ids.len() - 1) * v..])
+        let prompt = self.prompt(ids)?;
+        let last = ids.len() - 1;
+        if self.cached.get(..last) == Some(&ids[..last]) {
+            self.run(None, ids, last)
+        } else {
+            self.run(Some(prompt), ids, last)
+        }
     }
 
     /// Logits `[ids.len(), V]`.
@@ -104,37 +118,53 @@ impl Generator {
     /// # Errors
     /// As [`Generator::logits`].
     pub fn all_logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
-        let length = |c: &Compiled| c.program.bound(Role::Ids).next().map_or(0, |v| c.program.value(v).n_elements());
-        let fits = self.programs.iter().find(|c| !ids.is_empty() && length(c) >= ids.len());
-        let c = fits.ok_or(GenerateError::Length { n_tokens: ids.len() })?;
-        for (i, id) in ids.iter().enumerate() {
-            if *id as usize >= self.model.vocab_size {
-                let vocab_size = self.model.vocab_size;
-                return Err(GenerateError::Token { id: *id, position: i, vocab_size }.into());
-            }
+        let prompt = self.prompt(ids)?;
+        self.run(Some(prompt), ids, 0)
+    }
+
+    /// The shortest program that holds `ids`.
+    fn prompt(&self, ids: &[u32]) -> Result<usize, GenerateError> {
+        let holds = |c: &Compiled| n_tokens(c) >= ids.len();
+        let fits = self.prompts.iter().position(|c| !ids.is_empty() && holds(c));
+        let vocab_size = self.model.vocab_size;
+        match ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size) {
+            Some((position, id)) if fits.is_some() => Err(GenerateError::Token { id: *id, position, vocab_size }),
+            _ => fits.ok_or(GenerateError::Length { n_tokens: ids.len() }),
         }
+    }
+
+    /// Runs the program of a prompt over `ids`, or that of a token over the last of them. Returns the logits from position
+    /// `wanted` on.
+    fn run(&mut self, prompt: Option<usize>, ids: &[u32], wanted: usize) -> Result<&[f32], JobError> {
+        let c = prompt.map_or(&self.token, |prompt| &self.prompts[prompt]);
+        let first = if prompt.is_some() { 0 } else { ids.len() - 1 };
         let machine = &mut *self.machine;
         for role in [Role::Ids, Role::Positions, Role::DocStart] {
             let Some(value) = c.program.bound(role).next() else { continue };
+            // Tokens behind `ids` are padding: no earlier token sees them, and whatever they leave in the cache is replaced before
+            // a later token sees it.
             let token = |i: usize| match role {
                 Role::Ids => ids.get(i).copied().unwrap_or(0) as i32,
                 Role::Positions => i as i32,
                 _ => 0,
             };
-            let tokens: Vec<i32> = (0..c.program.value(value).n_elements()).map(token).collect();
+            let tokens: Vec<i32> = (first..first + n_tokens(c)).map(token).collect();
             machine.write(c, value, 0, &tokens);
         }
-        // The tables of a program depend on its length, and all programs share one buffer for them.
-        weights::fill_constants(machine, c, Some(&self.model));
+        // A run that fails may have written a part of the cache.
+        let mut cached = std::mem::take(&mut self.cached);
         machine.run_all(c, &mut Groups::none())?;
-        let logits = c.program.bound(Role::Logits).next();
-        let logits = logits.ok_or(GenerateError::NoLogits)?;
-        let wanted = 0..ids.len() * self.model.vocab_size;
+        cached.truncate(first);
+        cached.extend(&ids[first..]);
+        self.cached = cached;
+        let logits = c.program.bound(Role::Logits).next().ok_or(GenerateError::NoLogits)?;
+        let v = self.model.vocab_size;
+        let wanted = (wanted - first) * v..(ids.len() - first) * v;
         Ok(match machine.host(c, logits) {
             Some(bytes) => &bytemuck::cast_slice(bytes)[wanted],
             None => {
                 self.logits.resize(wanted.len(), 0.0);
-                machine.get(c, logits, 0, bytemuck::cast_slice_mut(&mut self.logits));
+                machine.get(c, logits, wanted.start * size_of::<f32>(), bytemuck::cast_slice_mut(&mut self.logits));
                 &self.logits
             }
         })
@@ -152,8 +182,7 @@ impl Generator {
         sampling: Sampling,
         mut on_token: impl FnMut(u32) -> bool,
     ) -> Result<Vec<u32>, JobError> {
-        let longest = self.programs.last().and_then(|c| c.program.bound(Role::Ids).next().map(|v| (c, v)));
-        let longest = longest.map_or(0, |(c, v)| c.program.value(v).n_elements());
+        let longest = self.prompts.last().map_or(0, n_tokens);
         let rng = CounterRng::new(sampling.seed).fork_named("generate");
         for i in 0..max_new {
             if ids.len() >= longest {
@@ -198,7 +227,18 @@ pub fn with_generator_on<R: Send>(
     device.on_device_thread(n_threads, || work(&mut Generator::load_on(&*device, dir, max_len)?))?
 }
 
-fn forward(device: &dyn Device, model: &ModelConfig, seq_len: usize, path: &Path) -> Result<Compiled, JobError> {
+/// Tokens of a program.
+fn n_tokens(c: &Compiled) -> usize {
+    c.program.bound(Role::Ids).next().map_or(0, |v| c.program.value(v).n_elements())
+}
+
+fn compile(
+    device: &dyn Device,
+    model: &ModelConfig,
+    seq_len: usize,
+    cache: CacheUse,
+    path: &Path,
+) -> Result<Compiled, JobError> {
     let spec = StepSpec {
         n_microbatches: 1,
         precision: Precision::F32,
@@ -212,7 +252,7 @@ fn forward(device: &dyn Device, model: &ModelConfig, seq_len: usize, path: &Path
     let program = model
         .forward(BatchShape { n_rows: 1, seq_len }, Head::Logits)
         .map_err(|source| JobError::Model { path: path.display().to_string(), source })?;
-    Ok(compile_forward(program, &spec, device.target())?)
+    Ok(compile_cached(program, &spec, cache, device.target())?)
 }
 
 /// The next token, given a uniform variate.

@@ -5,12 +5,15 @@ use crate::config::datasets::ValSetSize;
 use crate::config::precision::{DeviceChoice, PrecisionSection};
 use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead_alone};
+use crate::coordinate::held_lease::with_lease;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::host::HostError;
 use crate::events::{Event, Report};
 use crate::frontend::UserModel;
+use crate::launch::executable::Executable;
 use crate::train::fit::{check_memory, check_ranks, create_dir};
+use crate::train::inputs::RunInputs;
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::{extras, prepare_data};
@@ -20,7 +23,6 @@ use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};
 use phalanx_strategies::mesh::{Mesh, MeshRank};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How the ranks of a run execute.
@@ -31,7 +33,7 @@ pub(crate) enum Ranks {
     /// Separate processes.
     Processes {
         /// The rank program.
-        program: PathBuf,
+        program: Executable,
         /// Whether the rank program makes user-defined models.
         makes_models: bool,
     },
@@ -52,7 +54,7 @@ pub(crate) fn run(
 pub(crate) struct Checked<'a> {
     config: &'a JobConfig,
     /// The rank program, if ranks are processes.
-    program: Option<&'a Path>,
+    program: Option<&'a Executable>,
     tokenizer: Tokenizer,
     model: ModelPlan,
     mesh: Mesh,
@@ -79,7 +81,7 @@ impl<'a> Checked<'a> {
             return Err(HostError::SeveralMachines { n_nodes: config.parallel.nnodes }.into());
         }
         let program = match ranks {
-            Ranks::Processes { program, .. } => Some(program.as_path()),
+            Ranks::Processes { program, .. } => Some(program),
             Ranks::Threads => None,
         };
         if model.model.user().is_some() && matches!(ranks, Ranks::Processes { makes_models: false, .. }) {
@@ -117,24 +119,27 @@ impl<'a> Checked<'a> {
         }
         notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
         let data = prepare_data(config, &model, &tokenizer, on_event)?;
+        let inputs = RunInputs::of(config, &model, &tokenizer, &data)?;
         create_dir(&config.output.output_dir)?;
-        let _lock = OutputLock::take(&config.output.output_dir)?;
+        let lock = OutputLock::take(&config.output.output_dir)?;
         config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
         if let Some(program) = program {
             drop((data, programs));
             let n_slots = mesh.size() as u32 + config.elastic.spare_ranks as u32;
-            let here = LocalNode { program: program.to_owned(), n_slots, advertise: None };
-            return lead_alone(config, model, here, control, on_event);
+            let here = LocalNode { program: program.clone(), n_slots, advertise: None };
+            return lead_alone(config, model, inputs, here, &lock, control, on_event);
         }
-        let extras = extras(config, &model, &tokenizer)?;
+        let extras = extras(config, &model, &tokenizer, &inputs)?;
         let run = Run { config, model: &model, data: &data, extras, control };
-        if mesh.size() > 1 {
-            let plan = TeamPlan::new(&model, mesh, config.data.val_set_size != ValSetSize::Nothing)?;
-            let world = shared_world(&plan, &programs)?;
-            return run.threads(&programs, &plan, &world, on_event);
-        }
-        let n_threads = config.precision.threads.unwrap_or_else(|| model.device.available_threads());
-        run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
+        with_lease(config, &lock, control, || {
+            if mesh.size() > 1 {
+                let plan = TeamPlan::new(&model, mesh, config.data.val_set_size != ValSetSize::Nothing)?;
+                let world = shared_world(&plan, &programs)?;
+                return run.threads(&programs, &plan, &world, on_event);
+            }
+            let n_threads = config.precision.threads.unwrap_or_else(|| model.device.available_threads());
+            run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use crate::devices::remote::{Remote, both};
 use phalanx_device::Device;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 
 /// A model of two layers whose token embedding is larger than the staging buffer.
 fn config(dir: &Path, max_steps: usize, keys: &str) -> JobConfig {

@@ -21,7 +21,7 @@ pub(super) struct ClusterArgs {
     #[arg(long, default_value_t = 0, value_name = "N")]
     spare_nodes: u32,
     /// With --slurm or --torchrun: how long the other nodes wait for node 0.
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
     join_wait: u64,
 }
 

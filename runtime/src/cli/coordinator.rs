@@ -1,7 +1,8 @@
 //! `phalanx coordinator`.
 
+use super::JobArgs;
 use super::signals::on_signal;
-use super::{JobArgs, say};
+use crate::console::Console;
 use crate::control::Control;
 use crate::coordinate::sentence::sentence;
 use crate::coordinate::serve::{CoordinatorEvent, Serve, serve};
@@ -41,13 +42,13 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 1024)]
     machines: u32,
     /// Hours for which the join string is valid.
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
     join_hours: u64,
     #[command(flatten)]
     job: JobArgs,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let config = args.job.load()?;
     let model = check(&config)?;
     let advertise = match &args.advertise {
@@ -61,15 +62,17 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         token_lifetime: Duration::from_secs(args.join_hours * 3600),
     };
     let control = Arc::new(Control::default());
-    let asked = Arc::clone(&control);
+    let (asked, terminal) = (Arc::clone(&control), console.clone());
     on_signal(move || {
         asked.stop();
-        say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
+        terminal.say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
     })?;
-    let outcome = serve(&config, &model, &how, &control, &|| false, &mut |event| match event {
-        CoordinatorEvent::StandsBy => say("another coordinator is active; standing by to take over if it fails"),
-        CoordinatorEvent::Join(join) => say(format_args!("join with:  phalanx node --join {join}")),
-        CoordinatorEvent::Event(event) => say(sentence(&event)),
+    let outcome = serve(&config, &model, &how, None, &control, &|| false, &mut |event| match event {
+        CoordinatorEvent::StandsBy => {
+            console.say("another coordinator is active; standing by to take over if it fails")
+        }
+        CoordinatorEvent::Join(join) => console.say(format_args!("join with:  phalanx node --join {join}")),
+        CoordinatorEvent::Event(event) => console.say(sentence(&event)),
     });
     outcome.status.map(drop)
 }

@@ -1,8 +1,8 @@
 //! `phalanx demo`: two nodes of two ranks each train a small model on this machine. The demo kills a rank, then a whole
 //! node; the loss continues to fall, and the final weights equal those of one undisturbed rank.
 
-use super::say;
 use crate::config::JobConfig;
+use crate::console::Console;
 use crate::error::JobError;
 use phalanx_storage::hf::digest::weights_digest;
 use serde_json::Value;
@@ -48,7 +48,7 @@ reproducible: true
 resume_from_checkpoint: none
 ";
 
-pub(super) fn run(args: &Args) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let temporary = std::env::temp_dir().join(format!("phalanx-demo-{}", std::process::id()));
     let dir = args.dir.clone().unwrap_or_else(|| temporary.clone());
     let io = |action, path: &Path| {
@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     // Checks every key of the file.
     JobConfig::from_yaml_str(&yaml, &[])?;
     std::fs::write(dir.join("job.yaml"), yaml).map_err(io("write", &dir))?;
-    let demo = Demo { program: std::env::current_exe().map_err(io("find", &dir))?, dir: dir.clone() };
+    let demo = Demo { program: std::env::current_exe().map_err(io("find", &dir))?, dir: dir.clone(), console };
     let outcome = demo.run(args.steps);
     if args.dir.is_none() {
         let _ = std::fs::remove_dir_all(&temporary);
@@ -70,9 +70,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
 }
 
 /// The program and the folder of the demo.
-struct Demo {
+struct Demo<'a> {
     program: PathBuf,
     dir: PathBuf,
+    console: &'a Console,
 }
 
 /// A process of the demo, killed when dropped.
@@ -85,12 +86,14 @@ impl Drop for DemoProcess {
     }
 }
 
-impl Demo {
+impl Demo<'_> {
     fn run(&self, n_steps: usize) -> Result<(), JobError> {
-        say("1. Train one undisturbed rank, for its weights.");
+        self.console.say("1. Train one undisturbed rank, for its weights.");
         let mut alone = self.start("alone", &["train", "job.yaml", "--output_dir", "alone"])?;
         self.wait_for(&mut alone, "the run of one rank")?;
-        say("2. Train two nodes of two ranks each (dp_shard 4: no rank has a replica, so shadows hold second copies).");
+        self.console.say(
+            "2. Train two nodes of two ranks each (dp_shard 4: no rank has a replica, so shadows hold second copies).",
+        );
         let job = ["coordinator", "job.yaml", "--output_dir", "out", "--dp_shard_size", "4"];
         let mut coordinator = self.start("coordinator", &job)?;
         let join = self.until("the join string", || {
@@ -106,38 +109,42 @@ impl Demo {
         let rank = ranks_of(nodes[0].0.id()).into_iter().next();
         let rank = rank.ok_or_else(|| JobError::JobFailed("node 0 has no rank to kill".into()))?;
         let mut marks = vec![(self.n_steps(), 'r')];
-        say(format_args!("   step {}: kill -9 {rank}, a rank of the first node", self.n_steps()));
+        self.console.say(format_args!("   step {}: kill -9 {rank}, a rank of the first node", self.n_steps()));
         kill(rank);
         self.until_step(n_steps / 2)?;
-        say(format_args!("   step {}: kill -9 {}, the second node with its ranks", self.n_steps(), nodes[1].0.id()));
+        self.console.say(format_args!(
+            "   step {}: kill -9 {}, the second node with its ranks",
+            self.n_steps(),
+            nodes[1].0.id()
+        ));
         marks.push((self.n_steps(), 'n'));
         let _ = nodes[1].0.kill();
         let _ = nodes[1].0.wait();
-        say("   a new node joins in its place");
+        self.console.say("   a new node joins in its place");
         nodes[1] = node(1)?;
         self.wait_for(&mut coordinator, "the job")?;
         self.show(&marks)
     }
 
     fn show(&self, marks: &[(usize, char)]) -> Result<(), JobError> {
-        say("\nloss by step (r: a rank died, n: a node died):");
-        say(plot(&self.losses("out"), marks));
+        self.console.say("\nloss by step (r: a rank died, n: a node died):");
+        self.console.say(plot(&self.losses("out"), marks));
         for event in self.events().iter().filter(|event| event["event"] == "incident") {
             let ms = |phase: &str| event["phases_ms"][phase].as_f64().unwrap_or(f64::NAN);
             let phases = ["detect", "agree", "abort", "regroup", "heal", "resume"];
             let phases: Vec<String> = phases.iter().map(|phase| format!("{phase} {:.0}", ms(phase))).collect();
             let (cause, total) =
                 (event["cause"].as_str().unwrap_or("?"), event["total_ms"].as_f64().unwrap_or(f64::NAN));
-            say(format_args!("{cause}: {} = {total:.0} ms", phases.join(" · ")));
+            self.console.say(format_args!("{cause}: {} = {total:.0} ms", phases.join(" · ")));
         }
         let digest = |out: &str| weights_digest(&self.dir.join(out).join("model"));
         let (alone, out) = (digest("alone")?, digest("out")?);
-        say(format_args!("\nweights of one rank, undisturbed        {alone}"));
-        say(format_args!("weights of four ranks, after both kills {out}"));
+        self.console.say(format_args!("\nweights of one rank, undisturbed        {alone}"));
+        self.console.say(format_args!("weights of four ranks, after both kills {out}"));
         if alone != out {
             return Err(JobError::JobFailed("the weights differ".into()));
         }
-        say("bit-identical");
+        self.console.say("bit-identical");
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! `phalanx export`.
 
-use super::say;
+use crate::console::Console;
 use crate::error::JobError;
 use crate::train::export::export_checkpoint;
 use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
@@ -22,25 +22,25 @@ pub(super) struct Args {
     dir: PathBuf,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let checkpoint = resolve(&args.checkpoint)?;
+pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
+    let (checkpoint, skipped) = resolve(&args.checkpoint)?;
+    skipped.iter().for_each(|skipped| console.say(skipped));
     export_checkpoint(&checkpoint, &args.dir, args.merge)?;
-    say(format_args!("{} → {}", checkpoint.display(), args.dir.display()));
+    console.say(format_args!("{} → {}", checkpoint.display(), args.dir.display()));
     Ok(())
 }
 
-/// The checkpoint directory itself, or the newest valid checkpoint of an output directory.
-pub(super) fn resolve(path: &std::path::Path) -> Result<PathBuf, JobError> {
+/// The checkpoint at `path`, or the newest valid one of the run there, and a line for each newer one that is skipped.
+pub(super) fn resolve(path: &std::path::Path) -> Result<(PathBuf, Vec<String>), JobError> {
     if CheckpointId::from_dir(path).is_some() {
-        return Ok(path.to_owned());
+        return Ok((path.to_owned(), Vec::new()));
     }
+    let mut lines = Vec::new();
     for root in [path.join("checkpoints"), path.to_owned()] {
         let (found, skipped) = latest_valid(&root)?;
-        for s in &skipped {
-            say(format_args!("skipped {}: {}", s.path.display(), s.reason));
-        }
+        lines.extend(skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)));
         if let Some(checkpoint) = found {
-            return Ok(checkpoint.id().path.clone());
+            return Ok((checkpoint.id().path.clone(), lines));
         }
     }
     Err(JobError::NoCheckpoint { path: path.to_owned(), why: String::new() })

@@ -2,9 +2,11 @@
 
 use crate::api::generate::{Sampling, with_generator};
 use crate::data::text_stream::TextStream;
+use crate::data::tokenizer::TokenizerError;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use crate::error::generate::GenerateError;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 pub(super) const HELP: &str = "Examples:
@@ -40,7 +42,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
-    continue_text(&args.model, &args.prompt, args.max_new_tokens, sampling, args.threads)
+    continue_text(&args.model, &args.prompt, args.max_new_tokens, sampling, args.threads, &mut std::io::stdout())
 }
 
 /// Prints a prompt, then each token of its continuation.
@@ -50,9 +52,10 @@ pub(super) fn continue_text(
     n_tokens: usize,
     sampling: Sampling,
     n_threads: Option<usize>,
+    out: &mut (dyn Write + Send),
 ) -> Result<(), JobError> {
     // Every token except the first stands for at least one byte of text.
-    let longest = prompt.len() + 1 + n_tokens;
+    let longest = (prompt.len() + 1).saturating_add(n_tokens);
     with_generator(model, longest, n_threads, |generator| {
         let tokenizer = generator.tokenizer().clone();
         let mut ids: Vec<u32> = tokenizer.document_start().into_iter().collect();
@@ -62,25 +65,30 @@ pub(super) fn continue_text(
         if ids.is_empty() {
             return Err(GenerateError::NoBeginning.into());
         }
-        let mut out = std::io::stdout().lock();
-        let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
         let mut text = TextStream::new(&tokenizer);
-        let mut failed = None;
+        let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Unshown::Output);
+        let mut shown = Ok(());
         for id in &ids {
-            show(&text.push(*id)?);
+            shown = shown.and_then(|()| show(&text.push(*id).map_err(Unshown::Text)?));
         }
-        generator.generate(ids, n_tokens, sampling, |id| match text.push(id) {
-            Ok(piece) => show(&piece),
-            Err(error) => {
-                failed = Some(error);
-                false
-            }
-        })?;
-        if let Some(error) = failed {
-            return Err(error.into());
+        if shown.is_ok() {
+            generator.generate(ids, n_tokens, sampling, |id| {
+                shown = text.push(id).map_err(Unshown::Text).and_then(|piece| show(&piece));
+                shown.is_ok()
+            })?;
         }
-        show(&text.finish()?);
-        show("\n");
-        Ok(())
+        let shown = shown.and_then(|()| show(&text.finish().map_err(Unshown::Text)?)).and_then(|()| show("\n"));
+        shown.or_else(|why| match why {
+            Unshown::Text(error) => Err(error.into()),
+            // Nobody wants the rest.
+            Unshown::Output(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            Unshown::Output(error) => Err(CommandError::Output(error).into()),
+        })
     })
+}
+
+/// Why a text is not shown to its end.
+enum Unshown {
+    Text(TokenizerError),
+    Output(std::io::Error),
 }

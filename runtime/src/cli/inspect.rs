@@ -9,6 +9,7 @@ use comfy_table::{Table, presets};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::source::{TensorSource, read_json};
 use serde_json::json;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -55,7 +56,9 @@ fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
 }
 
 fn checkpoint(args: &Args) -> Result<(), JobError> {
-    let path = resolve(&args.path)?;
+    let (path, skipped) = resolve(&args.path)?;
+    // The JSON has standard output for itself.
+    skipped.iter().for_each(|line| if args.json { _ = writeln!(std::io::stderr(), "{line}") } else { say(line) });
     let checkpoint = Checkpoint::open(&path)?;
     let manifest = checkpoint.contents();
     let rows: Vec<Row> = manifest

@@ -19,14 +19,17 @@ mod probe;
 mod signals;
 mod train;
 
-use crate::api::embed::program::{log_to_stderr, rank_process};
+use crate::api::embed::program::{RankProgram, log_to, rank_process};
+use crate::console::Console;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use std::io::Write;
+use std::backtrace::BacktraceStatus;
+use std::io::{ErrorKind as IoErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Elastic training of language models.
 #[derive(Debug, Parser)]
@@ -131,13 +134,46 @@ pub fn main() -> ExitCode {
         }
         _ => error.exit(),
     });
+    let console = match Console::start() {
+        Ok(console) => console,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: cannot start a thread for the output: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    abort_on_panic(&console);
     // Environment variables are read only here, where the process starts.
-    log_to_stderr();
-    let result = match cli.command {
-        Command::Train(args) => train::run(&args, &program),
-        Command::Coordinator(args) => coordinator::run(&args),
-        Command::Node(args) => node::run(&args, &program),
-        Command::Demo(args) => demo::run(&args),
+    let log = console.err().clone();
+    log_to(move || log.clone());
+    let code = run(cli.command, &program, &console);
+    console.finish(END_PATIENCE);
+    code
+}
+
+/// How long the process waits at its end for a reader that reads nothing.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The process is the unit of failure: a panic on any thread ends all of it, so that no part of a job survives.
+fn abort_on_panic(console: &Console) {
+    let console = console.clone();
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        let backtrace = std::backtrace::Backtrace::capture();
+        let trace =
+            if backtrace.status() == BacktraceStatus::Captured { format!("\n{backtrace}") } else { String::new() };
+        // Not through the lock of standard error, which a thread may hold that waits for its reader.
+        console.err().say(format_args!("thread '{}' {panic}{trace}", thread.name().unwrap_or("without a name")));
+        console.finish(END_PATIENCE);
+        std::process::abort();
+    }));
+}
+
+fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
+    let result = match command {
+        Command::Train(args) => train::run(&args, program, console),
+        Command::Coordinator(args) => coordinator::run(&args, console),
+        Command::Node(args) => node::run(&args, program, console),
+        Command::Demo(args) => demo::run(&args, console),
         Command::Status(args) => operate::status(&args),
         Command::Drain(args) => operate::drain(&args),
         Command::Resize(args) => operate::resize(&args),
@@ -145,7 +181,7 @@ pub fn main() -> ExitCode {
         Command::Stop(args) => operate::stop(&args),
         Command::Estimate(args) => estimate::run(&args),
         Command::Plan(args) => plan::run(&args),
-        Command::Export(args) => export::run(&args),
+        Command::Export(args) => export::run(&args, console),
         Command::Inspect(args) => inspect::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Env(args) => env::run(&args),
@@ -154,7 +190,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "error: {}", chain(&error));
+            console.err().say(format_args!("error: {}", chain(&error)));
             ExitCode::from(if error.is_input() { 2 } else { 1 })
         }
     }
@@ -169,11 +205,15 @@ fn right(table: &mut comfy_table::Table, columns: &[usize]) {
     }
 }
 
-/// Prints a line. If the reader has closed the pipe, the program exits without an error.
+/// Prints a line of a command that has nothing left to do but print; commands that run a job use [`Console`]. If the reader
+/// has closed the pipe, the process exits without an error, since nobody wants the rest.
 fn say(text: impl std::fmt::Display) {
-    if writeln!(std::io::stdout(), "{text}").is_err() {
+    let Err(error) = writeln!(std::io::stdout(), "{text}") else { return };
+    if error.kind() == IoErrorKind::BrokenPipe {
         std::process::exit(0);
     }
+    let _ = writeln!(std::io::stderr(), "error: {}", CommandError::Output(error));
+    std::process::exit(1)
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! `phalanx node`.
 
-use super::say;
 use super::signals::on_signal;
 use super::train::show;
 use crate::api::embed::program::RankProgram;
+use crate::console::Console;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::node::folder::{NodeFolder, default_path};
 use crate::node::join::{JoinAs, Leave, enter, join};
 use crate::train::progress::{Progress, Tokenising};
 use phalanx_actors::trust::join::JoinString;
+use std::fs::File;
+use std::io::Read;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,56 +20,83 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const HELP: &str = "Examples:
   phalanx node --join phx1.…@10.0.0.1:7070              one rank
   phalanx node --join phx1.…@10.0.0.1:7070 --ranks 8    eight ranks
+  phalanx node --join-file join.txt                     the string is in a file
+  PHALANX_JOIN=phx1.…@10.0.0.1:7070 phalanx node        or in the environment
+
+Other users of the machine can read the value of --join in the list of
+processes; a file that only you can read, or the environment, keeps it secret.
 
 Ranks beyond the mesh are warm spares.
 
 `phalanx coordinator` prints the join string. The node receives the job's
-configuration when it joins. SIGTERM or Ctrl-C drains the node: it exits once
+configuration when it joins. Its key and certificate are in a folder that only
+one running node may use. SIGTERM or Ctrl-C drains the node: it exits once
 other nodes hold its state, and no step is lost. A second signal exits at
 once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Join string that `phalanx coordinator` printed.
-    #[arg(long, value_name = "STRING")]
-    join: String,
+    /// Join string that `phalanx coordinator` printed [default: the variable PHALANX_JOIN].
+    #[arg(long, value_name = "STRING", conflicts_with = "join_file")]
+    join: Option<String>,
+    /// File with the join string.
+    #[arg(long, value_name = "FILE")]
+    join_file: Option<PathBuf>,
     /// Number of rank processes on this machine.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     ranks: u32,
-    /// Folder for the key and certificate of this node; each node on a machine needs its own.
-    #[arg(long, default_value = ".phalanx-node")]
-    dir: PathBuf,
+    /// Folder for the key and certificate of this node; each node on a machine needs its own [default: .phalanx-node/HOSTNAME].
+    #[arg(long)]
+    dir: Option<PathBuf>,
     /// Address at which ranks of other nodes reach the ranks of this one [default: the one on the route to the coordinator].
     #[arg(long, value_name = "IP")]
     advertise: Option<IpAddr>,
 }
 
-pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
-    let parsed: JoinString = args.join.parse().map_err(CommandError::Join)?;
+/// Environment variable with the join string.
+const JOIN: &str = "PHALANX_JOIN";
+/// Maximum bytes of a file with a join string.
+const JOIN_BYTES_MAX: u64 = 64 << 10;
+
+/// The join string, and where it comes from.
+fn join_string(args: &Args) -> Result<(String, String), JobError> {
+    if let Some(join) = &args.join {
+        return Ok((join.clone(), "--join".to_owned()));
+    }
+    if let Some(path) = &args.join_file {
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(JOIN_BYTES_MAX).read_to_string(&mut text));
+        read.map_err(|source| JobError::Io { action: "read", path: path.clone(), source })?;
+        return Ok((text, format!("--join-file {}", path.display())));
+    }
+    match std::env::var(JOIN) {
+        Ok(text) => Ok((text, JOIN.to_owned())),
+        Err(_) => Err(CommandError::NoJoin.into()),
+    }
+}
+
+pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<(), JobError> {
+    let (text, origin) = join_string(args)?;
+    let parsed: JoinString = text.trim().parse().map_err(|source| CommandError::Join { origin, source })?;
     if args.ranks == 0 {
         return Err(CommandError::NoRanks.into());
     }
-    let program = program.path().to_owned();
-    let credential = enter(&parsed, &args.dir)?;
-    let how = JoinAs {
-        join: parsed,
-        credential,
-        dir: args.dir.clone(),
-        n_slots: args.ranks,
-        advertise: args.advertise,
-        program,
-    };
+    let program = program.executable().clone();
+    let dir = args.dir.clone().unwrap_or_else(|| default_path(sysinfo::System::host_name().ok().as_deref()));
+    let folder = NodeFolder::lock(&dir)?;
+    let credential = enter(&parsed, &folder)?;
+    let how = JoinAs { join: parsed, credential, folder, n_slots: args.ranks, advertise: args.advertise, program };
     let leaves = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&leaves);
+    let (asked, terminal) = (Arc::clone(&leaves), console.clone());
     on_signal(move || {
         asked.store(true, Ordering::Release);
-        say("\ndraining: exiting once other nodes hold this node's state (press again to exit at once)");
+        terminal.say("\ndraining: exiting once other nodes hold this node's state (press again to exit at once)");
     })?;
     let leaves = || if leaves.load(Ordering::Acquire) { Leave::Drain } else { Leave::Stay };
-    let (mut progress, mut tokenising) = (None, Tokenising::default());
+    let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let outcome = join(how, &leaves, &mut |event| {
         tokenising.see(event);
-        show(event, &mut progress, 10);
+        show(event, &mut progress, 10, console);
     });
     if let Some(p) = &progress {
         Progress::finish(p);

@@ -15,11 +15,12 @@ use phalanx_strategies::elastic::coordinator::status::{NodeStatus, RankStatus, S
 use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::elastic::message::{Ending, MemberPhase};
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub(super) const HELP: &str = "Examples:
   phalanx status my.yaml               show nodes, ranks, step and incidents
   phalanx status runs/first --json     the same as JSON
-  phalanx save my.yaml                 save a checkpoint after the current step
+  phalanx save my.yaml                 save a checkpoint, wait until it is there
   phalanx drain my.yaml 2              move its state to other nodes, release it
   phalanx resize my.yaml --dp_shard_size 3
   phalanx resize my.yaml --pipeline_parallel_size 2 --dp_shard_size 1
@@ -93,15 +94,23 @@ impl Which {
         }
     }
 
+    /// Sends a request whose effect begins at once, or fails if no node is there to carry it out.
     fn request(&self, request: &Request, done: &str) -> Result<(), JobError> {
+        let is_deserted = is_deserted(&self.status()?);
         match self.ask(request)? {
             Answer::Refused(reason) => Err(CommandError::Refused { reason }.into()),
+            Answer::Done | Answer::Status(_) if is_deserted => Err(CommandError::NoNodes.into()),
             Answer::Done | Answer::Status(_) => {
                 say(done);
                 Ok(())
             }
         }
     }
+}
+
+/// Whether a job has ranks, and none of its nodes is connected.
+fn is_deserted(status: &Status) -> bool {
+    status.mesh.is_some() && status.nodes.iter().all(|node| node.silent)
 }
 
 pub(super) fn status(args: &StatusArgs) -> Result<(), JobError> {
@@ -142,8 +151,32 @@ pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
 }
 
 pub(super) fn save(args: &Which) -> Result<(), JobError> {
-    args.request(&Request::Save, "saving a checkpoint after the current step")
+    args.request(&Request::Save, "saving a checkpoint after the current step")?;
+    let n_asked = args.status()?.requests.save;
+    let mut waits_for = None;
+    loop {
+        std::thread::sleep(POLL_INTERVAL);
+        // A coordinator that has just lost its lease refuses until it, or its successor, leads again.
+        let Answer::Status(status) = args.ask(&Request::Status)? else { continue };
+        if status.n_saves >= n_asked {
+            say(format_args!("saved at step {}", status.checkpoint.step.0));
+            return Ok(());
+        }
+        if let Some(Ending::Failed(reason)) = status.ending {
+            return Err(JobError::JobFailed(reason));
+        }
+        if is_deserted(&status) {
+            return Err(CommandError::NoNodes.into());
+        }
+        if status.blocked.is_some() && status.blocked != waits_for {
+            say(format_args!("waiting: {}", status.blocked.as_deref().unwrap_or_default()));
+            waits_for = status.blocked;
+        }
+    }
 }
+
+/// Interval of looking for a requested checkpoint.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) fn stop(args: &Which) -> Result<(), JobError> {
     args.request(&Request::Stop, "stopping after the current step; saving a checkpoint")
@@ -169,10 +202,10 @@ fn show(status: &Status) {
     match &status.ending {
         Some(Ending::Finished) => say("the job is done"),
         Some(Ending::Failed(why)) => say(format_args!("the job has failed: {why}")),
-        None if status.checkpoint.step.0 > 0 => {
-            say(format_args!("last checkpoint at step {}", status.checkpoint.step.0))
-        }
-        None => say("no checkpoint yet"),
+        None => say(durable(status)),
+    }
+    for fault in &status.faults {
+        say(format_args!("fault: {fault}"));
     }
     let mut table = Table::new();
 
@@ -213,6 +246,15 @@ fn show(status: &Status) {
     }
     for timeline in &status.timelines {
         say(incident(&IncidentLine::from(timeline)));
+    }
+}
+
+/// Which state is durable, and since when nothing newer is.
+fn durable(status: &Status) -> String {
+    let age_s = status.checkpoint_age_ms / 1000;
+    match status.checkpoint.step.0 {
+        0 => format!("no checkpoint yet, after {age_s} s"),
+        step => format!("last checkpoint at step {step}, {age_s} s ago"),
     }
 }
 

@@ -1,13 +1,14 @@
 //! `phalanx train`.
 
+use super::JobArgs;
 use super::cluster::{ClusterArgs, n_slots};
 use super::signals::on_signal;
-use super::{JobArgs, say};
 use crate::api::embed::program::RankProgram;
 use crate::api::generate::Sampling;
 use crate::api::start;
 use crate::api::start::Ranks;
 use crate::config::output::Resume;
+use crate::console::Console;
 use crate::control::Control;
 use crate::coordinate::rendezvous::Rendezvous;
 use crate::error::JobError;
@@ -59,10 +60,10 @@ pub(super) struct Args {
     job: JobArgs,
 }
 
-pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<(), JobError> {
     let launch_context = args.cluster.launch_context()?;
     if launch_context.as_ref().is_some_and(|launch_context| !launch_context.is_first) {
-        say("the first process of this machine starts all its ranks; this process has nothing to do");
+        console.say("the first process of this machine starts all its ranks; this process has nothing to do");
         return Ok(());
     }
     // A single node needs no coordinator on another machine.
@@ -74,17 +75,17 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
     let starts_anew = config.output.resume_from_checkpoint == Resume::Never;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
     let control = Arc::new(Control::default());
-    let asked = Arc::clone(&control);
+    let (asked, terminal) = (Arc::clone(&control), console.clone());
     on_signal(move || {
         asked.stop();
-        say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
+        terminal.say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
     })?;
-    let (mut progress, mut tokenising) = (None, Tokenising::default());
+    let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let mut on_event = |event: &Event| {
         tokenising.see(event);
-        show(event, &mut progress, logging_steps);
+        show(event, &mut progress, logging_steps, console);
     };
-    let program = program.path().to_owned();
+    let program = program.executable().clone();
     let report = match &launch_context {
         None => start::run(&config, None, &Ranks::Processes { program, makes_models: false }, &control, &mut on_event)
             .map(Some),
@@ -97,39 +98,48 @@ pub(super) fn run(args: &Args, program: &RankProgram) -> Result<(), JobError> {
         Progress::finish(p);
     }
     let Some(report) = report? else { return Ok(()) };
-    farewell(&report, args, starts_anew);
+    farewell(&report, args, starts_anew, console);
     match (sample, report.model_dir.filter(|dir| dir.join("config.json").exists())) {
-        (Some((prompt, n_tokens)), Some(dir)) => show_sample(&dir, &prompt, n_tokens, n_threads),
+        (Some((prompt, n_tokens)), Some(dir)) => show_sample(&dir, &prompt, n_tokens, n_threads, console),
         _ => Ok(()),
     }
 }
 
-pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64) {
+pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64, console: &Console) {
     match (event, progress.as_mut()) {
         (Event::Started(s), Some(p)) => {
             p.note(&format!("continuing from step {} with {} ranks ({})", s.first_step, s.mesh.size(), s.mesh))
         }
         (Event::Started(s), None) => {
-            introduce(s);
-            *progress = Some(Progress::new(s.total_steps, s.first_step, logging_steps));
+            introduce(s, console);
+            *progress = Some(Progress::new(s.total_steps, s.first_step, logging_steps, console));
         }
         (Event::Step(m), Some(p)) => p.step(m),
         (Event::Eval(m), Some(p)) => p.eval(m),
         (Event::Saved { step, path }, Some(p)) => p.note(&format!("saved {:5}  {}", step, path.display())),
+        (Event::NotSaved { step, reason }, Some(p)) => {
+            p.note(&format!("step {step} was not saved: {reason}; training continues, and the next save tries again"))
+        }
         (Event::Note(text), Some(p)) => p.note(text),
-        (Event::Note(text), None) => say(text),
+        (Event::Note(text), None) => console.say(text),
         _ => {}
     }
 }
 
-fn show_sample(dir: &Path, prompt: &str, n_tokens: usize, n_threads: Option<usize>) -> Result<(), JobError> {
-    say("\nsample:");
+fn show_sample(
+    dir: &Path,
+    prompt: &str,
+    n_tokens: usize,
+    n_threads: Option<usize>,
+    console: &Console,
+) -> Result<(), JobError> {
+    console.say("\nsample:");
     // With greedy sampling a small model repeats itself.
     let sampling = Sampling { temperature: 0.7, top_k: 0, top_p: 0.95, seed: 0 };
-    super::generate::continue_text(dir, prompt, n_tokens, sampling, n_threads)
+    super::generate::continue_text(dir, prompt, n_tokens, sampling, n_threads, &mut console.out().clone())
 }
 
-fn introduce(s: &Started) {
+fn introduce(s: &Started, console: &Console) {
     let trained = if s.n_trainable == s.n_params {
         String::new()
     } else {
@@ -137,7 +147,7 @@ fn introduce(s: &Started) {
     };
     let ranks = if s.mesh.size() > 1 { format!("; {} ranks ({})", s.mesh.size(), s.mesh) } else { String::new() };
     let validation = if s.n_rows.1 > 0 { format!(" + {} for validation", s.n_rows.1) } else { String::new() };
-    say(format_args!(
+    console.say(format_args!(
         "{} parameters{trained}; {} rows{validation}; {} steps; buffers {}; {} threads{ranks}",
         human_count(s.n_params),
         s.n_rows.0,
@@ -146,15 +156,15 @@ fn introduce(s: &Started) {
         s.n_threads
     ));
     if let Some(path) = &s.resumed_from {
-        say(format_args!("resuming at step {} from {}", s.first_step, path.display()));
+        console.say(format_args!("resuming at step {} from {}", s.first_step, path.display()));
     }
 }
 
-fn farewell(report: &Report, args: &Args, starts_anew: bool) {
+fn farewell(report: &Report, args: &Args, starts_anew: bool, console: &Console) {
     if let Some(dir) = &report.model_dir {
-        say(format_args!("model in {}", dir.display()));
+        console.say(format_args!("model in {}", dir.display()));
         if dir.join("config.json").exists() {
-            say(format_args!("try it with:  phalanx generate {} --prompt '…'", dir.display()));
+            console.say(format_args!("try it with:  phalanx generate {} --prompt '…'", dir.display()));
         }
     }
     if !report.finished {
@@ -165,6 +175,6 @@ fn farewell(report: &Report, args: &Args, starts_anew: bool) {
         if starts_anew {
             command += " --resume_from_checkpoint auto";
         }
-        say(format_args!("stopped after step {}; resume with:  {command}", report.steps));
+        console.say(format_args!("stopped after step {}; resume with:  {command}", report.steps));
     }
 }

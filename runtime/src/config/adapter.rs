@@ -2,7 +2,7 @@
 
 use super::error::ConfigError;
 use super::section::{choices, section};
-use super::setting::{AT_LEAST_ONE, POSITIVE};
+use super::setting::{COUNT, POSITIVE};
 
 section! {
     /// Low-rank adapters.
@@ -10,7 +10,7 @@ section! {
         /// `lora` freezes the model and trains low-rank matrices beside its weights (Hu et al. 2021).
         pub adapter: Option<Adapter> = None;
         /// Rank of the matrices; if not set, 8.
-        pub lora_r: Option<usize> = None => AT_LEAST_ONE;
+        pub lora_r: Option<usize> = None => COUNT;
         /// The product of the matrices is scaled by `lora_alpha / lora_r`; if not set, 16.
         pub lora_alpha: Option<f64> = None => POSITIVE;
         /// Names of the linear layers that get an adapter, such as q_proj.

@@ -6,7 +6,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::error::ConfigError;
 use super::section::{Section, choices, section};
-use super::setting::{AT_LEAST_ONE, Setting};
+use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
 use super::source::At;
 
 section! {
@@ -17,7 +17,7 @@ section! {
         /// Folder for tokenized data, kept between runs; if not set, a folder in `output_dir`.
         pub dataset_prepared_path: Option<PathBuf> = None;
         /// Tokens per sequence.
-        pub sequence_len: usize = 512 => AT_LEAST_ONE;
+        pub sequence_len: usize = 512 => TOKENS;
         /// Pack several short samples into one sequence; attention does not cross the boundaries of samples.
         pub sample_packing: bool = false;
         /// Handling of samples longer than `sequence_len`: error, drop or truncate.

@@ -9,19 +9,19 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::error::ConfigError;
 use super::section::{Section, section};
-use super::setting::{AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Setting};
+use super::setting::{AT_LEAST_ONE, COUNT, SECONDS, SECONDS_OF_DETECTION, SECONDS_OF_LIMIT, SPARES, Setting};
 use super::source::At;
 
 section! {
     /// The section `elastic`.
     pub struct Elastic {
         /// Seconds after which a silent machine counts as lost; all other timeouts are derived from it.
-        pub detection_time: f64 = 1.0 => POSITIVE;
+        pub detection_time: f64 = 1.0 => SECONDS_OF_DETECTION;
         /// Rank processes beyond the mesh on every node, kept as warm spares: their model is compiled and their memory
         /// is allocated.
-        pub spare_ranks: usize = 0;
+        pub spare_ranks: usize = 0 => SPARES;
         /// Seconds to wait for a replacement before the job continues in a smaller world; `none` waits forever.
-        pub replace_patience: Option<f64> = Some(30.0) => NOT_NEGATIVE;
+        pub replace_patience: Option<f64> = Some(30.0) => SECONDS;
         /// Smallest number of model copies with which the job continues.
         pub dp_replicate_min: usize = 1 => AT_LEAST_ONE;
         /// Smallest number of ranks that share the state of one copy; bounded by a rank's memory.
@@ -35,9 +35,9 @@ section! {
         pub evict_stragglers: bool = true;
         /// Seconds that a rank may make no progress before its first step in a world; later limits follow from
         /// `detection_time` and the duration of the longest instruction.
-        pub step_timeout: f64 = 600.0 => POSITIVE;
+        pub step_timeout: f64 = 600.0 => SECONDS_OF_LIMIT;
         /// Maximum number of consecutive failures without a completed step; more end the job.
-        pub incidents_max: usize = 5 => AT_LEAST_ONE;
+        pub incidents_max: usize = 5 => COUNT;
     }
 }
 

@@ -109,6 +109,36 @@ pub enum ConfigError {
         /// A number of microbatches that can be divided evenly.
         fits: usize,
     },
+    /// The mesh has more ranks than any cluster.
+    #[error(
+        "the mesh pp x dp_replicate x dp_shard x cp x tp = {axes} has too many ranks; their product must be {fits}"
+    )]
+    TooManyRanks {
+        /// The sizes of the axes.
+        axes: String,
+        /// The number of ranks that a mesh can have.
+        fits: &'static str,
+    },
+    /// A microbatch has more tokens than can be numbered.
+    #[error(
+        "`micro_batch_size` x `sequence_len` is {found} tokens, but must be at most {max}; use more microbatches instead"
+    )]
+    TooManyTokens {
+        /// Tokens of a microbatch.
+        found: u64,
+        /// The most that a microbatch can have.
+        max: u64,
+    },
+    /// A rank runs more microbatches in a step than can be compiled within seconds.
+    #[error(
+        "each rank runs {found} microbatches in a step, but must run at most {max}; use a larger `micro_batch_size` or more data-parallel ranks"
+    )]
+    TooManyMicrobatches {
+        /// Microbatches of a rank.
+        found: u64,
+        /// The most that a rank can run.
+        max: u64,
+    },
     /// The mesh does not match the number of ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),

@@ -26,6 +26,7 @@ pub mod starter;
 #[cfg(test)]
 mod tests;
 
+use std::io::Read;
 use std::path::Path;
 
 use serde_yaml_ng::{Mapping, Value};
@@ -75,7 +76,7 @@ impl JobConfig {
     pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Self, ConfigError> {
         let unreadable =
             |error: std::io::Error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() };
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let text = read_text(path).map_err(unreadable)?;
         Self::from_yaml_str(&text, overrides)
     }
 
@@ -150,6 +151,7 @@ impl JobConfig {
         self.adapter.validate()?;
         self.parallel.validate()?;
         self.elastic.validate()?;
+        self.check_products()?;
         let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
         if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
             return Err(ConfigError::TwoBatchSizes);
@@ -157,6 +159,33 @@ impl JobConfig {
         if !per_step.is_multiple_of(data_ranks) && !self.parallel.reproducible {
             let fits = (per_step / data_ranks).max(1) * data_ranks;
             return Err(ConfigError::UnevenBatch { per_step, data_ranks, fits });
+        }
+        Ok(())
+    }
+}
+
+/// The text of a file, up to one byte more than a configuration may have: the path may name an endless device.
+fn read_text(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(source::TEXT_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Tokens of a microbatch are numbered with 32 bits.
+const TOKENS_OF_MICROBATCH_MAX: u64 = i32::MAX as u64;
+/// The compiler writes the instructions of each microbatch of a step; for this many it takes seconds.
+const MICROBATCHES_OF_RANK_MAX: u64 = 1 << 13;
+
+impl JobConfig {
+    /// Checks that products of keys stay within what a rank can number and compile.
+    fn check_products(&self) -> Result<(), ConfigError> {
+        let n_tokens = self.schedule.micro_batch_size as u64 * self.data.sequence_len as u64;
+        if n_tokens > TOKENS_OF_MICROBATCH_MAX {
+            return Err(ConfigError::TooManyTokens { found: n_tokens, max: TOKENS_OF_MICROBATCH_MAX });
+        }
+        let n_microbatches = self.microbatches_per_rank() as u64;
+        if n_microbatches > MICROBATCHES_OF_RANK_MAX {
+            return Err(ConfigError::TooManyMicrobatches { found: n_microbatches, max: MICROBATCHES_OF_RANK_MAX });
         }
         Ok(())
     }

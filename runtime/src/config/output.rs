@@ -6,7 +6,7 @@ use serde_yaml_ng::Value;
 
 use super::error::ConfigError;
 use super::section::section;
-use super::setting::{AT_LEAST_ONE, Setting};
+use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
 use super::source::At;
 
 section! {
@@ -16,7 +16,7 @@ section! {
         pub output_dir: PathBuf = PathBuf::from("./outputs");
         /// Location of checkpoints instead of the folder checkpoints in `output_dir`: another folder, or an object
         /// store at s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder, with one prefix
-        /// per job; credentials come from the environment.
+        /// per job; credentials come from the environment or AWS's shared file.
         pub checkpoint_dir: Option<PathBuf> = None;
         /// Seed of all random numbers; the same seed gives the same run.
         pub seed: u64 = 42;
@@ -26,10 +26,13 @@ section! {
         pub save_steps: Option<u64> = Some(500) => AT_LEAST_ONE;
         /// Number of newest checkpoints to keep; none keeps all.
         pub save_total_limit: Option<usize> = Some(3) => AT_LEAST_ONE;
+        /// End the job when a checkpoint cannot be saved. By default training continues, the next save tries again, and
+        /// only the save at the end of the run must succeed. An object store that does not answer is asked for 60 s.
+        pub checkpoint_required: bool = false;
         /// Text that the trained model continues at the end of the run, as a sample.
         pub sample_prompt: Option<String> = None;
         /// Number of tokens in the sample.
-        pub sample_tokens: usize = 200 => AT_LEAST_ONE;
+        pub sample_tokens: usize = 200 => TOKENS;
         /// File for a trace of the third step of this run, for chrome://tracing or Perfetto: one track per rank and one
         /// span per instruction, with the names of `phalanx plan --trace`.
         pub trace: Option<PathBuf> = None;

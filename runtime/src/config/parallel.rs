@@ -2,7 +2,7 @@
 
 use super::error::ConfigError;
 use super::section::{choices, section};
-use super::setting::{AT_LEAST_ONE, Range, Setting};
+use super::setting::{COUNT, MEBIBYTES, RANKS, Range, SPARES, Setting};
 use super::source::At;
 use phalanx_strategies::compile::Parallel;
 use phalanx_strategies::mesh::Mesh;
@@ -17,27 +17,27 @@ section! {
     /// The mesh of ranks, outermost axis first: pp, dp_replicate, dp_shard, cp, tp. Its product is the number of ranks.
     pub struct ParallelSection {
         /// Ranks on each machine; if not set, the ranks of the mesh divided by `nnodes`.
-        pub nproc_per_node: Option<usize> = None => AT_LEAST_ONE;
+        pub nproc_per_node: Option<usize> = None => RANKS;
         /// Machines with nproc_per_node ranks each; set by `phalanx train --slurm` and `--torchrun`.
-        pub nnodes: usize = 1 => AT_LEAST_ONE;
+        pub nnodes: usize = 1 => RANKS;
         /// Copies of the model that train on different data.
-        pub dp_replicate_size: usize = 1 => AT_LEAST_ONE;
+        pub dp_replicate_size: usize = 1 => RANKS;
         /// Ranks that share the state of one copy and train on different data; auto uses the ranks that the other sizes
         /// leave.
         pub dp_shard_size: AxisSize = AxisSize::Ranks(1);
         /// Ranks that share each matrix product.
-        pub tensor_parallel_size ["tp_size"]: usize = 1 => AT_LEAST_ONE;
+        pub tensor_parallel_size ["tp_size"]: usize = 1 => RANKS;
         /// Ranks that share one sequence.
-        pub context_parallel_size ["cp_size"]: usize = 1 => AT_LEAST_ONE;
+        pub context_parallel_size ["cp_size"]: usize = 1 => RANKS;
         /// Ranks that share the layers; each rank has consecutive layers.
-        pub pipeline_parallel_size ["pp_size"]: usize = 1 => AT_LEAST_ONE;
+        pub pipeline_parallel_size ["pp_size"]: usize = 1 => RANKS;
         /// State that ranks of dp_shard and cp share: 1 optimizer state, 2 also gradients and weights, 3 as 2, and
         /// gathered weights are dropped after each use.
         pub zero_stage: usize = 3 => ONE_TO_THREE;
         /// Number of uses ahead at which sharded weights are gathered.
-        pub zero_prefetch: usize = 1;
+        pub zero_prefetch: usize = 1 => SPARES;
         /// Size of the gradients that one collective sums, in MiB.
-        pub bucket_cap_mb: usize = 25 => AT_LEAST_ONE;
+        pub bucket_cap_mb: usize = 25 => MEBIBYTES;
         /// Tensor-parallel ranks also share the tokens between matrix products.
         pub sequence_parallel: bool = false;
         /// How keys and values reach the other context-parallel ranks: ring or allgather.
@@ -48,7 +48,7 @@ section! {
         /// cp of 1.
         pub reproducible: bool = false;
         /// Groups of consecutive layers in each stage, for `pipeline_schedule: interleaved`.
-        pub pipeline_chunks: usize = 2 => AT_LEAST_ONE;
+        pub pipeline_chunks: usize = 2 => COUNT;
     }
 }
 
@@ -87,13 +87,13 @@ pub enum AxisSize {
 
 impl Setting for AxisSize {
     fn fits() -> String {
-        "a whole number of at least 1, or auto".into()
+        format!("{}, or auto", RANKS.fits)
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
             Value::String(word) if word == "auto" => Ok(AxisSize::Auto),
             _ => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
-                Some(n) if n > 0 => Ok(AxisSize::Ranks(n)),
+                Some(n) if (RANKS.holds)(n as f64) => Ok(AxisSize::Ranks(n)),
                 _ => Err(at.mismatch(value, Self::fits())),
             },
         }
@@ -108,6 +108,18 @@ impl Setting for AxisSize {
 
 impl ParallelSection {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let axes = [
+            self.pipeline_parallel_size,
+            self.dp_replicate_size,
+            if let AxisSize::Ranks(n) = self.dp_shard_size { n } else { 1 },
+            self.context_parallel_size,
+            self.tensor_parallel_size,
+        ];
+        let n_ranks = axes.iter().try_fold(1usize, |product, n| product.checked_mul(*n));
+        if n_ranks.is_none_or(|n| !(RANKS.holds)(n as f64)) {
+            let axes = axes.map(|n| n.to_string()).join(" x ");
+            return Err(ConfigError::TooManyRanks { axes, fits: RANKS.fits });
+        }
         self.mesh().map(drop)
     }
 

@@ -2,7 +2,7 @@
 
 use super::error::ConfigError;
 use super::section::{choices, section};
-use super::setting::{AT_LEAST_ONE, POSITIVE};
+use super::setting::{AT_LEAST_ONE, POSITIVE, THREADS};
 
 section! {
     /// Number formats, device, memory and threads.
@@ -32,7 +32,7 @@ section! {
         /// Attention on GPUs: cudnn, own for the kernels of Phalanx, or auto for cuDNN where it is present and has a plan.
         pub attention: AttentionEngine = AttentionEngine::Auto;
         /// Compute threads; if not set, one per core.
-        pub threads: Option<usize> = None => AT_LEAST_ONE;
+        pub threads: Option<usize> = None => THREADS;
     }
 }
 

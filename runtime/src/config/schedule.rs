@@ -2,18 +2,18 @@
 
 use super::error::ConfigError;
 use super::section::{choices, section};
-use super::setting::{AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE};
+use super::setting::{AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SHARE};
 
 section! {
     /// Length of the run, batch size and learning rate.
     pub struct ScheduleSection {
         /// Sequences per forward and backward pass.
-        pub micro_batch_size: usize = 1 => AT_LEAST_ONE;
+        pub micro_batch_size: usize = 1 => COUNT;
         /// Passes whose gradients are summed before each update of the weights.
-        pub gradient_accumulation_steps: usize = 1 => AT_LEAST_ONE;
+        pub gradient_accumulation_steps: usize = 1 => COUNT;
         /// Passes of all ranks together before each update of the weights, on any mesh; replaces
         /// `gradient_accumulation_steps`.
-        pub microbatches_per_step: Option<usize> = None => AT_LEAST_ONE;
+        pub microbatches_per_step: Option<usize> = None => COUNT;
         /// Passes over the data; if `max_steps` is set too, training ends at the first of the two limits.
         pub num_epochs: Option<f64> = None => POSITIVE;
         /// Updates of the weights; if `num_epochs` is set too, training ends at the first of the two limits.

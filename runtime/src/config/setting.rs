@@ -31,6 +31,32 @@ pub(crate) struct Range {
 
 /// Counts that cannot be zero.
 pub(crate) const AT_LEAST_ONE: Range = Range { fits: "a whole number of at least 1", holds: |x| x >= 1.0 };
+/// Ranks along an axis, machines, and ranks of a machine: more than any cluster has, and few enough for 32 bits.
+pub(crate) const RANKS: Range =
+    Range { fits: "a whole number from 1 to 1048576", holds: |x| (1.0..=1048576.0).contains(&x) };
+/// Ranks of a machine that need not exist.
+pub(crate) const SPARES: Range =
+    Range { fits: "a whole number from 0 to 65536", holds: |x| (0.0..=65536.0).contains(&x) };
+/// Sequences of a microbatch, microbatches of a step, tokens of a sample: their products stay far below 64 bits.
+pub(crate) const COUNT: Range =
+    Range { fits: "a whole number from 1 to 1048576", holds: |x| (1.0..=1048576.0).contains(&x) };
+/// Tokens of a sequence.
+pub(crate) const TOKENS: Range =
+    Range { fits: "a whole number from 1 to 16777216", holds: |x| (1.0..=16777216.0).contains(&x) };
+/// Compute threads of a rank.
+pub(crate) const THREADS: Range =
+    Range { fits: "a whole number from 1 to 1024", holds: |x| (1.0..=1024.0).contains(&x) };
+/// Mebibytes of a buffer: up to a tebibyte.
+pub(crate) const MEBIBYTES: Range = COUNT;
+/// Seconds of a detection time: above an hour, nothing is detected.
+pub(crate) const SECONDS_OF_DETECTION: Range =
+    Range { fits: "a number above 0 and at most 3600", holds: |x| x > 0.0 && x <= 3600.0 };
+/// Seconds that a job may wait: up to a year.
+pub(crate) const SECONDS: Range =
+    Range { fits: "a number of at least 0 and at most 31536000", holds: |x| (0.0..=31536000.0).contains(&x) };
+/// Seconds of a limit that cannot be 0: up to a year.
+pub(crate) const SECONDS_OF_LIMIT: Range =
+    Range { fits: "a number above 0 and at most 31536000", holds: |x| x > 0.0 && x <= 31536000.0 };
 /// Strictly positive numbers.
 pub(crate) const POSITIVE: Range = Range { fits: "a number above 0", holds: |x| x > 0.0 && x.is_finite() };
 /// Numbers from zero up.

@@ -12,7 +12,10 @@ use super::setting::describe;
 use super::spelling::hint_for;
 
 /// Bounds the tree that the parser may build; no hand-written configuration comes near a megabyte.
-const TEXT_BYTES_MAX: usize = 1 << 20;
+pub(super) const TEXT_BYTES_MAX: usize = 1 << 20;
+
+/// Most brackets that may be open at a time. The parser's time grows with the square of that number.
+const OPEN_BRACKETS_MAX: usize = 256;
 
 /// A parsed configuration whose top-level keys have their first spelling.
 pub(crate) struct Source {
@@ -27,6 +30,8 @@ pub(crate) struct Source {
 impl Source {
     /// Parses the text and applies the overrides in order.
     pub(crate) fn new(text: &str, overrides: &[(String, String)], known: &[KeyDoc]) -> Result<Self, ConfigError> {
+        // The mark that some editors put before UTF-8 is no part of the text.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut source =
             Self { text: text.to_owned(), keys: parse(text)?, spelled: BTreeMap::new(), overridden: BTreeSet::new() };
         source.use_first_spellings(known)?;
@@ -64,6 +69,7 @@ impl Source {
         if let Some(doc) = known.iter().find(|doc| doc.aliases.contains(&segments[0])) {
             segments[0] = doc.key;
         }
+        check_depth(value).map_err(|reason| ConfigError::Syntax { reason })?;
         // A value that is not YAML by itself, such as `@data`, is a string.
         let value = serde_yaml_ng::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         set(&mut self.keys, &segments, value).map_err(|why| ConfigError::UnknownKey {
@@ -154,6 +160,7 @@ fn parse(text: &str) -> Result<Mapping, ConfigError> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(syntax(format!("it has {} bytes, more than the {TEXT_BYTES_MAX} allowed", text.len())));
     }
+    check_depth(text).map_err(syntax)?;
     if let Some((key, line)) = repeated_key(text) {
         return Err(ConfigError::Duplicate { first: key.clone(), second: key, location: ValueLocation::Line(line) });
     }
@@ -164,6 +171,26 @@ fn parse(text: &str) -> Result<Mapping, ConfigError> {
         Value::Null => Ok(Mapping::new()),
         other => Err(syntax(format!("it is {}, but must be lines of `key: value`", describe(&other)))),
     }
+}
+
+/// Rejects text with too many open brackets or lists within lists on a line. Brackets in strings and comments count too:
+/// texts have few that stay open.
+fn check_depth(text: &str) -> Result<(), String> {
+    let mut depth = 0usize;
+    for (number, line) in text.lines().enumerate() {
+        let inline = line.trim_start().split("- ").take_while(|before| before.trim().is_empty()).count();
+        for byte in line.bytes() {
+            match byte {
+                b'[' | b'{' => depth += 1,
+                b']' | b'}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth.max(inline) > OPEN_BRACKETS_MAX {
+                return Err(format!("line {} is more than {OPEN_BRACKETS_MAX} lists or sections deep", number + 1));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Sets the value at a dotted path. Absent sections are created, and lists grow by one item at a time.

@@ -120,7 +120,7 @@ fn wrong_type_is_named_with_the_found_value_and_the_accepted_values() {
     assert_eq!(refusal("learning_rate: fast"), "`learning_rate` (line 6) is the string \"fast\", but must be a number");
     assert_eq!(
         refusal("micro_batch_size: 0"),
-        "`micro_batch_size` (line 6) is 0, but must be a whole number of at least 1"
+        "`micro_batch_size` (line 6) is 0, but must be a whole number from 1 to 1048576"
     );
     assert_eq!(refusal("seed: -1"), "`seed` (line 6) is -1, but must be a whole number of at least 0");
     assert_eq!(

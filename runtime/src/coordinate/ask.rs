@@ -1,7 +1,7 @@
 //! The operator's client: sends one request to a job's coordinator, with the credential from the job's folder.
 
-use crate::coordinate::serve::{ADDRESS, CONTROL};
 use crate::error::control_plane::ControlPlaneError;
+use crate::node::shared_folder::{ADDRESS, CONTROL};
 use phalanx_actors::control::block_on;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::ask::Operator;

@@ -1,36 +1,68 @@
 //! `events.jsonl`: the history of a job, for users and programs.
 
-use crate::error::JobError;
+use crate::journal::Journal;
 use phalanx_actors::events::Event;
-use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::Path;
 
 /// Writes one line for each event of the job; incidents have their phases.
 pub(crate) struct EventLog {
-    path: PathBuf,
-    file: fs::File,
+    file: Journal,
+    /// The fault when it was last asked for.
+    fault: Option<String>,
 }
 
 impl EventLog {
-    /// Opens the file in a job's folder. Lines are appended, so a resumed job keeps its history.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub(crate) fn open(output_dir: &Path) -> Result<EventLog, JobError> {
-        let path = output_dir.join("events.jsonl");
-        let file = fs::File::options().append(true).create(true).open(&path);
-        let file = file.map_err(|source| JobError::Io { action: "write", path: path.clone(), source })?;
-        Ok(EventLog { path, file })
+    /// Opens the file in a job's folder. Lines are appended, so a resumed job keeps its history. A file that cannot be opened or
+    /// written is written later; see [`EventLog::new_fault`].
+    pub(crate) fn open(output_dir: &Path) -> EventLog {
+        let file = Journal::new(output_dir.join("events.jsonl"), |path| {
+            Ok(Box::new(File::options().append(true).create(true).open(path)?))
+        });
+        EventLog { file, fault: None }
     }
 
     /// Adds a line.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub(crate) fn write(&mut self, event: &Event) -> Result<(), JobError> {
+    pub(crate) fn write(&mut self, event: &Event) {
         let mut line = serde_json::to_vec(event).unwrap_or_default();
         line.push(b'\n');
-        self.file.write_all(&line).map_err(|source| JobError::Io { action: "write", path: self.path.clone(), source })
+        self.file.append(&line);
+    }
+
+    /// Tries to write the lines that wait. Returns the fault if one has begun or ended since the last call.
+    pub(crate) fn new_fault(&mut self) -> Option<Option<String>> {
+        if self.fault.is_some() {
+            self.file.retry();
+        }
+        let fault = self.file.fault();
+        let is_new = fault.is_some() != self.fault.is_some();
+        is_new.then(|| {
+            self.fault.clone_from(&fault);
+            fault
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_actors::events::What;
+    use phalanx_strategies::elastic::identity::Term;
+
+    #[test]
+    fn events_of_a_folder_that_cannot_be_written_are_written_when_it_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("later");
+        let mut log = EventLog::open(&folder);
+
+        (1..=3).for_each(|term| log.write(&Event { unix_ms: 0, term: Term(term), what: What::Leads }));
+        let (begun, again) = (log.new_fault(), log.new_fault());
+        std::fs::create_dir(&folder).unwrap();
+        let ended = log.new_fault();
+
+        assert!(begun.flatten().is_some_and(|fault| fault.contains("events.jsonl")));
+        assert_eq!((again, ended), (None, Some(None)));
+        let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
+        assert_eq!(text.lines().count(), 3);
     }
 }

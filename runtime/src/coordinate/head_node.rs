@@ -4,13 +4,17 @@ use crate::config::JobConfig;
 use crate::control::{Bell, Control};
 use crate::coordinate::sentence::{self, sentence};
 use crate::coordinate::serve::{
-    CONTROL, Coordinated, Coordinating, CoordinatorEvent, Serve, admission, begin_alone, listen_alone, serve,
+    Coordinated, Coordinating, CoordinatorEvent, Serve, admission, begin_alone, listen_alone, serve,
 };
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
+use crate::launch::executable::Executable;
 use crate::node::bootstrap::JobBootstrap;
+use crate::node::folder::NodeFolder;
 use crate::node::join::{JoinAs, Leave, Outcome, Part, enter, join};
+use crate::node::shared_folder::CONTROL;
+use crate::train::inputs::RunInputs;
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::ModelPlan;
 use crate::train::saving::Saving;
@@ -23,7 +27,6 @@ use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use phalanx_strategies::elastic::incident::Why;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +34,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Settings of this machine's ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalNode {
-    pub(crate) program: PathBuf,
+    pub(crate) program: Executable,
     /// Number of rank processes, possibly 0.
     pub(crate) n_slots: u32,
     /// Address at which ranks of other machines reach them; detected if absent.
@@ -48,7 +51,7 @@ pub(crate) fn lead(
     on_join: &mut dyn FnMut(&str),
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
-    let _lock = OutputLock::take(&config.output.output_dir)?;
+    let lock = OutputLock::take(&config.output.output_dir)?;
     let ((joins, joined), (entered, has_entered)) = (channel(), channel());
     let take_part = |is_over: &AtomicBool, on_event: &mut (dyn FnMut(&Event) + Send)| {
         take_part(config, here, joined, entered, is_over, on_event)
@@ -56,7 +59,7 @@ pub(crate) fn lead(
     let coordinate = |is_abandoned: &dyn Fn() -> bool, tell: &dyn Fn(&Event)| {
         // Dropped at the end, so that the local node does not wait for a join string that never comes.
         let joins = joins;
-        serve(config, model, how, control, is_abandoned, &mut |happened| match happened {
+        serve(config, model, how, Some(lock), control, is_abandoned, &mut |happened| match happened {
             CoordinatorEvent::Join(string) => {
                 let _ = joins.send(string.clone());
                 // This machine joins first, so that the leader is here; an error means that it has no ranks.
@@ -73,15 +76,17 @@ pub(crate) fn lead(
 }
 
 /// Coordinates a job on this machine alone, with its node, to its end. Coordinator, supervisor and ranks are the same as
-/// on several machines, with a transport inside this process. The caller has locked the job's folder.
+/// on several machines, with a transport inside this process. `lock` is that of the job's folder.
 pub(crate) fn lead_alone(
     config: &JobConfig,
     model: ModelPlan,
+    inputs: RunInputs,
     here: LocalNode,
+    lock: &OutputLock,
     control: &Control,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
-    let term = begin_alone(config, &mut |warning| on_event(&Event::Note(warning)))?;
+    let term = begin_alone(config, lock, &mut |warning| on_event(&Event::Note(warning)))?;
     let (node, boot) = (NodeId(0), Incarnation(1));
     let (operators, requests) = listen_alone(config, &term)?;
     let Pair { coordinator, inbox, node: uplink, desired_states } = connect(node, boot, WAITING_MAX);
@@ -96,6 +101,7 @@ pub(crate) fn lead_alone(
         bootstrap: JobBootstrap { yaml: config.to_yaml(), secret: Vec::new(), start_from: term.start_from.clone() },
         n_slots: here.n_slots,
         n_threads: config.precision.threads.unwrap_or_else(|| (model.device.available_threads() / mesh.size()).max(1)),
+        inputs,
         listen: None,
         program: here.program,
         uplink: Arc::new(uplink),
@@ -198,13 +204,13 @@ fn take_part(
         return Ok(Outcome::default());
     }
     let string: JoinString = string.parse().map_err(ControlPlaneError::JoinString)?;
-    let dir = config.output.output_dir.join(CONTROL).join("here");
-    let credential = enter(&string, &dir)?;
+    let folder = NodeFolder::lock(&config.output.output_dir.join(CONTROL).join("here"))?;
+    let credential = enter(&string, &folder)?;
     // The receiver is gone if the coordinator has failed.
     let _ = entered.send(());
     drop(entered);
     let (n_slots, advertise, program) = (here.n_slots, here.advertise, here.program);
-    let how = JoinAs { join: string, credential, dir, n_slots, advertise, program };
+    let how = JoinAs { join: string, credential, folder, n_slots, advertise, program };
     join(how, &|| leaves_once(is_over), on_event)
 }
 

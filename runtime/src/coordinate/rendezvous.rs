@@ -4,17 +4,20 @@
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead};
-use crate::coordinate::serve::{CONTROL, Serve};
+use crate::coordinate::serve::{Serve, outward};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::launch::environment::LaunchContext;
+use crate::launch::executable::Executable;
+use crate::node::folder::NodeFolder;
 use crate::node::join::{JoinAs, Leave, enter, join};
+use crate::node::shared_folder::CONTROL;
 use crate::train::fit::check;
 use phalanx_actors::trust::file;
 use phalanx_actors::trust::join::{Address, JoinString};
 use std::cell::Cell;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,7 +25,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Rendezvous<'a> {
     pub(crate) config: &'a JobConfig,
     pub(crate) launch_context: &'a LaunchContext,
-    pub(crate) program: PathBuf,
+    pub(crate) program: Executable,
     /// Rank processes of this machine.
     pub(crate) n_slots: u32,
     /// How long this machine waits for node 0.
@@ -99,6 +102,7 @@ impl Rendezvous<'_> {
     ) -> Result<(), JobError> {
         let LaunchContext { node, head, launch, .. } = self.launch_context;
         let dir = self.config.output.output_dir.join(CONTROL).join(format!("node-{node}.{launch}"));
+        let folder = NodeFolder::lock(&dir)?;
         let deadline = Instant::now() + self.patience;
         let mut last = None;
         if !path.exists() {
@@ -113,12 +117,12 @@ impl Rendezvous<'_> {
             let entered = found.map(|text| {
                 let string: JoinString =
                     String::from_utf8_lossy(&text).parse().map_err(ControlPlaneError::JoinString)?;
-                Ok((enter(&string, &dir)?, string))
+                Ok((enter(&string, &folder)?, string))
             });
             match entered {
                 Some(Ok((credential, join_string))) => {
                     let (program, n_slots) = (self.program.clone(), self.n_slots);
-                    let how = JoinAs { join: join_string, credential, dir, n_slots, advertise: None, program };
+                    let how = JoinAs { join: join_string, credential, folder, n_slots, advertise: None, program };
                     let asked = Cell::new(None);
                     let leaves = || leaves(control, &asked);
                     return join(how, &leaves, on_event).map(drop);
@@ -161,14 +165,7 @@ fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), Cont
     }
     // Some machines resolve their own name to a loopback address, which other machines cannot reach.
     let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    Ok((SocketAddr::new(any, port), outward()))
-}
-
-/// The address of this machine on its default route. No packet is sent; the target is reserved for documentation.
-fn outward() -> Option<IpAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+    Ok((SocketAddr::new(any, port), outward(SocketAddr::new(any, port))))
 }
 
 #[cfg(test)]

@@ -5,11 +5,13 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::{Bell, Control};
 use crate::coordinate::event_log::EventLog;
-use crate::coordinate::standby::{self, Watched};
+use crate::coordinate::standby::{self, ALONE, Watched};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::node::bootstrap::JobBootstrap;
+use crate::node::shared_folder::{ADDRESS, CONTROL, JOB};
 use crate::train::fit::{fits, fits_here};
+use crate::train::output_lock::{OutputLock, RankLock};
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
 use crate::train::saving::Saving;
@@ -18,6 +20,7 @@ use phalanx_actors::coordinator::Settings;
 use phalanx_actors::coordinator_handle::{Admission, CoordinatorHandle};
 use phalanx_actors::events::{Event, What};
 use phalanx_actors::operator::{Answer, Request};
+use phalanx_actors::quic::QuicError;
 use phalanx_actors::quic::listener::{Listener, ListenerConfig};
 use phalanx_actors::store::directory::Directory;
 use phalanx_actors::store::{SharedStore, Store};
@@ -33,17 +36,12 @@ use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::elastic::succession::Lease;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
-
-/// Folder of a job for the coordinator's files.
-pub(crate) const CONTROL: &str = "control";
-/// File in that folder with the coordinator's address.
-pub(crate) const ADDRESS: &str = "address";
 
 /// Settings of a coordinator.
 #[derive(Clone, Debug)]
@@ -75,6 +73,8 @@ pub(super) struct Term {
     lease: (Lease, Instant),
     /// The checkpoint from which the job starts, if any: its step and folder.
     pub(super) start_from: Option<(u64, PathBuf)>,
+    /// The lock of the job's folder, unless its caller holds it, or a coordinator that has lost its lease.
+    _lock: Option<OutputLock>,
 }
 
 impl Term {
@@ -93,13 +93,11 @@ enum Earlier {
     IsOver,
 }
 
-/// The candidate number of the coordinator of a job on one machine. No other candidate has this number, and no two such jobs
-/// have the same folder at the same time, so a lease of this holder belongs to a process that has ended.
-const ALONE: u32 = 0;
-
 /// Takes over a job on several machines once no other coordinator is active; `None` if this coordinator is not needed.
+/// `lock` is that of the job's folder, if the caller has taken it.
 fn take_over(
     config: &JobConfig,
+    mut lock: Option<OutputLock>,
     is_over: &dyn Fn() -> bool,
     stands_by: &mut dyn FnMut(),
 ) -> Result<Option<Term>, JobError> {
@@ -110,36 +108,65 @@ fn take_over(
     loop {
         let seen = match standby::wait(&store, &config.elastic.timing(), is_over, stands_by)? {
             Watched::Vacant(lease) => lease,
+            Watched::Occupied => return Err(JobError::InUse { path: config.output.output_dir.clone() }),
             Watched::NotNeeded => return Ok(None),
         };
+        if lock.is_none() {
+            lock = match OutputLock::take(&config.output.output_dir) {
+                // The lease decides between coordinators: one that has lost it may still run.
+                Err(JobError::InUse { .. }) if seen.holder != ALONE => None,
+                taken => Some(taken?),
+            };
+        }
         let Some(lease) = claim(&store, seen, candidate)? else { continue };
         let start_from = begin(config, &folder, &store, lease.0, Earlier::MayLive, &mut |warning| {
             tracing::warn!("{warning}");
         })?;
         let job = job_of(&folder)?;
-        return Ok(Some(Term { job, store, candidate, lease, start_from }));
+        return Ok(Some(Term { job, store, candidate, lease, start_from, _lock: lock }));
     }
 }
 
 /// Begins a job on this machine alone, in a folder that this process has locked.
 ///
 /// # Errors
-/// When a coordinator of several machines is active in the folder, or the store or a checkpoint cannot be used.
-pub(super) fn begin_alone(config: &JobConfig, warn: &mut dyn FnMut(String)) -> Result<Term, JobError> {
+/// As [`take_alone`], and when the store or a checkpoint cannot be used.
+pub(super) fn begin_alone(
+    config: &JobConfig,
+    lock: &OutputLock,
+    warn: &mut dyn FnMut(String),
+) -> Result<Term, JobError> {
     let folder = config.output.output_dir.join(CONTROL);
-    let store = Directory::open(&folder.join("store")).map_err(ControlPlaneError::from)?;
+    let (store, lease) = take_alone(config, lock)?;
+    let start_from = begin(config, &folder, &store, lease.0, Earlier::IsOver, warn)?;
+    let job = job_of(&folder)?;
+    Ok(Term { job, store, candidate: ALONE, lease, start_from, _lock: None })
+}
+
+/// Takes the lease of a folder, which this process has locked, for a job on this machine alone.
+///
+/// # Errors
+/// When a coordinator is active in the folder, or ranks of an earlier job are, or the store cannot be used.
+pub(super) fn take_alone(config: &JobConfig, lock: &OutputLock) -> Result<(Directory, (Lease, Instant)), JobError> {
+    let store = Directory::open(&config.output.output_dir.join(CONTROL).join("store"));
+    let store = store.map_err(ControlPlaneError::from)?;
     let in_use = || JobError::InUse { path: config.output.output_dir.clone() };
     let mut seen = store.read_lease().map_err(ControlPlaneError::from)?;
-    if seen.holder != ALONE && store.read_record().map_err(ControlPlaneError::from)?.ending.is_none() {
+    // A job on one machine holds the lock as long as it renews its lease, where the file system has locks.
+    let is_over = if seen.holder == ALONE {
+        lock.is_exclusive()
+    } else {
+        store.read_record().map_err(ControlPlaneError::from)?.ending.is_some()
+    };
+    if !is_over {
         let is_alive = std::cell::Cell::new(false);
         let watched = standby::wait(&store, &config.elastic.timing(), &|| is_alive.get(), &mut || is_alive.set(true))?;
         let Watched::Vacant(lease) = watched else { return Err(in_use()) };
         seen = lease;
     }
+    RankLock::await_end_of_ranks(&config.output.output_dir)?;
     let lease = claim(&store, seen, ALONE)?.ok_or_else(in_use)?;
-    let start_from = begin(config, &folder, &store, lease.0, Earlier::IsOver, warn)?;
-    let job = job_of(&folder)?;
-    Ok(Term { job, store, candidate: ALONE, lease, start_from })
+    Ok((store, lease))
 }
 
 /// Takes the lease for the next term, unless another candidate took it first.
@@ -149,16 +176,18 @@ fn claim(store: &Directory, seen: Lease, candidate: u32) -> Result<Option<(Lease
 }
 
 /// Coordinates a job on several machines to its end. Returns its last status, unless another coordinator has taken over.
-/// Polls `is_abandoned`: once it is true, the job is stopped, without waiting when no node is left.
+/// `lock` is that of the job's folder, if the caller has taken it. Polls `is_abandoned`: once it is true, the job is stopped,
+/// without waiting when no node is left.
 pub(crate) fn serve(
     config: &JobConfig,
     model: &ModelPlan,
     serve: &Serve,
+    lock: Option<OutputLock>,
     control: &Control,
     is_abandoned: &dyn Fn() -> bool,
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Coordinated {
-    let served = try_serve(config, model, serve, control, is_abandoned, tell);
+    let served = try_serve(config, model, serve, lock, control, is_abandoned, tell);
     served.unwrap_or_else(|error| Coordinated { status: Err(error), nodes_notified: false })
 }
 
@@ -166,21 +195,17 @@ fn try_serve(
     config: &JobConfig,
     model: &ModelPlan,
     serve: &Serve,
+    lock: Option<OutputLock>,
     control: &Control,
     is_abandoned: &dyn Fn() -> bool,
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Result<Coordinated, JobError> {
     let stops = || control.stops() || is_abandoned();
-    let Some(term) = take_over(config, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
+    let Some(term) = take_over(config, lock, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
         return Ok(Coordinated { status: Ok(None), nodes_notified: false });
     };
-    let (listener, inbox) = listen(config, serve.listen, &term)?;
-    let addresses =
-        if serve.advertise.is_empty() { vec![Address::from(listener.address())] } else { serve.advertise.clone() };
-    let addresses: Vec<Address> = addresses
-        .into_iter()
-        .map(|a| if a.port == 0 { Address { port: listener.address().port(), ..a } } else { a })
-        .collect();
+    let (listener, inbox) = listen_again(config, serve.listen, &term)?;
+    let addresses = advertised(listener.address(), &serve.advertise, outward)?;
     write_address(config, &addresses)?;
     let invitation =
         listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(ControlPlaneError::from)?;
@@ -193,6 +218,59 @@ fn try_serve(
     let outcome = coordinating.follow(control, is_abandoned, tell);
     thread.stop();
     Ok(outcome)
+}
+
+/// File in the control folder with the port of the last coordinator.
+const PORT: &str = "port";
+
+/// Listens at an address. Without a port of its own, a coordinator listens at the port of its predecessor, where the nodes look
+/// for it, unless another program has that port now.
+fn listen_again(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
+    let path = config.output.output_dir.join(CONTROL).join(PORT);
+    let before = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u16>().ok());
+    let listened = match before.filter(|_| at.port() == 0) {
+        Some(port) => match listen(config, SocketAddr::new(at.ip(), port), term) {
+            Err(JobError::ControlPlane(ControlPlaneError::Transport(QuicError::Bind { .. }))) => {
+                tracing::warn!(port, "the port of the last coordinator is in use; nodes need the new address");
+                listen(config, at, term)
+            }
+            listened => listened,
+        },
+        None => listen(config, at, term),
+    }?;
+    write(&path, listened.0.address().port().to_string().as_bytes())?;
+    Ok(listened)
+}
+
+/// The addresses for nodes: the configured ones, or the one that it listens at. At all addresses of this machine, that is the
+/// address on the route that `outward` returns.
+fn advertised(
+    listens: SocketAddr,
+    configured: &[Address],
+    outward: impl FnOnce(SocketAddr) -> Option<IpAddr>,
+) -> Result<Vec<Address>, ControlPlaneError> {
+    if !configured.is_empty() {
+        let with_port =
+            |a: &Address| if a.port == 0 { Address { port: listens.port(), ..a.clone() } } else { a.clone() };
+        return Ok(configured.iter().map(with_port).collect());
+    }
+    if !listens.ip().is_unspecified() {
+        return Ok(vec![listens.into()]);
+    }
+    let ip = outward(listens).ok_or(ControlPlaneError::NoAdvertise { listens })?;
+    Ok(vec![SocketAddr::new(ip, listens.port()).into()])
+}
+
+/// The address of this machine on its default route. No packet is sent; the targets are reserved for documentation.
+pub(super) fn outward(listens: SocketAddr) -> Option<IpAddr> {
+    let (any, target): (SocketAddr, SocketAddr) = if listens.is_ipv4() {
+        ((Ipv4Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::new(192, 0, 2, 1), 9).into())
+    } else {
+        ((Ipv6Addr::UNSPECIFIED, 0).into(), (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into())
+    };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(target).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Listens for operators of a job on this machine alone. No node can join, because no token is issued.
@@ -249,6 +327,7 @@ pub(super) struct Coordinating<'a> {
     ending: Option<Ending>,
     /// Whether all nodes have been notified of the end of the job.
     nodes_notified: bool,
+    _lock: Option<OutputLock>,
 }
 
 /// Sends the coordinator's events to the thread that follows the job, and wakes it, also when the coordinator is gone.
@@ -298,10 +377,10 @@ impl<'a> Coordinating<'a> {
         inboxes: Vec<Inbox>,
         bell: &Arc<Bell>,
     ) -> Result<Coordinating<'a>, JobError> {
-        let log = EventLog::open(&config.output.output_dir)?;
+        let log = EventLog::open(&config.output.output_dir);
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let policy = Policy { one_model: config.parallel.reproducible, ..policy };
-        let Term { job, store, candidate, lease, .. } = term;
+        let Term { job, store, candidate, lease, _lock: lock, .. } = term;
         let (holds, is_alone, timing) = (Some(lease), candidate == ALONE, config.elastic.timing());
         let settings = Settings { job, candidate, holds, is_alone, policy, timing };
         let (sender, events) = channel();
@@ -319,7 +398,7 @@ impl<'a> Coordinating<'a> {
         let handle = block_on(starting)
             .map_err(ControlPlaneError::cannot("start an event loop"))?
             .map_err(ControlPlaneError::from)?;
-        Ok(Coordinating { handle, thread, downlink, events, log, ending: None, nodes_notified: false })
+        Ok(Coordinating { handle, thread, downlink, events, log, ending: None, nodes_notified: false, _lock: lock })
     }
 
     /// Follows the job to its end, then closes the transport to its nodes.
@@ -363,9 +442,13 @@ impl<'a> Coordinating<'a> {
             if let Some(Err(panicked)) = self.thread.has_ended() {
                 return Err(JobError::JobFailed(panicked.to_string()));
             }
+            if let Some(fault) = self.log.new_fault() {
+                tracing::warn!(fault = fault.as_deref().unwrap_or("none: all lines are written"), "the job's history");
+                self.handle.set_fault(fault);
+            }
             match self.events.try_recv() {
                 Ok(event) => {
-                    self.log.write(&event)?;
+                    self.log.write(&event);
                     match &event.what {
                         // The coordinator answers from now on.
                         What::Leads if !std::mem::replace(&mut is_open, true) => control.open(),
@@ -428,6 +511,7 @@ fn begin(
     let found = store.read_record().map_err(ControlPlaneError::from)?;
     let is_over = earlier == Earlier::IsOver || found.ending.is_some();
     if is_over {
+        RankLock::await_end_of_ranks(&output.output_dir)?;
         // A later run gets a new job number, so that members of the earlier run cannot take part.
         forget_job(control)?;
     } else if found.world_plan.is_some() {
@@ -449,9 +533,6 @@ fn begin(
     Ok(start_from)
 }
 
-/// File in the control folder with the job number.
-const JOB: &str = "job";
-
 /// The job number, kept in a file so that a restarted coordinator continues the same job. Without the file, the job is new.
 fn job_of(control: &Path) -> Result<JobId, JobError> {
     let path = control.join(JOB);
@@ -467,7 +548,7 @@ fn job_of(control: &Path) -> Result<JobId, JobError> {
 }
 
 /// Removes the job number, so that the next run in this folder is a new job.
-fn forget_job(control: &Path) -> Result<(), JobError> {
+pub(super) fn forget_job(control: &Path) -> Result<(), JobError> {
     let path = control.join(JOB);
     match fs::remove_file(&path) {
         Err(source) if source.kind() != ErrorKind::NotFound => Err(JobError::Io { action: "remove", path, source }),
@@ -498,6 +579,23 @@ fn job_id() -> JobId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advertised_address_is_one_that_other_machines_can_reach() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let route = |_| Some(IpAddr::from([10, 1, 2, 3]));
+        let of = |listens, configured: &[&str], route: fn(SocketAddr) -> Option<IpAddr>| {
+            let configured: Vec<Address> = configured.iter().map(|text| text.parse().unwrap()).collect();
+            let found = advertised(at(listens), &configured, route);
+            found.map(|all| all.iter().map(Address::to_string).collect::<Vec<_>>().join(","))
+        };
+
+        assert_eq!(of("10.9.9.9:7070", &[], route).unwrap(), "10.9.9.9:7070");
+        assert_eq!(of("0.0.0.0:7070", &[], route).unwrap(), "10.1.2.3:7070");
+        assert_eq!(of("0.0.0.0:7070", &["head:7070", "b:7071"], route).unwrap(), "head:7070,b:7071");
+        let refused = of("[::]:7070", &[], |_| None).unwrap_err();
+        assert!(refused.to_string().contains("--advertise"), "{refused}");
+    }
 
     #[test]
     fn restarted_coordinator_reads_the_job_number_that_the_first_one_wrote() {

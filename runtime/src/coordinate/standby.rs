@@ -9,13 +9,21 @@ use crate::error::control_plane::ControlPlaneError;
 use phalanx_actors::store::Store;
 use phalanx_strategies::elastic::succession::Lease;
 use phalanx_strategies::elastic::timing::Timing;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The candidate number of a job on one machine, which has no standby.
+pub(super) const ALONE: u32 = 0;
+
+/// How long the store may fail while a coordinator stands by.
+const STORE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The outcome of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     /// No coordinator is active; this is the last lease.
     Vacant(Lease),
+    /// A job on one machine is active, which nobody takes over.
+    Occupied,
     /// The job ended under the other coordinator, or this one was stopped.
     NotNeeded,
 }
@@ -31,18 +39,31 @@ pub(crate) fn wait(
     stands_by: &mut dyn FnMut(),
 ) -> Result<Watched, JobError> {
     let (mut seen, mut since) = (store.read_lease().map_err(ControlPlaneError::from)?, Instant::now());
-    let mut is_alive = false;
+    let (mut is_alive, mut read) = (false, Instant::now());
     // The default lease means that no coordinator has held one.
     while seen != Lease::default() && since.elapsed() < timing.lease {
         if stops() {
             return Ok(Watched::NotNeeded);
         }
         std::thread::sleep(timing.lease_renewal / 2);
-        let lease = store.read_lease().map_err(ControlPlaneError::from)?;
+        let lease = match store.read_lease() {
+            Ok(lease) => lease,
+            Err(error) if read.elapsed() < STORE_PATIENCE => {
+                tracing::warn!(%error, "cannot read the lease; retrying");
+                // A lease that cannot be read does not expire.
+                since = Instant::now();
+                continue;
+            }
+            Err(error) => return Err(ControlPlaneError::from(error).into()),
+        };
+        read = Instant::now();
         if lease == seen {
             continue;
         }
         (seen, since) = (lease, Instant::now());
+        if seen.holder == ALONE {
+            return Ok(Watched::Occupied);
+        }
         if !std::mem::replace(&mut is_alive, true) {
             stands_by();
         }
@@ -54,11 +75,11 @@ pub(crate) fn wait(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_actors::store::StoreError;
     use phalanx_actors::store::memory::Memory;
     use phalanx_strategies::elastic::identity::Term;
     use phalanx_strategies::elastic::message::{Ending, Record};
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     fn timing() -> Timing {
         // Long enough for a busy machine to renew a lease in time.
@@ -101,6 +122,62 @@ mod tests {
 
         assert_eq!((watched.unwrap(), n_calls), (Watched::Vacant(lease(9)), 1));
         assert!(begin.elapsed() >= 9 * timing().lease_renewal + timing().lease);
+    }
+
+    /// A store whose first read of the lease succeeds, and the next ones fail.
+    #[derive(Debug)]
+    struct Interrupted {
+        store: Memory,
+        n_reads: AtomicUsize,
+    }
+
+    const N_FAILURES: usize = 4;
+
+    impl Store for Interrupted {
+        fn read_lease(&self) -> Result<Lease, StoreError> {
+            match self.n_reads.fetch_add(1, Ordering::AcqRel) {
+                1..=N_FAILURES => Err(StoreError::Damaged { path: "lease".into(), found: "nothing".into() }),
+                _ => self.store.read_lease(),
+            }
+        }
+        fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError> {
+            self.store.replace_lease(old, new)
+        }
+        fn read_record(&self) -> Result<Record, StoreError> {
+            self.store.read_record()
+        }
+        fn write_record(&self, record: &Record) -> Result<bool, StoreError> {
+            self.store.write_record(record)
+        }
+    }
+
+    #[test]
+    fn standby_outlasts_a_store_that_fails_and_the_lease_does_not_expire_meanwhile() {
+        let store = Interrupted { store: Memory::default(), n_reads: AtomicUsize::new(0) };
+        store.replace_lease(Lease::default(), lease(0)).unwrap().unwrap();
+        let begin = Instant::now();
+
+        let watched = wait(&store, &timing(), &|| false, &mut || panic!("no coordinator is active"));
+
+        assert_eq!(watched.unwrap(), Watched::Vacant(lease(0)));
+        assert!(begin.elapsed() >= timing().lease_renewal / 2 * N_FAILURES as u32 + timing().lease);
+    }
+
+    #[test]
+    fn nobody_stands_by_for_a_job_on_one_machine() {
+        let store = Memory::default();
+        let alone = |beat| Lease { holder: ALONE, ..lease(beat) };
+        store.replace_lease(Lease::default(), alone(0)).unwrap().unwrap();
+
+        let watched = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(timing().lease_renewal);
+                store.replace_lease(alone(0), alone(1)).unwrap().unwrap();
+            });
+            wait(&store, &timing(), &|| false, &mut || panic!("a job on one machine has no standby"))
+        });
+
+        assert_eq!(watched.unwrap(), Watched::Occupied);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! From the user's files to batches of token ids.
 //!
 //! Data flow: a file's records become text with marked spans to train on ([`record`]), text becomes token ids
-//! ([`tokenizer`]), ids are cached in a memory-mapped file ([`token_cache`]), documents are packed into rows (`packing`),
+//! ([`tokenizer`]), ids are cached in a file ([`token_cache`]), documents are packed into rows (`packing`),
 //! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point.
 
 pub mod chat_template;
@@ -17,3 +17,4 @@ pub mod tokenizer;
 mod byte_vocabulary;
 mod packing;
 mod text_chunks;
+mod token_reader;

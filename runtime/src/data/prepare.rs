@@ -1,5 +1,7 @@
 //! From the data section of the configuration to rows for training and rows for validation.
 
+use std::fs::FileType;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,8 +12,8 @@ use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
 use super::config::{DataConfig, DataConfigError, DatasetConfig};
 use super::packing::Packing;
 use super::record::RecordReader;
-use super::rows::{Layout, Part, RowStore, Rows, count_predicted};
-use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
+use super::rows::{Layout, Part, RowStore, Rows};
+use super::token_cache::{FORMAT_VERSION, TRAINED, TokenCacheError, TokenFile, TokenWriter};
 use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
 use crate::config::datasets::{ChatTemplateChoice, DatasetType, ExcessLength, FileFormat};
@@ -26,6 +28,9 @@ pub enum PrepareError {
     /// There is no such file.
     #[error("dataset {} does not exist{}", path.display(), suggestion(nearest))]
     Missing { path: PathBuf, nearest: Option<String> },
+    /// A pipe, socket or device: it has no end, or cannot be read twice.
+    #[error("dataset {} is {kind}, but must be a file, which every rank can read from its beginning", path.display())]
+    NoFile { path: PathBuf, kind: &'static str },
     /// The folder has no file for the split.
     #[error("dataset folder {} holds none of {}", dir.display(), wanted.join(", "))]
     NoSplit { dir: PathBuf, wanted: Vec<String> },
@@ -84,6 +89,8 @@ pub struct Prepared {
     pub validation: Option<Rows>,
     /// The result for each data set, in their order.
     pub summaries: Vec<Summary>,
+    /// A digest of the tokens of each data set and of their marks for prediction.
+    pub digests: Vec<[u8; 32]>,
 }
 
 /// The result of preparing a data set.
@@ -123,11 +130,12 @@ pub fn prepare(
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<Prepared, PrepareError> {
     config.validate()?;
-    let (mut parts, mut summaries, mut short) = (Vec::new(), Vec::new(), None);
+    let (mut parts, mut summaries, mut digests, mut short) = (Vec::new(), Vec::new(), Vec::new(), None);
     for dataset in &config.datasets {
         let source = Source::find(dataset)?;
         let (tokens, from_cache) = source.tokens(config, tokenizer, cache_dir, progress)?;
         check_vocabulary(&source.path, &tokens, tokenizer, vocab_size)?;
+        let digest = tokens.digest();
         let laid_out = match source.format {
             FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
             FileFormat::Json => lay_out(&source.path, tokens, config),
@@ -143,6 +151,7 @@ pub fn prepare(
         };
         parts.push(part);
         summaries.push(Summary { from_cache, ..summary });
+        digests.push(digest);
     }
     if let Some(error) = short.filter(|_| parts.is_empty()) {
         return Err(error);
@@ -150,7 +159,7 @@ pub fn prepare(
     let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
     let store = Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));
     let (train, validation) = split(store, config.val_set_size, config.seed)?;
-    Ok(Prepared { train, validation, summaries })
+    Ok(Prepared { train, validation, summaries, digests })
 }
 
 /// A data set and its file.
@@ -247,13 +256,27 @@ fn file_of(dataset: &DatasetConfig) -> Result<PathBuf, PrepareError> {
         let found = wanted.iter().map(|name| path.join(name)).find(|file| file.is_file());
         return found.ok_or_else(|| PrepareError::NoSplit { dir: path.clone(), wanted });
     }
-    if !path.exists() {
+    let Ok(metadata) = path.metadata() else {
         return Err(PrepareError::Missing { path: path.clone(), nearest: nearest_name(path) });
+    };
+    if let Some(kind) = special(metadata.file_type()) {
+        return Err(PrepareError::NoFile { path: path.clone(), kind });
     }
     match &dataset.split {
         Some(split) if split != "train" => Err(PrepareError::SplitOfFile { path: path.clone(), split: split.clone() }),
         _ => Ok(path.clone()),
     }
+}
+
+/// What a path names that is neither a file nor a folder.
+fn special(file_type: FileType) -> Option<&'static str> {
+    let kinds = [
+        (file_type.is_fifo(), "a pipe"),
+        (file_type.is_socket(), "a socket"),
+        (file_type.is_char_device(), "a character device"),
+        (file_type.is_block_device(), "a block device"),
+    ];
+    kinds.into_iter().find_map(|(is_this, kind)| is_this.then_some(kind))
 }
 
 /// The most similar file name beside `path`, if any is similar.
@@ -316,22 +339,26 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
         n_truncated: 0,
         n_rows,
     };
-    Ok((Part { tokens, layout: Layout::Cut { n_rows } }, summary))
+    Ok((Part { tokens: tokens.into_reader(), layout: Layout::Cut { n_rows } }, summary))
+}
+
+/// Whether a token of a document is predicted: not the first, which has no context.
+fn has_prediction(tokens: &[u32]) -> bool {
+    tokens.iter().skip(1).any(|token| token & TRAINED != 0)
 }
 
 /// Records: one document per row, or several.
 fn lay_out(path: &Path, tokens: TokenFile, config: &DataConfig) -> Result<(Part, Summary), PrepareError> {
     let row_len = config.sequence_len;
-    let mut part = Part { tokens, layout: Layout::Documents(Packing::default()) };
-    let n_documents = part.tokens.documents().len();
+    let n_documents = tokens.documents().len();
     assert!(u32::try_from(n_documents).is_ok(), "{n_documents} documents are more than 32 bits can number");
     let (mut kept, mut n_empty, mut n_dropped, mut n_truncated) = (Vec::new(), 0, 0, 0);
     for number in 0..n_documents as u32 {
-        let len = part.document(number, usize::MAX).len();
+        let len = tokens.document(number, usize::MAX).len();
         if len > row_len {
             match config.excess_length_strategy {
                 ExcessLength::Error => {
-                    let line = part.tokens.documents()[number as usize].line;
+                    let line = tokens.documents()[number as usize].line;
                     return Err(PrepareError::TooLong { path: path.to_owned(), line, len, limit: row_len });
                 }
                 ExcessLength::Drop => {
@@ -341,9 +368,9 @@ fn lay_out(path: &Path, tokens: TokenFile, config: &DataConfig) -> Result<(Part,
                 ExcessLength::Truncate => n_truncated += 1,
             }
         }
-        match count_predicted(part.document(number, row_len)) {
-            0 => n_empty += 1,
-            _ => kept.push((number, len.min(row_len))),
+        match has_prediction(tokens.document(number, row_len)) {
+            false => n_empty += 1,
+            true => kept.push((number, len.min(row_len))),
         }
     }
     if kept.is_empty() {
@@ -357,10 +384,10 @@ fn lay_out(path: &Path, tokens: TokenFile, config: &DataConfig) -> Result<(Part,
     } else {
         Packing::one_per_row(kept.into_iter().map(|(number, _)| number).collect())
     };
-    let n_tokens = part.tokens.tokens().len();
+    let n_tokens = tokens.tokens().len();
     let path = path.to_owned();
     let n_rows = packing.len();
-    part.layout = Layout::Documents(packing);
+    let part = Part { tokens: tokens.into_reader(), layout: Layout::Documents(packing) };
     Ok((part, Summary { path, from_cache: false, n_tokens, n_documents, n_empty, n_dropped, n_truncated, n_rows }))
 }
 

@@ -9,10 +9,12 @@
 //! - `ROWS-3` Padding is never predicted, and each padding token attends to itself only, which makes it nearly free in
 //!   attention.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::packing::Packing;
-use super::token_cache::{TRAINED, TokenFile};
+use super::token_cache::TokenCacheError;
+use super::token_reader::{TokenReader, id_of, is_trained};
 
 /// The label of a position at which nothing is predicted.
 pub const IGNORED: i32 = -100;
@@ -33,7 +35,7 @@ pub struct BatchMut<'a> {
 /// The rows of one data file.
 #[derive(Debug)]
 pub(crate) struct Part {
-    pub(crate) tokens: TokenFile,
+    pub(crate) tokens: TokenReader,
     pub(crate) layout: Layout,
 }
 
@@ -54,20 +56,17 @@ impl Part {
         }
     }
 
-    /// The tokens of document `number`, at most `max` of them.
-    pub(crate) fn document(&self, number: u32, max: usize) -> &[u32] {
-        let documents = self.tokens.documents();
-        let number = number as usize;
-        let start = if number == 0 { 0 } else { documents[number - 1].end as usize };
-        &self.tokens.tokens()[start..(documents[number].end as usize).min(start.saturating_add(max))]
-    }
-
-    /// Calls `each` with the documents of a row in order.
-    fn for_each_document(&self, row: usize, row_len: usize, mut each: impl FnMut(&[u32])) {
+    /// Calls `each` with the tokens of the documents of a row in order.
+    fn for_each_document(
+        &self,
+        row: usize,
+        row_len: usize,
+        mut each: impl FnMut(Range<u64>) -> Result<(), TokenCacheError>,
+    ) -> Result<(), TokenCacheError> {
         match &self.layout {
-            Layout::Cut { .. } => each(&self.tokens.tokens()[row * row_len..][..row_len]),
+            Layout::Cut { .. } => each((row * row_len) as u64..((row + 1) * row_len) as u64),
             Layout::Documents(packing) => {
-                packing.row(row).iter().for_each(|&number| each(self.document(number, row_len)))
+                packing.row(row).iter().try_for_each(|&number| each(self.tokens.document(number, row_len)?))
             }
         }
     }
@@ -136,9 +135,12 @@ impl Rows {
     /// # Shapes
     /// Every slice of `batch`: `[B, S]`.
     ///
+    /// # Errors
+    /// When the token cache cannot be read, for example because another program has truncated it.
+    ///
     /// # Panics
     /// When a row does not exist or a slice has another length.
-    pub fn fill(&self, rows: &[u64], batch: &mut BatchMut<'_>) -> usize {
+    pub fn fill(&self, rows: &[u64], batch: &mut BatchMut<'_>) -> Result<usize, TokenCacheError> {
         let row_len = self.store.row_len;
         let want = rows.len() * row_len;
         let lens = [batch.ids.len(), batch.labels.len(), batch.positions.len(), batch.doc_start.len()];
@@ -155,25 +157,34 @@ impl Rows {
             };
             let mut used = 0;
             part.for_each_document(row, row_len, |tokens| {
-                n_predicted += row_out.put_document(used, tokens);
-                used += tokens.len();
-            });
+                let end = used + (tokens.end - tokens.start) as usize;
+                part.tokens.read(tokens.start, &mut row_out.ids[used..end])?;
+                n_predicted += row_out.finish_document(used..end);
+                used = end;
+                Ok(())
+            })?;
             row_out.pad(used, self.store.pad_id);
         }
-        n_predicted
+        Ok(n_predicted)
     }
 
     /// The number of predicted tokens in `rows`, by which the loss of a whole step is divided.
     ///
+    /// # Errors
+    /// As [`Rows::fill`].
+    ///
     /// # Panics
     /// When a row does not exist.
-    pub fn n_predicted(&self, rows: &[u64]) -> usize {
+    pub fn n_predicted(&self, rows: &[u64]) -> Result<usize, TokenCacheError> {
         let mut n_predicted = 0;
         for &row in rows {
             let (part, row) = self.place(row);
-            part.for_each_document(row, self.store.row_len, |tokens| n_predicted += count_predicted(tokens));
+            part.for_each_document(row, self.store.row_len, |tokens| {
+                n_predicted += part.tokens.count_predicted(tokens)?;
+                Ok(())
+            })?;
         }
-        n_predicted
+        Ok(n_predicted)
     }
 
     fn place(&self, row: u64) -> (&Part, usize) {
@@ -183,25 +194,19 @@ impl Rows {
     }
 }
 
-/// The number of predicted tokens of a document: the trained ones, except the first, which has no context.
-pub(crate) fn count_predicted(tokens: &[u32]) -> usize {
-    tokens.iter().skip(1).filter(|&&token| token & TRAINED != 0).count()
-}
-
 impl BatchMut<'_> {
-    /// Writes a document at `start` of a single row; returns how many of its tokens are predicted.
-    fn put_document(&mut self, start: usize, tokens: &[u32]) -> usize {
-        for (offset, &token) in tokens.iter().enumerate() {
-            let t = start + offset;
-            self.ids[t] = (token & !TRAINED) as i32;
-            self.positions[t] = offset as i32;
-            self.doc_start[t] = start as i32;
-            self.labels[t] = match tokens.get(offset + 1) {
-                Some(next) if next & TRAINED != 0 => (next & !TRAINED) as i32,
-                _ => IGNORED,
-            };
+    /// Completes a document of a single row, whose stored tokens are in `ids`; returns how many are predicted.
+    fn finish_document(&mut self, at: Range<usize>) -> usize {
+        let mut n_predicted = 0;
+        for t in at.clone() {
+            self.positions[t] = (t - at.start) as i32;
+            self.doc_start[t] = at.start as i32;
+            let next = (t + 1 < at.end).then(|| self.ids[t + 1]).filter(|next| is_trained(*next));
+            self.labels[t] = next.map_or(IGNORED, id_of);
+            n_predicted += usize::from(next.is_some());
+            self.ids[t] = id_of(self.ids[t]);
         }
-        count_predicted(tokens)
+        n_predicted
     }
 
     /// Pads a single row from `start` on.
@@ -218,7 +223,8 @@ impl BatchMut<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::token_cache::TokenWriter;
+    use crate::data::token_cache::{TRAINED, TokenWriter};
+    use std::os::fd::AsRawFd;
 
     const S: usize = 8;
 
@@ -235,8 +241,8 @@ mod tests {
         let [mut ids, mut labels, mut positions, mut doc_start] = [(); 4].map(|()| vec![77; n]);
         let mut batch =
             BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
-        let n_predicted = rows.fill(wanted, &mut batch);
-        assert_eq!(n_predicted, rows.n_predicted(wanted));
+        let n_predicted = rows.fill(wanted, &mut batch).unwrap();
+        assert_eq!(n_predicted, rows.n_predicted(wanted).unwrap());
         Filled { ids, labels, positions, doc_start, n_predicted }
     }
 
@@ -247,7 +253,7 @@ mod tests {
             writer.push(tokens).unwrap();
             writer.end_document(nth as u64 + 1);
         }
-        Part { tokens: writer.finish().unwrap(), layout }
+        Part { tokens: writer.finish().unwrap().into_reader(), layout }
     }
 
     fn rows(parts: Vec<Part>) -> Rows {
@@ -294,6 +300,23 @@ mod tests {
 
         assert_eq!(batch.ids, [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(batch.n_predicted, 7);
+    }
+
+    #[test]
+    fn truncated_token_cache_is_an_error_that_names_it() {
+        let part = part(&[&[1; 4096], &[5; 4096]], Layout::Documents(Packing::one_per_row(vec![0, 1])));
+        let path = part.tokens.path.clone();
+        let file = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", part.tokens.file.as_raw_fd()));
+        let rows = rows(vec![part]);
+        file.unwrap().set_len(200).unwrap();
+
+        let (counted, [mut a, mut b, mut c, mut d]) = (rows.n_predicted(&[1]), [(); 4].map(|()| vec![0; S]));
+        let filled =
+            rows.fill(&[1], &mut BatchMut { ids: &mut a, labels: &mut b, positions: &mut c, doc_start: &mut d });
+
+        for error in [counted.unwrap_err(), filled.unwrap_err()] {
+            assert!(matches!(&error, TokenCacheError::Io { action: "read", path: p, .. } if *p == path), "{error}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Token ids on disk: written once, verified whole, then mapped into memory.
+//! Token ids on disk: written once, verified whole, mapped into memory while a job prepares its data.
 //!
 //! File, all numbers little-endian: a `Header` of 128 bytes, the tokens (4 bytes each, `TRAINED` marks those to predict),
 //! 4 bytes of zero if their number is odd, then the ends of the documents (16 bytes each).
@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::token_reader::TokenReader;
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use thiserror::Error;
@@ -83,6 +84,8 @@ pub(crate) fn cache_path(dir: &Path, key: &[u8; 32]) -> PathBuf {
 /// A checked token file, mapped into memory.
 #[derive(Debug)]
 pub(crate) struct TokenFile {
+    file: File,
+    path: PathBuf,
     map: Mmap,
     header: Header,
 }
@@ -98,10 +101,11 @@ impl TokenFile {
         };
         // SAFETY: the map must not change while it is borrowed. Files are complete before they get this name
         // (TOKEN-CACHE-1) and are not written afterwards: rebuilding renames another file over the name, which leaves
-        // the mapped file untouched. Editing files of the cache folder in place breaks the contract.
+        // the mapped file untouched. Editing files of the cache folder in place breaks the contract; the map lives only
+        // until the rows are laid out.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io_error("map", &path, &error))?;
         match Self::check(&map, key) {
-            Ok(header) => Ok(Some(Self { map, header })),
+            Ok(header) => Ok(Some(Self { file, path, map, header })),
             Err(reason) => Err(TokenCacheError::Damaged { path, reason }),
         }
     }
@@ -145,6 +149,24 @@ impl TokenFile {
         bytemuck::cast_slice(bytes_of_documents(&self.map, &self.header))
     }
 
+    /// Digest of the tokens, their marks for prediction, and the documents.
+    pub(crate) const fn digest(&self) -> [u8; 32] {
+        self.header.payload_hash
+    }
+
+    /// The tokens of document `number`, at most `max` of them.
+    pub(crate) fn document(&self, number: u32, max: usize) -> &[u32] {
+        let (documents, number) = (self.documents(), number as usize);
+        let start = if number == 0 { 0 } else { documents[number - 1].end as usize };
+        &self.tokens()[start..(documents[number].end as usize).min(start.saturating_add(max))]
+    }
+
+    /// Reads the same file without a map.
+    pub(crate) fn into_reader(self) -> TokenReader {
+        let documents_at = (self.map.len() - bytes_of_documents(&self.map, &self.header).len()) as u64;
+        TokenReader { file: self.file, path: self.path, tokens_at: HEADER_BYTES as u64, documents_at }
+    }
+
     /// The largest id; 0 if there is no token.
     pub(crate) fn max_id(&self) -> u32 {
         self.header.max_id
@@ -162,15 +184,12 @@ fn bytes_of_documents<'a>(map: &'a [u8], header: &Header) -> &'a [u8] {
 impl TokenFile {
     /// Checks a file; returns its numbers of tokens and documents, and the total length of its documents.
     pub(crate) fn measure(map: &[u8], key: &[u8; 32]) -> Option<(usize, usize, usize)> {
-        let mut memory = memmap2::MmapMut::map_anon(map.len().max(1)).expect("a small anonymous map fits");
-        memory[..map.len()].copy_from_slice(map);
-        let header = Self::check(&memory[..map.len()], key).ok()?;
-        let file = Self { map: memory.make_read_only().expect("own memory"), header };
-        let (n_tokens, n_documents) = (file.tokens().len(), file.documents().len());
-        let layout = super::rows::Layout::Documents(super::packing::Packing::default());
-        let part = super::rows::Part { tokens: file, layout };
-        let lens = (0..n_documents as u32).map(|number| part.document(number, usize::MAX).len());
-        Some((n_tokens, n_documents, lens.sum()))
+        let header = Self::check(map, key).ok()?;
+        let ends = bytes_of_documents(map, &header).chunks_exact(size_of::<DocumentEnd>());
+        let ends: Vec<u64> = ends.map(|bytes| bytemuck::pod_read_unaligned::<DocumentEnd>(bytes).end).collect();
+        let starts = std::iter::once(&0).chain(&ends);
+        let lens = starts.zip(&ends).map(|(start, end)| (end - start) as usize);
+        Some((header.n_tokens as usize, ends.len(), lens.sum()))
     }
 
     /// A token file with these contents and valid checksums.

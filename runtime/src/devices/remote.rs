@@ -3,13 +3,13 @@
 #![allow(unsafe_code)] // `Machine` is an unsafe trait.
 
 use phalanx_device::shared_memory::Arena;
-use phalanx_device::span::Memory;
+use phalanx_device::span::{CopyError, Memory, Ring};
 use phalanx_device::{AllocError, Backing, Device, ExecError, Machine, RawBuffer, Run, Space, ThreadError};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::{Instr, Program, ValueId};
 use phalanx_strategies::target::Target;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Set in every address: processors fault on such addresses.
 const FAR: usize = 1 << 63;
@@ -25,7 +25,7 @@ pub(crate) struct Remote {
 
 impl Remote {
     pub(crate) fn new() -> Remote {
-        Remote { host: super::host(), memory: Arc::new(RemoteMemory), head_chunk_tokens: None }
+        Remote { host: super::host(), memory: Arc::default(), head_chunk_tokens: None }
     }
 
     /// A device that asks for the logits of so many tokens at a time.
@@ -38,10 +38,24 @@ impl Remote {
     }
 }
 
-#[derive(Debug)]
-struct RemoteMemory;
+#[derive(Debug, Default)]
+struct RemoteMemory {
+    /// Holds of the state of all machines.
+    n_holds: Mutex<usize>,
+    /// Signalled when one ends.
+    let_go: Condvar,
+}
 
 impl RemoteMemory {
+    fn holds(&self) -> MutexGuard<'_, usize> {
+        self.n_holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no state is held.
+    fn await_holds(&self) {
+        drop(self.let_go.wait_while(self.holds(), |n_holds| *n_holds > 0));
+    }
+
     fn reach(&self, buffer: RawBuffer) -> *mut u8 {
         assert_eq!(buffer.space(), Space::Device(DEVICE));
         std::ptr::with_exposed_provenance_mut(buffer.address() & !FAR)
@@ -49,14 +63,62 @@ impl RemoteMemory {
 }
 
 impl Memory for RemoteMemory {
-    unsafe fn read(&self, from: RawBuffer, to: &mut [u8]) {
-        // SAFETY: the caller's contract; the machine has exposed its addresses.
-        unsafe { std::ptr::copy_nonoverlapping(self.reach(from).cast_const(), to.as_mut_ptr(), to.len()) };
+    fn ring(self: Arc<Self>, n_slots: usize, slot_bytes: usize) -> Result<Box<dyn Ring>, CopyError> {
+        let slots = vec![vec![0; slot_bytes.div_ceil(size_of::<u64>())]; n_slots];
+        Ok(Box::new(RemoteRing { memory: self, slots, slot_bytes, n_holds: 0 }))
+    }
+}
+
+/// A ring whose copies are done when they begin.
+#[derive(Debug)]
+struct RemoteRing {
+    memory: Arc<RemoteMemory>,
+    slots: Vec<Vec<u64>>,
+    slot_bytes: usize,
+    n_holds: usize,
+}
+
+impl Ring for RemoteRing {
+    unsafe fn read(&mut self, slot: usize, runs: &[(usize, RawBuffer)]) -> Result<(), CopyError> {
+        let memory = self.memory.clone();
+        let bytes = self.wait(slot)?;
+        for (at, run) in runs {
+            let to = &mut bytes[*at..at + run.bytes()];
+            // SAFETY: the caller's contract; the machine has exposed its addresses.
+            unsafe { std::ptr::copy_nonoverlapping(memory.reach(*run).cast_const(), to.as_mut_ptr(), to.len()) };
+        }
+        Ok(())
     }
 
-    unsafe fn write(&self, to: RawBuffer, from: &[u8]) {
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.reach(to), from.len()) };
+    unsafe fn write(&mut self, slot: usize, runs: &[(usize, RawBuffer)]) -> Result<(), CopyError> {
+        let memory = self.memory.clone();
+        let bytes = self.wait(slot)?;
+        for (at, run) in runs {
+            let from = &bytes[*at..at + run.bytes()];
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), memory.reach(*run), from.len()) };
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, slot: usize) -> Result<&mut [u8], CopyError> {
+        Ok(&mut bytemuck::cast_slice_mut(&mut self.slots[slot])[..self.slot_bytes])
+    }
+
+    fn hold(&mut self, _: RawBuffer) {
+        self.n_holds += 1;
+        *self.memory.holds() += 1;
+    }
+
+    fn let_go(&mut self) {
+        *self.memory.holds() -= std::mem::take(&mut self.n_holds);
+        self.memory.let_go.notify_all();
+    }
+}
+
+impl Drop for RemoteRing {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 
@@ -69,6 +131,9 @@ struct RemoteMachine {
 // SAFETY: every call is forwarded to the inner machine; `RemoteMemory` removes from addresses the bit that `place` sets.
 unsafe impl Machine for RemoteMachine {
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
+        if part.end > c.phases.apply {
+            self.memory.await_holds();
+        }
         self.inner.run(c, part, with)
     }
 
@@ -118,6 +183,7 @@ unsafe impl Machine for RemoteMachine {
     }
 
     fn succeed(self: Box<Self>, programs: &[&Compiled], on: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
+        self.memory.await_holds();
         let RemoteMachine { inner, memory } = *self;
         Ok(Box::new(RemoteMachine { inner: inner.succeed(programs, on)?, memory }))
     }

@@ -24,12 +24,23 @@ pub enum CommandError {
     /// A flag that takes a number above 0 is 0.
     #[error("`{flag}` is 0, but must be at least 1")]
     Zero { flag: &'static str },
+    /// A request to a job without nodes.
+    #[error(
+        "the request is recorded, but no node is connected to the coordinator, so nothing has happened; it takes effect once \
+         nodes return"
+    )]
+    NoNodes,
     /// `phalanx node --ranks 0`.
     #[error("`--ranks` is 0, but must be at least 1")]
     NoRanks,
-    /// The value of `--join` is not a join string.
-    #[error("--join: {0}")]
-    Join(#[source] JoinStringError),
+    /// A text is not a join string.
+    #[error("{origin}: {source}")]
+    Join { origin: String, source: JoinStringError },
+    /// `phalanx node` without a join string.
+    #[error(
+        "a node needs the join string that `phalanx coordinator` prints: give it as --join, in a file as --join-file, or in the variable PHALANX_JOIN"
+    )]
+    NoJoin,
     /// The value of `--advertise` is not a list of addresses.
     #[error("--advertise: {0}")]
     Advertise(#[source] JoinStringError),
@@ -78,6 +89,9 @@ pub enum CommandError {
     /// The operating system does not report its memory and processors.
     #[error("cannot read the memory and processors of this machine: {0}")]
     System(#[source] sysinfo::Error),
+    /// The output cannot be written, although somebody reads it.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[source] std::io::Error),
     /// The coordinator rejected the request with this reason.
     #[error("{reason}")]
     Refused { reason: String },

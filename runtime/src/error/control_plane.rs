@@ -6,6 +6,7 @@ use phalanx_actors::store::StoreError;
 use phalanx_actors::trust::TrustError;
 use phalanx_actors::trust::join::JoinStringError;
 use phalanx_actors::wire::WireError;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,9 +44,21 @@ pub enum ControlPlaneError {
     /// The coordinator's certificate is not for a node.
     #[error("the certificate from the coordinator is not a node certificate")]
     NotANode,
+    /// The folder of a node cannot be locked.
+    #[error("cannot open {}: {source}", path.display())]
+    NodeFolder { path: PathBuf, source: std::io::Error },
+    /// Two running nodes would have one key.
+    #[error(
+        "another running node uses the folder {}; each node needs its own: set `--dir` to another folder",
+        path.display()
+    )]
+    NodeFolderInUse { path: PathBuf },
     /// This machine has no address that other nodes could reach.
     #[error("cannot find an address at which other nodes reach this one; set `--advertise`")]
     NoAddress,
+    /// The coordinator listens at all addresses of a machine without a default route.
+    #[error("`--listen {listens}` names no address at which nodes reach this machine; add `--advertise HOST:PORT`")]
+    NoAdvertise { listens: SocketAddr },
     /// The file for the job number contains something else.
     #[error("{} does not contain a job number; remove it to start a new job", path.display())]
     JobFile { path: PathBuf },
@@ -78,10 +91,17 @@ impl ControlPlaneError {
             ControlPlaneError::Transport(error) => {
                 matches!(
                     error,
-                    QuicError::Bind { .. } | QuicError::Trust(_) | QuicError::Timing(_) | QuicError::Refused(_)
+                    QuicError::Bind { .. }
+                        | QuicError::Trust(_)
+                        | QuicError::Timing(_)
+                        | QuicError::Refused(_)
+                        | QuicError::RefusedForGood(_)
+                        | QuicError::Expired(_)
                 )
             }
             ControlPlaneError::Trust(_) | ControlPlaneError::JoinString(_) => true,
+            ControlPlaneError::NodeFolder { .. } | ControlPlaneError::NodeFolderInUse { .. } => true,
+            ControlPlaneError::NoAdvertise { .. } => true,
             ControlPlaneError::NoAddress | ControlPlaneError::JobFile { .. } | ControlPlaneError::NoJob { .. } => true,
             ControlPlaneError::Resolve { .. } | ControlPlaneError::NoHeadAddress { .. } => true,
             // The user named a job that nobody coordinates.

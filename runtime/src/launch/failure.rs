@@ -13,6 +13,8 @@ pub enum Ending {
     Signal(i32),
     /// It has ended, but the system has not released it yet, so how it ended is unknown.
     Unreleased,
+    /// There was no process: the system refused to start it.
+    NotStarted,
 }
 
 impl Ending {
@@ -29,6 +31,7 @@ impl fmt::Display for Ending {
         let name = match self {
             Self::Code(code) => return write!(f, "exited with code {code}"),
             Self::Unreleased => return f.write_str("has ended, although the system has not released it yet"),
+            Self::NotStarted => return f.write_str("could not be started"),
             Self::Signal(libc::SIGKILL) => " (SIGKILL: killed by another process or by the out-of-memory killer)",
             Self::Signal(libc::SIGSEGV) => " (SIGSEGV)",
             Self::Signal(libc::SIGBUS) => " (SIGBUS)",

@@ -4,8 +4,9 @@
 use serde::Serialize;
 use thiserror::Error;
 
-/// Bytes of the longest frame. Frames carry events and desired states, never tensors.
-pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the longest frame. Frames carry events, desired states and digests, of up to a hundred thousand tensors, but never
+/// tensors.
+pub const FRAME_BYTES_MAX: usize = 8 << 20;
 /// Bytes of the length prefix.
 const PREFIX_BYTES: usize = 4;
 

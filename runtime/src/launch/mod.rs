@@ -17,7 +17,7 @@
 //! - **LAUNCH-4** A rank whose liveness pipe has closed counts as ended, even if the system takes longer to release it.
 //!
 //! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`numa`] those near a device, [`channel`] the
-//! rank's end of the sockets, `liveness` that of the pipe that closes first,
+//! rank's end of the sockets, [`executable`] the file that they run, `liveness` that of the pipe that closes first,
 //! [`frame`] the encoding, [`failure`] how processes end; `sys` wraps Linux system calls that are missing from the standard
 //! library. [`environment`] reads the variables of cluster launchers.
 //!
@@ -27,6 +27,7 @@ pub mod channel;
 pub mod cores;
 pub mod environment;
 pub mod error;
+pub mod executable;
 pub mod failure;
 pub mod frame;
 pub(crate) mod liveness;

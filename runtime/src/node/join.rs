@@ -8,12 +8,16 @@ use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::frontend::UserModel;
+use crate::launch::executable::Executable;
 use crate::node::bootstrap::JobBootstrap;
 use crate::node::devices;
 use crate::node::failures::FailureReports;
+use crate::node::folder::NodeFolder;
 use crate::node::metrics_merge::EventSink;
 use crate::node::processes::{Node as Processes, NodeEvent};
+use crate::node::shared_folder::{self, ADDRESS, CONTROL};
 use crate::rank::rank_messages::Begin;
+use crate::train::inputs::RunInputs;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::prepare_data;
 use phalanx_actors::control::{ControlThread, block_on};
@@ -35,7 +39,6 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -46,14 +49,14 @@ pub(crate) struct JoinAs {
     pub(crate) join: JoinString,
     /// The credential from [`enter`].
     pub(crate) credential: Credential,
-    /// Folder of the node's key and certificate.
-    pub(crate) dir: PathBuf,
+    /// Folder of the node's key and certificate, locked until the node ends.
+    pub(crate) folder: NodeFolder,
     /// Number of rank processes.
     pub(crate) n_slots: u32,
     /// Address at which ranks of other nodes reach the ranks of this one; detected if absent.
     pub(crate) advertise: Option<IpAddr>,
     /// The rank program.
-    pub(crate) program: PathBuf,
+    pub(crate) program: Executable,
 }
 
 /// Queue size for desired states.
@@ -72,13 +75,13 @@ pub(crate) enum Leave {
     Now,
 }
 
-/// Enrols as a node of a job, with its key and certificate in `dir`.
+/// Enrols as a node of a job, with its key and certificate in `folder`.
 ///
 /// # Errors
 /// When no coordinator answers, or the coordinator refuses.
-pub(crate) fn enter(join: &JoinString, dir: &Path) -> Result<Credential, JobError> {
-    let enrolled =
-        block_on(enrol(join, dir, &Timing::default())).map_err(ControlPlaneError::cannot("start an event loop"))?;
+pub(crate) fn enter(join: &JoinString, folder: &NodeFolder) -> Result<Credential, JobError> {
+    let enrolled = block_on(enrol(join, folder.path(), &Timing::default()))
+        .map_err(ControlPlaneError::cannot("start an event loop"))?;
     Ok(enrolled.map_err(ControlPlaneError::from)?)
 }
 
@@ -101,10 +104,12 @@ pub(crate) struct Part {
     pub(crate) n_slots: u32,
     /// Threads of each rank.
     pub(crate) n_threads: usize,
+    /// What its ranks train on and with.
+    pub(crate) inputs: RunInputs,
     /// Address at which ranks of other nodes reach the ranks of this one; `None` if there are no other nodes.
     pub(crate) listen: Option<IpAddr>,
     /// The rank program.
-    pub(crate) program: PathBuf,
+    pub(crate) program: Executable,
     pub(crate) uplink: Arc<dyn Uplink>,
     pub(crate) desired_states: mpsc::Receiver<DesiredState>,
 }
@@ -121,6 +126,7 @@ pub(crate) fn join(
     };
     let bootstrap: JobBootstrap = serde_json::from_slice(credential.bootstrap()).map_err(ControlPlaneError::Decode)?;
     let config = JobConfig::from_yaml_str(&bootstrap.yaml, &[])?;
+    shared_folder::check(&config.output, job)?;
     let timing = config.elastic.timing();
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan(&config, &tokenizer)?;
@@ -129,12 +135,15 @@ pub(crate) fn join(
     for note in model.device_notes(how.n_slots)? {
         on_event(&Event::Note(note));
     }
-    prepare_data(&config, &model, &tokenizer, on_event)?;
+    let data = prepare_data(&config, &model, &tokenizer, on_event)?;
+    let inputs = RunInputs::of(&config, &model, &tokenizer, &data)?;
+    drop(data);
     on_event(&Event::Note(format!("{node} of {job} ({boot}) with {} ranks", how.n_slots)));
     let listen = how.advertise.or_else(|| towards(&how.join)).ok_or(ControlPlaneError::NoAddress)?;
     let settings = LinkConfig {
         addresses: how.join.addresses.clone(),
-        dir: how.dir,
+        published: Some(config.output.output_dir.join(CONTROL).join(ADDRESS)),
+        dir: how.folder.path().to_owned(),
         timing,
         n_desired_states_max: DESIRED_STATES_MAX,
     };
@@ -149,6 +158,7 @@ pub(crate) fn join(
             .precision
             .threads
             .unwrap_or_else(|| (model.device.available_threads() / how.n_slots as usize).max(1)),
+        inputs,
         listen: Some(listen),
         program: how.program,
         uplink: Arc::new(link),
@@ -172,7 +182,7 @@ impl Part {
         leaves: &dyn Fn() -> Leave,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Outcome, JobError> {
-        let Part { job, node, boot, bootstrap, n_slots, .. } = self;
+        let Part { job, node, boot, bootstrap, n_slots, inputs, .. } = self;
         let timing = config.elastic.timing();
         let is_alone = self.listen.is_none();
         // Nobody can add ranks to a job on one machine.
@@ -194,7 +204,9 @@ impl Part {
             start_from: bootstrap.start_from,
             timing,
             user_model: model.model.user().map(UserModel::digest),
+            inputs,
         };
+        let inputs = if is_alone { Vec::new() } else { begin.inputs.of_node() };
         let evaluates = config.data.val_set_size != ValSetSize::Nothing;
         let ids = devices.health().iter().map(|device| device.id.clone()).collect();
         let mut processes = Processes::new(node, self.program, model, evaluates, begin, n_slots, ids)?;
@@ -206,7 +218,7 @@ impl Part {
             // If the socket is full, the reader is already being woken.
             let _ = (&waker).write(&[1]);
         };
-        let settings = Settings { job, node, boot, n_slots, n_slots_min, devices, timing };
+        let settings = Settings { job, node, boot, n_slots, n_slots_min, devices, inputs, timing };
         let starting = Node::start(thread, settings, Arc::clone(&self.uplink), self.desired_states, wake);
         let supervisor = block_on(starting)
             .map_err(ControlPlaneError::cannot("start an event loop"))?
@@ -217,6 +229,7 @@ impl Part {
         let mut node_loop = NodeLoop {
             processes,
             supervisor,
+            uplink: Arc::clone(&self.uplink),
             commands: taken,
             wakened,
             unsent: VecDeque::new(),
@@ -271,6 +284,7 @@ fn towards(join: &JoinString) -> Option<IpAddr> {
 struct NodeLoop {
     processes: Processes,
     supervisor: Node,
+    uplink: Arc<dyn Uplink>,
     commands: Receiver<Process>,
     wakened: UnixStream,
     /// Events that did not fit into the supervisor's mailbox.
@@ -292,6 +306,10 @@ impl NodeLoop {
             if let Some(Err(panicked)) = thread.has_ended() {
                 return Err(JobError::JobFailed(panicked.to_string()));
             }
+            // The coordinator counts the ranks of this node as dead.
+            if let Some(why) = self.uplink.refusal() {
+                return Err(JobError::NodeRefused(why));
+            }
             match leaves() {
                 Leave::Drain if !self.drained => self.drained = self.supervisor.drain(),
                 Leave::Now => return Ok(()),
@@ -299,12 +317,7 @@ impl NodeLoop {
             }
             while let Ok(command) = self.commands.try_recv() {
                 match command {
-                    Process::Spawn(worker, device) => {
-                        if let Err(error) = self.processes.spawn(worker, device) {
-                            tracing::error!(%worker, %error, "cannot start a rank");
-                            return Err(error);
-                        }
-                    }
+                    Process::Spawn(worker, device) => self.processes.spawn(worker, device),
                     Process::Kill(worker) => self.processes.kill(worker)?,
                     Process::Tell(worker, desired_state) => self.processes.tell(worker, &desired_state)?,
                     Process::Shutdown(why) => return why.map_or(Ok(()), |why| Err(abandonment(why))),

@@ -4,6 +4,7 @@ use crate::devices;
 use crate::error::JobError;
 use crate::events::{Event, Report};
 use crate::launch::cores::Cores;
+use crate::launch::executable::Executable;
 use crate::launch::failure::Ending;
 use crate::launch::numa::NumaNode;
 use crate::launch::slots::{SlotEvent, Slots};
@@ -25,8 +26,8 @@ use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Stage, Wo
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,7 @@ pub(crate) enum NodeEvent {
 /// See the [module](self).
 pub(crate) struct Node {
     id: NodeId,
-    program: PathBuf,
+    program: Executable,
     model: ModelPlan,
     evaluates: bool,
     /// The start message of every rank; the worker is filled in.
@@ -74,6 +75,8 @@ pub(crate) struct Node {
     workers: BTreeMap<u32, Worker>,
     /// Workers that have sent a status report.
     started: BTreeMap<u32, Worker>,
+    /// Whether any process has ever sent a status report: the input and this machine served it.
+    has_served: bool,
     plans: BTreeMap<Mesh, TeamPlan>,
     needs: BTreeMap<(Mesh, usize), Needs>,
     /// The latest world that was passed to ranks, and its members on this node.
@@ -109,7 +112,7 @@ const WRITES_MAX: Duration = Duration::from_millis(20);
 impl Node {
     pub(crate) fn new(
         id: NodeId,
-        program: PathBuf,
+        program: Executable,
         model: ModelPlan,
         evaluates: bool,
         begin: Begin,
@@ -129,6 +132,7 @@ impl Node {
             slots: Slots::new(n_slots),
             workers: BTreeMap::new(),
             started: BTreeMap::new(),
+            has_served: false,
             plans: BTreeMap::new(),
             needs: BTreeMap::new(),
             world: None,
@@ -143,11 +147,24 @@ impl Node {
         self.slots.wake_on(waker);
     }
 
-    /// Starts a rank process on this device, if the node has any: with the cores and the memory near it.
-    ///
-    /// # Errors
-    /// When the process cannot be started.
-    pub(crate) fn spawn(&mut self, worker: Worker, device: Option<u32>) -> Result<(), JobError> {
+    /// Starts a rank process on this device, if the node has any: with the cores and the memory near it. If that fails, the
+    /// process counts as exited before its first status report, after [`NodeEvent::Failed`] with the reason.
+    pub(crate) fn spawn(&mut self, worker: Worker, device: Option<u32>) {
+        let Err(error) = self.try_spawn(worker, device) else { return };
+        tracing::error!(%worker, %error, "cannot start a rank");
+        let is_input = error.is_input() && !self.has_served;
+        self.events.push_back(NodeEvent::Failed(worker, FailureReport { is_input, ..FailureReport::from(&error) }));
+        let is_half_started = self.workers.get(&worker.member.slot) == Some(&worker);
+        let killed = if is_half_started { self.kill(worker) } else { Ok(()) };
+        match killed {
+            // Its exit is reported like any other.
+            Ok(()) if is_half_started => {}
+            Ok(()) => self.events.push_back(NodeEvent::Exited(worker, Ending::NotStarted, false)),
+            Err(error) => tracing::error!(%worker, %error, "cannot end a rank that could not be started"),
+        }
+    }
+
+    fn try_spawn(&mut self, worker: Worker, device: Option<u32>) -> Result<(), JobError> {
         let slot = worker.member.slot;
         let program = &self.program;
         let id = device.and_then(|i| self.devices.get(i as usize));
@@ -158,7 +175,7 @@ impl Node {
             tracing::info!(%worker, device = id, ?near, "the rank runs near its device");
         }
         self.slots.start(slot, self.cores.of(slot), |channel, fd_channel| {
-            let mut command = Command::new(program);
+            let mut command = program.command();
             // Node, slot and incarnation are shown in process listings.
             let name = format!("{}.{}.{}", worker.member.node.0, slot, worker.incarnation.0);
             let (channel, fd_channel) = (channel.to_string(), fd_channel.to_string());
@@ -179,7 +196,7 @@ impl Node {
             }
         };
         self.give_memory(worker, arena_bytes)?;
-        let is_successor = self.assignments.contains_key(&slot);
+        let is_successor = self.has_served;
         let begin = Begin { worker, assignment, arena_bytes, is_successor, ..self.begin.clone() };
         self.slots.send(slot, &ToRank::Begin(Box::new(begin)))?;
         Ok(())
@@ -269,6 +286,7 @@ impl Node {
                 match FromRank::decode(&bytes) {
                     Ok(FromRank::StatusReport(status_report)) if status_report.worker == worker => {
                         let first = self.started.insert(slot, worker) != Some(worker);
+                        self.has_served = true;
                         self.events.push_back(if first {
                             NodeEvent::Started(status_report)
                         } else {

@@ -19,7 +19,7 @@ use crate::rank::rank_messages::FromRank;
 use crate::rank::recycled_arenas::{Spare, largest_spare};
 use crate::rank::warm::Warm;
 use crate::rank::world_groups::{owner, placement, team_plan_of};
-use crate::train::event_sink::EventSink;
+use crate::train::event_sink::{EventSink, Fault};
 use crate::train::links::Links;
 use crate::train::plan::{ModelPlan, RunPlan};
 use crate::train::programs::Programs;
@@ -63,6 +63,7 @@ pub(crate) struct Device<'a> {
     pub(crate) rank: Handle,
     pub(crate) tasks: Tasks,
     pub(crate) outbox: Outbox,
+    pub(crate) fault: Fault,
     pub(crate) control: Arc<Control>,
     pub(crate) progress_counter: ProgressCounter,
     pub(crate) device_watch: DeviceWatch,
@@ -158,7 +159,7 @@ impl<'a> Device<'a> {
             match outcome {
                 // Other members may wait for a record in the step log.
                 Ok(()) => self.rank.tell(DeviceEvent::Logged),
-                Err(error) if self.model.device.has_failed() => end_process(&chain(&error)),
+                Err(error) if self.model.device.has_failed() || error.is_lost_cache() => end_process(&chain(&error)),
                 Err(error) if error.is_of_the_world() => {
                     tracing::info!(worker = %self.worker, %error, "left a world");
                     if let Some(generation) = generation {
@@ -543,15 +544,17 @@ impl<'a> Device<'a> {
         on_event(&Event::Started(started));
         let trace = output.trace.as_deref().filter(|_| instance.from_disk);
         instance.trainer.trace = trace.map(|path| StepTrace::new(path, first_step, self.run.total_steps));
-        let mut event_sink = EventSink::new(&output.output_dir, first_step, leads, resumed, &mut on_event)?;
+        let mut event_sink =
+            EventSink::new(&output.output_dir, first_step, leads, resumed, self.fault.clone(), &mut on_event);
         if let Some(metrics) = instance.trainer.take_settled()? {
-            event_sink.make_up_for(metrics)?;
+            event_sink.make_up_for(metrics);
         }
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),
             eval_steps: self.config.data.eval_steps.map(|n| n as u64),
             save_steps: output.save_steps,
+            checkpoint_required: output.checkpoint_required,
         };
         if trains {
             let ended = instance.trainer.train(&data, saving, &self.control, &mut |event| event_sink.emit(event))?;
@@ -559,9 +562,10 @@ impl<'a> Device<'a> {
                 return Ok(None);
             }
         } else {
-            // Earlier worlds have completed the last step, or their checkpoint was lost.
-            let (step, path) = instance.trainer.save(saving)?;
-            event_sink.emit(Event::Saved { step, path })?;
+            // Earlier worlds have completed the last step, or their checkpoint was lost, or the job fails.
+            instance.trainer.check_weights()?;
+            let outcome = instance.trainer.save(saving)?;
+            instance.trainer.conclude(Some(outcome), true, &mut |event| event_sink.emit(event))?;
         }
         let mut report = event_sink.report;
         report.finished = report.steps >= self.run.total_steps;

@@ -41,7 +41,7 @@ impl DeviceWatch {
         *self.world() = groups.iter().map(|group| (group.axes, group.owner.control().clone())).collect();
     }
 
-    /// The world ends: its collectives excuse no pause from now on.
+    /// The world ends: from now on a pause in one of its collectives counts.
     pub(crate) fn leave(&self) {
         self.world().clear();
     }
@@ -94,10 +94,10 @@ impl DeviceWatch {
     }
 }
 
-/// Ends this process because its device is lost to it; the node starts a successor. Destructors do not run, since a driver
-/// may block in them without a limit.
+/// Ends this process because its device or its data are lost to it; the node starts a successor. Destructors do not run,
+/// since a driver may block in them without a limit.
 pub(crate) fn end_process(reason: &str) -> ! {
-    eprintln!("{reason}; this process ends, and its successor gets the state from other ranks");
+    eprintln!("{reason}; this process ends, and its successor gets the state from other ranks or the last checkpoint");
     #[allow(unsafe_code)] // The standard library runs destructors.
     // SAFETY: ends the process.
     unsafe {

@@ -12,8 +12,10 @@ use crate::rank::missing_regions::{MissingRegions, Named, Piece, found, share_of
 use crate::train::links::{Flow, Links};
 use crate::train::saving::TrainerState;
 use crate::train::weights::{Tensor, updated_state};
+use phalanx_device::CollectiveError;
 use phalanx_device::Machine;
-use phalanx_device::span::{Span, SpanMut, SpanRef, copy};
+use phalanx_device::span::{Span, SpanMut, SpanRef};
+use phalanx_device::staging::copy;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::recovery::Share;
 use phalanx_strategies::elastic::shadow::Shard;
@@ -186,7 +188,9 @@ impl<'a> Healing<'a> {
             }
         }
         // Local copies run last, since no peer waits for them.
-        links.flow(flows, || copies.iter().for_each(|(from, to)| copy(from, to)))?;
+        let mut copied = Ok(());
+        links.flow(flows, || copied = copies.iter().try_for_each(|(from, to)| copy(from, to)))?;
+        copied.map_err(CollectiveError::from)?;
         missing_regions.map_or(Ok(state), |(shard, n)| Err(PeerError::NotHeld { shard, n_elements: n }.into()))
     }
 

@@ -5,13 +5,14 @@ use crate::error::JobError;
 use crate::launch::channel::FrameSender;
 use crate::rank::device_watch::DeviceWatch;
 use crate::rank::rank_messages::FromRank;
+use crate::train::event_sink::Fault;
 use crate::train::trainer::Member;
 use phalanx_actors::mesh_group::Missing;
 use phalanx_actors::rank::{DeviceEvent, Handle, RankPort, Task};
 use phalanx_actors::step_log::{Record, StepWriter};
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
-use phalanx_strategies::elastic::message::{MemberReport, Requests};
+use phalanx_strategies::elastic::message::{FAILURE_LEN_MAX, MemberReport, Requests};
 use phalanx_strategies::elastic::progress::Progress;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -40,6 +41,8 @@ pub(crate) struct Port {
     control: Arc<Control>,
     progress_counter: ProgressCounter,
     device_watch: DeviceWatch,
+    /// A fault of the device thread that does not stop it.
+    pub(crate) fault: Fault,
 }
 
 /// The tasks of a device thread.
@@ -60,7 +63,9 @@ impl Port {
     ) -> (Port, Tasks) {
         let (sender, tasks) = mpsc::channel();
         let left: Arc<AtomicU64> = Arc::default();
-        let port = Port { worker, tasks: sender, left: left.clone(), outbox, control, progress_counter, device_watch };
+        let fault = Fault::default();
+        let port =
+            Port { worker, tasks: sender, left: left.clone(), outbox, control, progress_counter, device_watch, fault };
         (port, Tasks { tasks, left })
     }
 }
@@ -88,7 +93,9 @@ impl RankPort for Port {
     fn report(&mut self, status_report: MemberReport) {
         let progress = self.device_watch.progress();
         // A supervisor that no longer reads is about to end this process.
-        self.outbox.send(&FromRank::StatusReport(MemberReport { progress, ..status_report }));
+        let mut fault = self.fault.now();
+        fault.iter_mut().for_each(|fault| fault.truncate(fault.floor_char_boundary(FAILURE_LEN_MAX)));
+        self.outbox.send(&FromRank::StatusReport(MemberReport { progress, fault, ..status_report }));
     }
 
     fn progress(&self) -> Progress {

@@ -18,6 +18,7 @@ use crate::rank::failure_report::FailureReport;
 use crate::rank::port::{Outbox, Port};
 use crate::rank::rank_messages::{Begin, FromRank, ToRank};
 use crate::rank::warm::Warm;
+use crate::train::output_lock::RankLock;
 use crate::train::plan;
 use crate::train::plan::{MakeModel, ModelPlan};
 use crate::train::preparation::{extras, prepare_data};
@@ -65,8 +66,8 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
     let (worker, is_successor) = (begin.worker, begin.is_successor);
     let Err(error) = serve(begin, make, &outbox, receiver, fd_channel) else { return Ok(0) };
     tracing::warn!(%worker, "a rank process could not start");
-    // A process in this slot had this memory before, so the next one will have it again.
-    let is_input = error.is_input() && !(is_successor && error.is_memory_of_others());
+    // An earlier process of this node has trained with this input and this memory, so a later one may again.
+    let is_input = error.is_input() && !is_successor;
     outbox.send(&FromRank::Failed(FailureReport { is_input, ..FailureReport::from(&error) }));
     Ok(if is_input { 2 } else { 1 })
 }
@@ -84,15 +85,14 @@ fn serve(
 ) -> Result<(), JobError> {
     let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
     let tokenizer = plan::tokenizer(&config)?;
+    let _lock = RankLock::share(&config.output.output_dir);
     let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
     let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
     let n_rows = data.train.len() as u64;
     let run = plan::run_plan(&config, n_rows);
     let batch_rows = config.sequences_per_step() as u64;
     let sampler = Sampler::new(config.output.seed, n_rows, batch_rows, config.data.shuffle)?;
-    let bind = |source| JobError::Io { action: "listen at", path: "a port for other nodes".into(), source };
-    let here = begin.listen.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let listener = Listener::bind(SocketAddr::new(here, 0), &begin.secret).map_err(bind)?;
+    let listener = listen(&begin)?;
     let address = begin.listen.map(|_| listener.local_addr());
     let schedule =
         Schedule { save_steps: config.output.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
@@ -100,7 +100,7 @@ fn serve(
     let control = Arc::new(Control::default());
     let progress_counter = ProgressCounter::new();
     let device_watch = DeviceWatch::new(Arc::clone(&model.device), progress_counter.clone());
-    let extras = extras(&config, &model, &tokenizer)?;
+    let extras = extras(&config, &model, &tokenizer, &begin.inputs)?;
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;
     // Before the first status report, because other members may wait for this rank after it.
     let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
@@ -110,12 +110,13 @@ fn serve(
     model.device.on_device_thread(begin.n_threads, || {
         let (counter, watch) = (progress_counter.clone(), device_watch.clone());
         let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), counter, watch);
-        let rank = start_actor(&begin, member, port)?;
+        let (fault, rank) = (port.fault.clone(), start_actor(&begin, member, port)?);
         receive_desired_states(rank.clone(), receiver)?;
         let mut device = Device {
             rank,
             tasks,
             outbox: outbox.clone(),
+            fault,
             control,
             job: begin.job,
             worker: begin.worker,
@@ -143,6 +144,13 @@ fn serve(
         device.run();
         Ok::<(), JobError>(())
     })?
+}
+
+/// Listens for other ranks.
+fn listen(begin: &Begin) -> Result<Listener, JobError> {
+    let here = begin.listen.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let bind = |source| JobError::Io { action: "listen at", path: "a port for other nodes".into(), source };
+    Listener::bind(SocketAddr::new(here, 0), &begin.secret).map_err(bind)
 }
 
 /// The model, which must be the job's: `expected` is its digest if the user wrote it.

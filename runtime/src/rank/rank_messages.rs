@@ -3,6 +3,7 @@
 use crate::events::{Event, Report};
 use crate::launch::channel::FrameSender;
 use crate::rank::failure_report::FailureReport;
+use crate::train::inputs::RunInputs;
 use phalanx_actors::wire::{self, WireError};
 use phalanx_strategies::elastic::identity::{JobId, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport};
@@ -41,12 +42,15 @@ pub(crate) struct Begin {
     pub(crate) assignment: (Mesh, usize),
     /// Size of the arena for that rank, in bytes.
     pub(crate) arena_bytes: u64,
-    /// Whether a process in the same slot has had a rank before.
+    /// Whether an earlier process of the node has served this job, so that input and machine are good.
     pub(crate) is_successor: bool,
     /// Heartbeat interval and detection times.
     pub(crate) timing: Timing,
     /// Digest of the model, if it is user-defined.
     pub(crate) user_model: Option<String>,
+    /// What the job trains on and with, which the node has found: a rank that replaces another must not read the base model
+    /// for that.
+    pub(crate) inputs: RunInputs,
 }
 
 impl std::fmt::Debug for Begin {

@@ -5,18 +5,19 @@
 //! - BACKGROUND-1 A save runs on all ranks or on none: it begins and ends at the same boundary everywhere.
 //! - BACKGROUND-2 A sum is complete when the threads of all ranks wait for it. A thread waits for at most one sum, and all
 //!   threads wait for the same one.
+//! - BACKGROUND-3 A store that does not answer stops no step: ranks wait for a save only while no rank's store is stalled.
 
+use super::state_copy::{Cancel, StateCopy};
 use super::team::Team;
 use crate::error::JobError;
-use phalanx_storage::checkpoint::background::{BackgroundSave, Snapshot};
+use phalanx_storage::checkpoint::background::{BackgroundSave, EndedSave, Snapshot};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, WriterRank};
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 /// A rank's save state at a step boundary, summed over all ranks.
-pub(crate) type Ballot = [u64; 3];
+pub(crate) type Ballot = [u64; 4];
 
 /// Time between two ballots of ranks that only wait for their saves.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -25,23 +26,28 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     step: u64,
+    writer: Box<CheckpointWriter>,
     save: BackgroundSave,
     /// The thread's terms of sums. Dropping this end makes the thread's sum fail.
     terms: Receiver<u64>,
     sums: SyncSender<u64>,
     /// The term of the current sum.
     term: Option<u64>,
+    /// Ends the copy of the state, if it still goes on when the save is dropped.
+    _cancel: Option<Cancel>,
 }
 
-/// A save that has ended, and the memory for the next one.
-pub(crate) struct Ended {
-    pub(crate) step: u64,
-    pub(crate) snapshot: Snapshot,
-    pub(crate) outcome: Result<PathBuf, CheckpointError>,
+/// What a wait for a save has led to.
+#[derive(Debug)]
+pub(crate) enum Waited {
+    /// It has ended.
+    Ended(EndedSave),
+    /// It continues: the store of some rank is stalled.
+    Stalled(Ongoing),
 }
 
 impl Ongoing {
-    /// Begins to write a snapshot.
+    /// Begins to write a snapshot, whose bytes come from `copy` if it is given.
     ///
     /// # Errors
     /// When the system cannot start a thread.
@@ -50,6 +56,7 @@ impl Ongoing {
         meta: CheckpointMeta,
         writer_rank: WriterRank,
         snapshot: Snapshot,
+        copy: Option<StateCopy>,
         keep: Option<usize>,
     ) -> Result<Ongoing, CheckpointError> {
         let (terms_tx, terms) = sync_channel(1);
@@ -59,24 +66,34 @@ impl Ongoing {
             sums_rx.recv().map_err(|_| "the run has ended")
         };
         let step = meta.step;
-        let save = writer.save_in_background(meta, writer_rank, snapshot, keep, sum)?;
-        Ok(Ongoing { step, save, terms, sums, term: None })
+        let cancel = copy.as_ref().map(StateCopy::cancel);
+        let complete = move |snapshot: &mut Snapshot| {
+            let completed = copy.map_or(Ok(()), |copy| copy.finish(|bytes| snapshot.append(bytes)));
+            completed.map_err(|error| CheckpointError::Copy { step, reason: error.reason })
+        };
+        let save = writer.save_in_background(meta, writer_rank, snapshot, complete, keep, sum)?;
+        Ok(Ongoing { step, writer: Box::new(writer.clone()), save, terms, sums, term: None, _cancel: cancel })
     }
 
-    /// Whether the thread waits for a sum, its term, and whether the thread has ended.
+    /// The step of the checkpoint.
+    pub(crate) const fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Whether the thread waits for a sum, its term, whether the thread has ended, and whether its store is stalled.
     pub(crate) fn ballot(&mut self) -> Ballot {
         self.term = self.term.or_else(|| self.terms.try_recv().ok());
-        [u64::from(self.term.is_some()), self.term.unwrap_or(0), u64::from(self.save.is_finished())]
+        let is_stalled = self.writer.is_stalled();
+        [self.term.is_some().into(), self.term.unwrap_or(0), self.save.is_finished().into(), is_stalled.into()]
     }
 
     /// Counts the ballots of all ranks: sends the thread its sum, or ends the save.
-    pub(crate) fn count(mut self, [n_terms, sum, n_ended]: Ballot, n_ranks: u64) -> Result<Ended, Ongoing> {
+    pub(crate) fn count(mut self, [n_terms, sum, n_ended, _]: Ballot, n_ranks: u64) -> Result<EndedSave, Ongoing> {
         // A thread that ends while others wait for a sum has panicked: that sum will never be complete.
         let is_broken = n_ended > 0 && n_terms > 0;
         if n_ended == n_ranks || is_broken {
             drop((self.sums, self.terms));
-            let (snapshot, saved) = self.save.wait();
-            return Ok(Ended { step: self.step, snapshot, outcome: saved.map(|id| id.path) });
+            return Ok(self.save.wait());
         }
         if n_terms == n_ranks {
             // A thread that has ended meanwhile is counted next time.
@@ -86,15 +103,17 @@ impl Ongoing {
         Err(self)
     }
 
-    /// Waits for the end, together with all other ranks.
+    /// Waits together with all other ranks: to the end, or only while the stores of all ranks answer.
     ///
     /// # Errors
     /// When a peer is lost.
-    pub(crate) fn wait(mut self, team: &mut Team) -> Result<Ended, JobError> {
+    pub(crate) fn wait(mut self, team: &mut Team, to_the_end: bool) -> Result<Waited, JobError> {
         loop {
             let ballots = team.sums(self.ballot())?;
+            let [.., n_stalled] = ballots;
             match self.count(ballots, team.n_ranks() as u64) {
-                Ok(ended) => return Ok(ended),
+                Ok(ended) => return Ok(Waited::Ended(ended)),
+                Err(ongoing) if n_stalled > 0 && !to_the_end => return Ok(Waited::Stalled(ongoing)),
                 Err(ongoing) => self = ongoing,
             }
             std::thread::sleep(PAUSE);

@@ -7,11 +7,36 @@ use crate::events::{Event, Report, StepMetrics};
 use crate::train::metrics::MetricsFiles;
 use crate::train::trainer::Trainer;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A fault of this rank that does not stop it, such as a full disk for its measurements, as a sentence; shared with its status
+/// reports.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fault(Arc<Mutex<Option<String>>>);
+
+impl Fault {
+    /// The fault, if there is one now.
+    pub(crate) fn now(&self) -> Option<String> {
+        self.lock().clone()
+    }
+
+    /// Sets the fault; returns whether one has begun or ended.
+    fn set(&self, fault: Option<String>) -> bool {
+        let changes = self.lock().is_some() != fault.is_some();
+        *self.lock() = fault;
+        changes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<String>> {
+        // Every change is one assignment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Passes on the events of a rank; the leader's also go into files and into its report.
 pub(crate) struct EventSink<'a> {
     files: Option<MetricsFiles>,
-    path: PathBuf,
+    fault: Fault,
     pub(crate) report: Report,
     on_event: &'a mut (dyn FnMut(&Event) + Send),
 }
@@ -22,37 +47,49 @@ impl<'a> EventSink<'a> {
         first_step: u64,
         leads: bool,
         resume: Option<PathBuf>,
+        fault: Fault,
         on_event: &'a mut (dyn FnMut(&Event) + Send),
-    ) -> Result<EventSink<'a>, JobError> {
-        let path = output_dir.join("metrics.jsonl");
-        let files = leads.then(|| MetricsFiles::open(output_dir, first_step)).transpose();
-        let files = files.map_err(|source| JobError::Io { action: "write", path: path.clone(), source })?;
+    ) -> EventSink<'a> {
+        let files = leads.then(|| MetricsFiles::open(output_dir, first_step));
         let report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
-        Ok(EventSink { files, path, report, on_event })
+        EventSink { files, fault, report, on_event }
     }
 
     /// On the leader, emits a step of an earlier world, unless the files already contain it.
-    pub(crate) fn make_up_for(&mut self, metrics: StepMetrics) -> Result<(), JobError> {
-        match &self.files {
-            Some(files) if files.last_step() < metrics.step => self.emit(Event::Step(metrics)),
-            _ => Ok(()),
+    pub(crate) fn make_up_for(&mut self, metrics: StepMetrics) {
+        if self.files.as_ref().is_some_and(|files| files.last_step() < metrics.step) {
+            self.emit(Event::Step(metrics));
         }
     }
 
-    pub(crate) fn emit(&mut self, event: Event) -> Result<(), JobError> {
-        let written = match (&event, &mut self.files) {
+    pub(crate) fn emit(&mut self, event: Event) {
+        match (&event, &mut self.files) {
             (Event::Step(m), Some(files)) => files.step(m),
             (Event::Eval(m), Some(files)) => files.eval(m),
-            _ => Ok(()),
-        };
-        written.map_err(|source| JobError::Io { action: "write", path: self.path.clone(), source })?;
+            _ => {}
+        }
+        self.note_fault();
         match &event {
             Event::Step(m) => (self.report.steps, self.report.last) = (m.step, Some(m.clone())),
             Event::Saved { path, .. } => self.report.checkpoint = Some(path.clone()),
             _ => {}
         }
         (self.on_event)(&event);
-        Ok(())
+    }
+
+    /// Tells once that measurements cannot be written, and once that they are again.
+    fn note_fault(&mut self) {
+        let Some(files) = &self.files else { return };
+        let (fault, n_dropped) = (files.fault(), files.n_dropped());
+        if !self.fault.set(fault.clone()) {
+            return;
+        }
+        let text = match (fault, n_dropped) {
+            (Some(fault), _) => format!("{fault}; training continues"),
+            (None, 0) => "all measurements are written again".to_owned(),
+            (None, n) => format!("measurements are written again; {n} are missing"),
+        };
+        (self.on_event)(&Event::Note(text));
     }
 }
 

@@ -1,6 +1,7 @@
 //! A trained model as a directory that `transformers` loads: from a machine in memory or from a checkpoint.
 
 use super::architecture::Architecture;
+use super::inputs::INPUTS_JSON;
 use super::plan;
 use super::saving::read;
 use super::weights::{self, Tensor};
@@ -185,7 +186,7 @@ fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobC
 }
 
 fn is_tokenizer_file(name: &str) -> bool {
-    ![JOB_YAML, CONFIG_JSON, GENERATION_JSON, "trainer.json"].contains(&name)
+    ![JOB_YAML, CONFIG_JSON, GENERATION_JSON, INPUTS_JSON, "trainer.json"].contains(&name)
 }
 
 fn json_extra(extras: &[(String, Vec<u8>)], name: &str) -> Result<Option<Value>, ExportError> {

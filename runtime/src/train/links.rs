@@ -6,12 +6,13 @@
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract; each is finished before its borrows end.
 
 use super::catch_up_transfer::CatchUpTransfer;
-use super::lane::{CHUNK, Lane, UNDER_WAY};
+use super::lane::{CHUNK, Lane, SLOTS, UNDER_WAY, pass, staging};
 use crate::error::JobError;
 use crate::error::peer::PeerError;
 use phalanx_device::operation::OPERANDS_MAX;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::{Span, SpanMut, SpanRef};
+use phalanx_device::staging::Staging;
 use phalanx_device::{
     Collective, CollectiveError, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations, Ticket,
 };
@@ -204,6 +205,8 @@ impl Links {
             // Otherwise a peer would wait for the failed operation.
             all.iter().for_each(|direction| self.peer(direction.peer).abort(&error.to_string()));
             under_way.drain(..).for_each(|Started { at, ticket, .. }| drop(self.peer(all[at].peer).finish(ticket)));
+            // Dropping it ends its copies.
+            all.iter_mut().for_each(|direction| direction.staging = None);
         }
         outcome
     }
@@ -220,6 +223,7 @@ impl Links {
         operands: &mut Vec<Operand>,
     ) -> Result<(), CollectiveError> {
         let n_rounds = all.iter().map(|direction| direction.operations.len()).max().unwrap_or(0);
+        all.iter_mut().for_each(|direction| direction.begun = 0);
         for round in 0..n_rounds {
             let n_before = under_way.len();
             for (at, direction) in all.iter_mut().enumerate().filter(|(_, d)| round < d.operations.len()) {
@@ -232,10 +236,12 @@ impl Links {
                 };
                 // SAFETY: the caller's contract; the operation staged two rounds before is finished.
                 let ticket = unsafe {
-                    direction.operands(round, operands);
+                    direction.operands(round, operands)?;
                     group.start(&Operation { kind, sequence: 0, unit: 1 }, operands)
                 }?;
                 under_way.push_back(Started { at, round, ticket });
+                // SAFETY: as above.
+                unsafe { direction.copy_ahead(round + 1) }?;
             }
             self.finish_first(n_before, all, under_way)?;
         }
@@ -245,14 +251,14 @@ impl Links {
     fn finish_first(
         &mut self,
         n: usize,
-        all: &[Direction],
+        all: &mut [Direction],
         under_way: &mut VecDeque<Started>,
     ) -> Result<(), CollectiveError> {
         for _ in 0..n {
             let Some(Started { at, round, ticket }) = under_way.pop_front() else { break };
             self.peer(all[at].peer).finish(ticket)?;
             // SAFETY: the caller of `pass_all` borrows the tensors.
-            unsafe { all[at].unstage(round) };
+            unsafe { all[at].unstage(round) }?;
         }
         Ok(())
     }
@@ -292,8 +298,11 @@ struct Direction {
     peer: u32,
     sends: bool,
     operations: Vec<Vec<Span>>,
-    /// For tensors that the host cannot access.
-    staging: [Vec<f32>; UNDER_WAY],
+    /// The tensors of each operation that the host cannot access.
+    staged: Vec<Vec<Span>>,
+    staging: Option<Staging>,
+    /// Rounds before this one are sent, or their copies have begun.
+    begun: usize,
 }
 
 impl Direction {
@@ -316,57 +325,71 @@ impl Direction {
                 }
             }
         }
-        Direction { peer, sends, operations, staging: Default::default() }
+        let of_device =
+            |operation: &Vec<Span>| operation.iter().filter(|tensor| !tensor.is_on_host()).cloned().collect();
+        let staged = operations.iter().map(of_device).collect();
+        Direction { peer, sends, operations, staged, staging: None, begun: 0 }
+    }
+
+    /// Begins to copy what the operation of a round sends, if there is one.
+    ///
+    /// # Safety
+    /// The tensors are borrowed, and the operation of two rounds before is finished.
+    unsafe fn copy_ahead(&mut self, round: usize) -> Result<(), CollectiveError> {
+        if !self.sends || round < self.begun || self.staged.get(round).is_none_or(Vec::is_empty) {
+            return Ok(());
+        }
+        self.begun = round + 1;
+        let staging = staging(&mut self.staging, &self.staged)?;
+        // SAFETY: the caller's contract.
+        Ok(unsafe { staging.gather(round % SLOTS, &self.staged[round]) }?)
     }
 
     /// The operands of an operation. Tensors that the host cannot access are staged.
     ///
     /// # Safety
     /// The tensors are borrowed, and the operation two rounds before is finished.
-    unsafe fn operands(&mut self, round: usize, operands: &mut Vec<Operand>) {
-        let operation = &self.operations[round];
-        let staging = &mut self.staging[round % UNDER_WAY];
-        staging.resize(staged(operation).map(Span::bytes).sum::<usize>() / size_of::<f32>(), 0.0);
-        let mut rest = &mut staging[..];
+    unsafe fn operands(&mut self, round: usize, operands: &mut Vec<Operand>) -> Result<(), CollectiveError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.copy_ahead(round) }?;
+        let mut staged = RawBuffer::EMPTY;
+        if !self.staged[round].is_empty() {
+            let bytes = staging(&mut self.staging, &self.staged)?.bytes(round % SLOTS)?;
+            staged = RawBuffer::new(bytes.as_mut_ptr(), bytes.len());
+        }
         operands.clear();
-        for tensor in operation {
-            let n_elements = tensor.bytes() / size_of::<f32>();
+        let mut at = 0;
+        for tensor in &self.operations[round] {
             let buffer = if tensor.is_on_host() {
                 tensor.buffer()
             } else {
-                let (room, behind) = std::mem::take(&mut rest).split_at_mut(n_elements);
-                rest = behind;
-                if self.sends {
-                    // SAFETY: the caller's contract.
-                    unsafe { tensor.read(bytemuck::cast_slice_mut(room)) };
-                }
-                RawBuffer::of_mut(room)
+                let start = at;
+                at += tensor.bytes();
+                staged.slice(start..at)
             };
             let (send, recv) = if self.sends { (buffer, RawBuffer::EMPTY) } else { (RawBuffer::EMPTY, buffer) };
-            operands.push(Operand { send, recv, dtype: ElementType::F32, n_elements });
+            operands.push(Operand {
+                send,
+                recv,
+                dtype: ElementType::F32,
+                n_elements: buffer.bytes() / size_of::<f32>(),
+            });
         }
+        Ok(())
     }
 
-    /// Copies what a finished operation received in staging to its tensors.
+    /// Begins to copy what a finished operation received in staging to its tensors.
     ///
     /// # Safety
-    /// The tensors are borrowed.
-    unsafe fn unstage(&self, round: usize) {
-        if self.sends {
-            return;
+    /// The tensors are borrowed until the machine's later work.
+    unsafe fn unstage(&mut self, round: usize) -> Result<(), CollectiveError> {
+        if self.sends || self.staged[round].is_empty() {
+            return Ok(());
         }
-        let mut rest = &self.staging[round % UNDER_WAY][..];
-        for tensor in staged(&self.operations[round]) {
-            let (received, behind) = rest.split_at(tensor.bytes() / size_of::<f32>());
-            // SAFETY: the caller's contract.
-            unsafe { tensor.write(bytemuck::cast_slice(received)) };
-            rest = behind;
-        }
+        let staging = staging(&mut self.staging, &self.staged)?;
+        // SAFETY: the caller's contract.
+        Ok(unsafe { staging.scatter(round % SLOTS, &self.staged[round]) }?)
     }
-}
-
-fn staged(operation: &[Span]) -> impl Iterator<Item = &Span> {
-    operation.iter().filter(|tensor| !tensor.is_on_host())
 }
 
 /// Carries out the flow with one peer. Neither direction waits for the other: waiting for one advances both.
@@ -379,33 +402,17 @@ fn both_ways(
     let there = 1 - group.position();
     let sent = sends.iter().map(SpanRef::span).collect();
     let received = receives.iter().map(SpanMut::span).collect();
-    let mut lanes =
-        [Lane::new(OperationKind::Send { to: there }, sent), Lane::new(OperationKind::Recv { from: there }, received)];
-    let outcome = pass(group, &mut lanes, progress_counter);
+    let mut sent = Lane::new(OperationKind::Send { to: there }, sent);
+    let mut received = Lane::new(OperationKind::Recv { from: there }, received);
+    let n_chunks = sent.n_chunks().max(received.n_chunks());
+    let mut lanes = [&mut sent, &mut received];
+    // SAFETY: the flow borrows the memory of the runs until every started operation is finished or a finish has failed: then
+    // the world is aborted, and no communicator touches operands any more.
+    let outcome = unsafe { pass(group, &mut lanes, 0..n_chunks, || progress_counter.tick()) };
     if let Err(error) = &outcome {
         lanes.iter_mut().for_each(|lane| lane.give_up(group, error));
     }
     outcome
-}
-
-fn pass(
-    group: &mut dyn Collective,
-    lanes: &mut [Lane; 2],
-    progress_counter: &ProgressCounter,
-) -> Result<(), CollectiveError> {
-    let n_chunks = lanes.iter().map(Lane::n_chunks).max().unwrap_or(0);
-    for i in 0..=n_chunks {
-        for lane in lanes.iter_mut() {
-            // SAFETY: the caller holds the flow, which borrows the memory of the runs, until every started operation is
-            // finished or a finish has failed: then the world is aborted, and no communicator touches operands any more.
-            unsafe { lane.start(group, i) }?;
-        }
-        if let Some(before) = i.checked_sub(1) {
-            lanes.iter_mut().try_for_each(|lane| lane.finish(group, before))?;
-        }
-        progress_counter.tick();
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 use super::tensorboard::EventWriter;
 use crate::events::{EvalMetrics, StepMetrics};
+use crate::journal::Journal;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::Path;
 
 /// Longer than any line, so that a step allocates nothing for its line.
@@ -13,7 +14,7 @@ const LINE_BYTES: usize = 1 << 10;
 /// Writes measurements to the files of a run.
 #[derive(Debug)]
 pub struct MetricsFiles {
-    jsonl: File,
+    jsonl: Journal,
     /// The last line, whose memory the next one reuses.
     line: Vec<u8>,
     events: EventWriter,
@@ -23,17 +24,27 @@ pub struct MetricsFiles {
 
 impl MetricsFiles {
     /// Opens `metrics.jsonl` and a new event file in `dir`. Drops lines of steps after `resumed_step`, which are about to
-    /// run again.
-    ///
-    /// # Errors
-    /// When a file cannot be written.
-    pub fn open(dir: &Path, resumed_step: u64) -> io::Result<MetricsFiles> {
+    /// run again. A file that cannot be opened or written is written later; see [`MetricsFiles::fault`].
+    pub fn open(dir: &Path, resumed_step: u64) -> MetricsFiles {
         let path = dir.join("metrics.jsonl");
-        let mut jsonl = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
-        let (keep, last_step) = kept(&jsonl, resumed_step)?;
-        jsonl.set_len(keep)?;
-        jsonl.seek(SeekFrom::End(0))?;
-        Ok(MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events: EventWriter::create(dir)?, last_step })
+        let first = open_kept(&path, resumed_step);
+        let last_step = first.as_ref().map_or(resumed_step, |(_, last_step)| *last_step);
+        let mut first = first.ok();
+        let jsonl = Journal::new(path, move |path| match first.take() {
+            Some((file, _)) => Ok(Box::new(file)),
+            None => Ok(Box::new(open_kept(path, resumed_step)?.0)),
+        });
+        MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events: EventWriter::create(dir), last_step }
+    }
+
+    /// Why a file lacks measurements, as a sentence; `None` while all are written.
+    pub fn fault(&self) -> Option<String> {
+        self.jsonl.fault().or_else(|| self.events.fault())
+    }
+
+    /// The measurements that did not fit into memory while a file could not be written.
+    pub fn n_dropped(&self) -> u64 {
+        self.jsonl.n_dropped().max(self.events.n_dropped())
     }
 
     /// The last step with a line.
@@ -42,11 +53,8 @@ impl MetricsFiles {
     }
 
     /// Appends a step.
-    ///
-    /// # Errors
-    /// When a file cannot be written.
-    pub fn step(&mut self, m: &StepMetrics) -> io::Result<()> {
-        self.line(m)?;
+    pub fn step(&mut self, m: &StepMetrics) {
+        self.line(m);
         self.last_step = m.step;
         let scalars = [
             ("train/loss", m.loss),
@@ -59,25 +67,33 @@ impl MetricsFiles {
             ("throughput/data_wait_pct", m.data_wait_pct),
             ("memory/resident_bytes", m.memory_bytes as f64),
         ];
-        self.events.scalars(m.step, &scalars)?;
-        m.collective_pct.map_or(Ok(()), |pct| self.events.scalars(m.step, &[("throughput/collective_pct", pct)]))
+        self.events.scalars(m.step, &scalars);
+        if let Some(pct) = m.collective_pct {
+            self.events.scalars(m.step, &[("throughput/collective_pct", pct)]);
+        }
     }
 
     /// Appends an evaluation.
-    ///
-    /// # Errors
-    /// When a file cannot be written.
-    pub fn eval(&mut self, m: &EvalMetrics) -> io::Result<()> {
-        self.line(m)?;
-        self.events.scalars(m.step, &[("eval/loss", m.eval_loss), ("eval/perplexity", m.eval_perplexity)])
+    pub fn eval(&mut self, m: &EvalMetrics) {
+        self.line(m);
+        self.events.scalars(m.step, &[("eval/loss", m.eval_loss), ("eval/perplexity", m.eval_perplexity)]);
     }
 
-    fn line(&mut self, m: &impl Serialize) -> io::Result<()> {
+    fn line(&mut self, m: &impl Serialize) {
         self.line.clear();
-        serde_json::to_writer(&mut self.line, m)?;
+        serde_json::to_writer(&mut self.line, m).expect("numbers under names always have a JSON form");
         self.line.push(b'\n');
-        self.jsonl.write_all(&self.line)
+        self.jsonl.append(&self.line);
     }
+}
+
+/// Opens `metrics.jsonl` at the end of the lines that stay; also returns the last step among them.
+fn open_kept(path: &Path, resumed_step: u64) -> io::Result<(File, u64)> {
+    let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
+    let (keep, last_step) = kept(&file, resumed_step)?;
+    file.set_len(keep)?;
+    file.seek(SeekFrom::End(0))?;
+    Ok((file, last_step))
 }
 
 /// Length of the leading lines whose step is at most `last_step`, and the last step among them. A torn last line is not
@@ -126,14 +142,14 @@ mod tests {
     #[test]
     fn lines_after_the_resumed_step_and_a_torn_line_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = MetricsFiles::open(dir.path(), 0).unwrap();
-        (1..=3).for_each(|s| files.step(&step(s)).unwrap());
-        files.jsonl.write_all(b"{\"step\": 2, \"lo").unwrap();
+        let mut files = MetricsFiles::open(dir.path(), 0);
+        (1..=3).for_each(|s| files.step(&step(s)));
+        files.jsonl.append(b"{\"step\": 2, \"lo");
         drop(files);
 
-        let mut files = MetricsFiles::open(dir.path(), 2).unwrap();
+        let mut files = MetricsFiles::open(dir.path(), 2);
         assert_eq!(files.last_step(), 2);
-        files.step(&step(3)).unwrap();
+        files.step(&step(3));
 
         let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();

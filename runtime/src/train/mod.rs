@@ -8,8 +8,10 @@
 //! - `team`: the ranks of a run and what they agree on; `links`: messages between two members, by way of `lane` and
 //!   `catch_up_transfer`; `shadow`: a copy of another rank's state.
 //! - `threads`: a run whose ranks are threads of this process; `event_sink`: the outputs for a rank's events.
+//! - `inputs`: digests of what a run trains on, which nodes and checkpoints compare.
 //! - `output_lock`: one job at a time in a folder.
-//! - `saving`: checkpoints of a run; `export`: the trained model.
+//! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
+//!   memory meanwhile; `export`: the trained model.
 //! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: measurements and their outputs.
 //!
@@ -22,6 +24,7 @@ pub(crate) mod catch_up_transfer;
 pub(crate) mod event_sink;
 pub mod export;
 pub(crate) mod fit;
+pub(crate) mod inputs;
 mod lane;
 pub(crate) mod links;
 pub mod metrics;
@@ -33,6 +36,7 @@ pub mod progress;
 pub(crate) mod saving;
 pub(crate) mod shadow;
 mod staging;
+mod state_copy;
 pub(crate) mod step_trace;
 pub(crate) mod team;
 pub mod tensorboard;

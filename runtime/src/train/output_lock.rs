@@ -1,15 +1,24 @@
-//! Only one job at a time writes to an `output_dir`. The kernel holds the lock, so a crash releases it.
+//! Only one job at a time writes to an `output_dir`. The kernel holds the locks, so a crash releases them.
+//!
+//! The process that starts a job locks `.lock` alone. Each rank process shares `.lock-ranks`, because ranks may outlive a
+//! coordinator.
 
 use crate::error::JobError;
 use std::fs::{File, TryLockError};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Held while a job writes into its folder.
 #[derive(Debug)]
 #[must_use = "a drop releases the lock"]
 pub(crate) struct OutputLock {
-    _file: Option<File>,
+    file: Option<File>,
 }
+
+/// How long ranks may take to end after the process that started them.
+const RANKS_PATIENCE: Duration = Duration::from_secs(5);
+/// Interval of checks for ranks that end.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl OutputLock {
     /// Locks the folder for this job.
@@ -18,18 +27,63 @@ impl OutputLock {
     /// When another job, in this or another process, holds the lock.
     pub(crate) fn take(output_dir: &Path) -> Result<OutputLock, JobError> {
         let path = output_dir.join(".lock");
-        let file = File::options().append(true).create(true).open(&path);
-        let file = file.map_err(|source| JobError::Io { action: "write", path, source })?;
+        let file = open(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
         match file.try_lock() {
-            Ok(()) => Ok(OutputLock { _file: Some(file) }),
+            Ok(()) => Ok(OutputLock { file: Some(file) }),
             Err(TryLockError::WouldBlock) => Err(JobError::InUse { path: output_dir.to_owned() }),
             // Some network file systems have no locks; the job then runs without one.
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(%error, folder = %output_dir.display(), "the folder cannot be locked");
-                Ok(OutputLock { _file: None })
+                Ok(OutputLock { file: None })
             }
         }
     }
+
+    /// Whether the lock excludes other jobs: the file system has locks.
+    pub(crate) const fn is_exclusive(&self) -> bool {
+        self.file.is_some()
+    }
+}
+
+/// Held by a rank process of a job while it may write into the job's folder.
+#[derive(Debug)]
+#[must_use = "a drop releases the lock"]
+pub(crate) struct RankLock {
+    _file: Option<File>,
+}
+
+impl RankLock {
+    /// Shares the lock of the folder's ranks. Without a folder or locks, the rank runs without it.
+    pub(crate) fn share(output_dir: &Path) -> RankLock {
+        let shared = open(&output_dir.join(".lock-ranks")).map_err(TryLockError::Error);
+        let shared = shared.and_then(|file| file.try_lock_shared().map(|()| file));
+        if let Err(error) = &shared {
+            tracing::debug!(%error, folder = %output_dir.display(), "the folder cannot be locked for its ranks");
+        }
+        RankLock { _file: shared.ok() }
+    }
+
+    /// Waits for the end of the ranks of an earlier job in this folder.
+    ///
+    /// # Errors
+    /// When ranks do not end: their job runs, even if its coordinator does not.
+    pub(crate) fn await_end_of_ranks(output_dir: &Path) -> Result<(), JobError> {
+        let path = output_dir.join(".lock-ranks");
+        let file = open(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
+        let deadline = Instant::now() + RANKS_PATIENCE;
+        // The check holds the lock for a moment only; the first rank of the next job starts later.
+        while let Err(TryLockError::WouldBlock) = file.try_lock() {
+            if Instant::now() >= deadline {
+                return Err(JobError::RanksLive { path: output_dir.to_owned() });
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    File::options().append(true).create(true).open(path)
 }
 
 #[cfg(test)]
@@ -47,5 +101,31 @@ mod tests {
 
         assert!(matches!(second, Err(JobError::InUse { path }) if path == dir.path()));
         assert!(third.is_ok());
+    }
+
+    #[test]
+    fn job_begins_only_after_the_ranks_of_the_earlier_one_have_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let ranks = [(); 2].map(|()| RankLock::share(dir.path()));
+
+        let refused = RankLock::await_end_of_ranks(dir.path());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(POLL_INTERVAL);
+                drop(ranks);
+            });
+            RankLock::await_end_of_ranks(dir.path()).unwrap();
+        });
+
+        assert!(matches!(refused, Err(JobError::RanksLive { path }) if path == dir.path()));
+    }
+
+    #[test]
+    fn rank_without_a_folder_runs_without_a_lock() {
+        let dir = tempfile::tempdir().unwrap();
+
+        let _lock = RankLock::share(&dir.path().join("absent"));
+
+        assert!(!dir.path().join("absent").exists());
     }
 }

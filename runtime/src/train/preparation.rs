@@ -1,6 +1,7 @@
 //! The rows that a run trains on, prepared before it starts, and the files that make its checkpoints self-contained.
 
 use super::export::{self};
+use super::inputs::{INPUTS_JSON, RunInputs};
 use super::plan::{self, ModelPlan};
 use crate::config::JobConfig;
 use crate::data::prepare::{Prepared, Summary, prepare};
@@ -9,6 +10,12 @@ use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use crate::events::Event;
+use std::path::PathBuf;
+
+/// Folder of prepared tokens, and of digests of weights.
+pub(crate) fn cache_dir(config: &JobConfig) -> PathBuf {
+    config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"))
+}
 
 pub(crate) fn prepare_data(
     config: &JobConfig,
@@ -16,14 +23,13 @@ pub(crate) fn prepare_data(
     tokenizer: &Tokenizer,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
-    let cache = config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"));
     let prepared = {
         let listener = std::cell::RefCell::new(&mut *on_event);
         let progress = |p: Progress<'_>| {
             let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
             listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
         };
-        prepare(&plan::data_config(config)?, tokenizer, &cache, model.model.vocab_size(), &progress)?
+        prepare(&plan::data_config(config)?, tokenizer, &cache_dir(config), model.model.vocab_size(), &progress)?
     };
     match &prepared.summaries[..] {
         few @ [_] | few @ [_, _] | few @ [_, _, _] => few.iter().for_each(|s| on_event(&Event::Note(describe(s)))),
@@ -53,10 +59,12 @@ pub(crate) fn extras(
     config: &JobConfig,
     model: &ModelPlan,
     tokenizer: &Tokenizer,
+    inputs: &RunInputs,
 ) -> Result<Vec<(String, Vec<u8>)>, JobError> {
     let json = serde_json::to_vec_pretty(&model.hf_config).map_err(ExportError::Encode)?;
     let mut extras =
         vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
+    extras.push((INPUTS_JSON.to_string(), inputs.encode()));
     extras.extend(tokenizer.files());
     if let Some(dir) = &model.weights {
         let path = dir.join(export::GENERATION_JSON);

@@ -1,15 +1,19 @@
 //! Output for people while a job runs: a progress bar with ETA on a terminal, plain lines otherwise.
 
+use crate::console::{Console, Stream};
 use crate::events::{EvalMetrics, Event, StepMetrics};
 use crate::units::{human_bytes, human_duration};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+use std::fmt::Write;
+use std::io;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Shows steps, evaluations and messages.
 #[derive(Debug)]
 pub struct Progress {
+    console: Console,
     bar: Option<ProgressBar>,
     logging_steps: u64,
     total_steps: u64,
@@ -18,15 +22,11 @@ pub struct Progress {
 
 impl Progress {
     /// Shows a bar if standard error is a terminal, and a line for every `logging_steps`-th step.
-    pub fn new(total_steps: u64, first_step: u64, logging_steps: u64) -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(total_steps).with_position(first_step);
-            let style = ProgressStyle::with_template("{bar:32} {pos}/{len} [{elapsed_precise} < {eta_precise}] {msg}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.reset_eta();
-            bar
-        });
-        Progress { bar, logging_steps: logging_steps.max(1), total_steps, n_shown: 0 }
+    pub fn new(total_steps: u64, first_step: u64, logging_steps: u64, console: &Console) -> Progress {
+        let style = "{bar:32} {pos}/{len} [{elapsed_precise} < {eta_precise}] {msg}";
+        let bar = bar(console, total_steps, style).map(|bar| bar.with_position(first_step));
+        bar.iter().for_each(ProgressBar::reset_eta);
+        Progress { console: console.clone(), bar, logging_steps: logging_steps.max(1), total_steps, n_shown: 0 }
     }
 
     /// Shows a finished step.
@@ -67,15 +67,16 @@ impl Progress {
 
     fn line(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| write_line(text)),
-            None => write_line(text),
+            Some(bar) => bar.suspend(|| self.console.say(text)),
+            None => self.console.say(text),
         }
     }
 }
 
 /// A bar while files are tokenised, on a terminal; small files finish before it would appear.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Tokenising {
+    console: Console,
     bar: Option<(PathBuf, ProgressBar)>,
 }
 
@@ -83,6 +84,11 @@ pub struct Tokenising {
 const WATCHED_BYTES: u64 = 1 << 20;
 
 impl Tokenising {
+    /// Shows bars if standard error is a terminal.
+    pub fn new(console: &Console) -> Tokenising {
+        Tokenising { console: console.clone(), bar: None }
+    }
+
     /// Handles an event: progress moves the bar, any other event removes it.
     pub fn see(&mut self, event: &Event) {
         let Event::Preparing { path, done_bytes, total_bytes } = event else {
@@ -91,14 +97,12 @@ impl Tokenising {
             }
             return;
         };
-        if *total_bytes < WATCHED_BYTES || !std::io::stderr().is_terminal() {
+        if *total_bytes < WATCHED_BYTES {
             return;
         }
         if self.bar.as_ref().is_none_or(|(shown, _)| shown != path) {
-            let style = ProgressStyle::with_template("tokenising {msg} {bar:32} {bytes}/{total_bytes} [{eta} left]");
-            let bar = ProgressBar::new(*total_bytes).with_message(path.display().to_string());
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            self.bar = Some((path.clone(), bar));
+            let bar = bar(&self.console, *total_bytes, "tokenising {msg} {bar:32} {bytes}/{total_bytes} [{eta} left]");
+            self.bar = bar.map(|bar| (path.clone(), bar.with_message(path.display().to_string())));
         }
         if let Some((_, bar)) = &self.bar {
             bar.set_position(*done_bytes);
@@ -106,9 +110,84 @@ impl Tokenising {
     }
 }
 
-/// Ignores errors: a closed pipe (`| head`) must not stop a training run.
-fn write_line(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+/// A bar on standard error, if that is a terminal.
+fn bar(console: &Console, length: u64, style: &str) -> Option<ProgressBar> {
+    let target =
+        console.err().is_terminal().then(|| BarTerminal { stream: console.err().clone(), frame: Mutex::default() })?;
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::term_like(Box::new(target)));
+    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    Some(bar)
+}
+
+/// The terminal as a bar sees it: a frame is drawn as a whole, without waiting for the terminal.
+#[derive(Debug)]
+struct BarTerminal {
+    stream: Stream,
+    frame: Mutex<String>,
+}
+
+/// Columns of a terminal that does not tell.
+const COLUMNS: u16 = 80;
+
+impl BarTerminal {
+    fn frame(&self) -> MutexGuard<'_, String> {
+        // A frame that was begun before a panic is drawn with the next one.
+        self.frame.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an ANSI sequence (ECMA-48, CUU to CUB) that moves the cursor.
+    fn move_cursor(&self, n: usize, direction: char) -> io::Result<()> {
+        if n > 0 {
+            write!(self.frame(), "\x1b[{n}{direction}").map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+}
+
+impl TermLike for BarTerminal {
+    fn width(&self) -> u16 {
+        self.stream.width().unwrap_or(COLUMNS)
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.move_cursor(n, 'A')
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.move_cursor(n, 'B')
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.move_cursor(n, 'C')
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.move_cursor(n, 'D')
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        *self.frame() += text;
+        self.frame().push('\n');
+        Ok(())
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        *self.frame() += text;
+        Ok(())
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        // The beginning of the line, and erase in line (EL 2).
+        self.write_str("\r\x1b[2K")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let frame = std::mem::take(&mut *self.frame());
+        if !frame.is_empty() {
+            self.stream.frame(frame);
+        }
+        Ok(())
+    }
 }
 
 /// The step line.

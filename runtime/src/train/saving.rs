@@ -1,18 +1,20 @@
 //! Checkpoints of a run: what belongs to its state, and which checkpoint it resumes from.
 
-use super::background::{Ballot, Ended, Ongoing};
+use super::background::{Ballot, Ongoing, Waited};
 use super::export::JOB_YAML;
+use super::inputs::{INPUTS_JSON, RunInputs};
+use super::state_copy::StateCopy;
 use super::team::Team;
 use super::weights::{self, Tensor};
 use crate::config::output::{OutputSection, Resume};
 use crate::error::JobError;
 use crate::error::export::ExportError;
-use phalanx_device::Machine;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::STAGING_BYTES;
-use phalanx_storage::checkpoint::background::Snapshot;
+use phalanx_device::{CollectiveError, Machine};
+use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
 use phalanx_storage::checkpoint::catalog::{Skipped, latest_valid, list};
-use phalanx_storage::checkpoint::error::CheckpointError;
+use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::store::is_url;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
@@ -59,8 +61,22 @@ pub(crate) struct Saving {
     progress_counter: ProgressCounter,
 }
 
-/// A checkpoint that is durable: its step, and where it is.
-pub(crate) type Saved = (u64, PathBuf);
+/// A save that has ended.
+#[derive(Debug)]
+pub(crate) struct SaveOutcome {
+    /// The step of its state.
+    pub(crate) step: u64,
+    /// The durable checkpoint, or why there is none.
+    pub(crate) saved: Result<PathBuf, CheckpointError>,
+    /// Whether this rank could remove older checkpoints.
+    pub(crate) retained: Result<(), CheckpointError>,
+}
+
+/// The save of this step still waits for an answer of its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stalled {
+    pub(crate) step: u64,
+}
 
 /// A box of a tensor as it goes into a checkpoint.
 struct SavedBox<'a> {
@@ -135,11 +151,24 @@ impl Saving {
     }
 
     /// The checkpoint to resume from, with a sentence about each checkpoint that was skipped.
+    ///
+    /// # Errors
+    /// When the newest checkpoint cannot be read, or checkpoints exist and all are damaged: a run begins at its first step
+    /// only if no checkpoint was ever committed, or if told so.
     pub(crate) fn find(&self, resume: &Resume) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
         match resume {
             Resume::Never => Ok((None, Vec::new())),
             Resume::Auto => {
-                let (found, skipped) = latest_valid(&self.root)?;
+                let (found, skipped) = latest_valid(&self.root).map_err(|source| match source.read_failure() {
+                    ReadFailure::Unreadable => JobError::UnreadableCheckpoint { source },
+                    ReadFailure::Damaged | ReadFailure::Unfinished => source.into(),
+                })?;
+                let is_damage = |s: &&Skipped| s.reason.read_failure() == ReadFailure::Damaged;
+                let mut damaged = skipped.iter().filter(is_damage);
+                if let (None, Some(newest)) = (&found, damaged.next()) {
+                    let (path, n, source) = (self.root.clone(), 1 + damaged.count(), Box::new(newest.reason.clone()));
+                    return Err(JobError::NoIntactCheckpoint { path, n, source });
+                }
                 let warn = |s: Skipped| format!("skipped checkpoint {}: {}", s.path.display(), s.reason);
                 Ok((found.map(|c| c.id().path.clone()), skipped.into_iter().map(warn).collect()))
             }
@@ -155,26 +184,27 @@ impl Saving {
     /// Saves while training waits; no other save may be running.
     ///
     /// # Errors
-    /// When this rank or another cannot write its part.
+    /// When the store cannot be opened.
     pub(crate) fn save(
         &self,
         machine: &dyn Machine,
         c: &Compiled,
         state: &TrainerState,
         team: &mut Team,
-    ) -> Result<Saved, JobError> {
+    ) -> Result<SaveOutcome, JobError> {
         let _stores = self.progress_counter.during(At::Stores);
         let boxes = boxes(machine, c);
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
         let writer = CheckpointWriter::at(&self.root)?;
-        let id = writer
-            .save_together(&self.meta(state, team), writer_rank(team), &pieces, &extras, |value| team.sum(value))?;
-        if let Some(keep) = self.keep.filter(|_| team.leads()) {
-            writer.retain(keep, &id)?;
-        }
-        Ok((state.step, id.path))
+        let saved =
+            writer.save_together(&self.meta(state, team), writer_rank(team), &pieces, &extras, |value| team.sum(value));
+        let retained = match (&saved, self.keep.filter(|_| team.leads())) {
+            (Ok(id), Some(keep)) => writer.retain(keep, id).map(drop),
+            _ => Ok(()),
+        };
+        Ok(SaveOutcome { step: state.step, saved: saved.map(|id| id.path), retained })
     }
 
     /// Prepares memory for a copy beside training, unless an earlier save left some. For runs that will save.
@@ -187,10 +217,11 @@ impl Saving {
         self.warming = Builder::new().name("warm".into()).spawn(move || Snapshot::with_memory(n_bytes)).ok();
     }
 
-    /// Copies the state and begins to write it beside training.
+    /// Copies the state and begins to write it beside training. State in the memory of a device is copied beside training,
+    /// too; until then its next update waits.
     ///
     /// # Errors
-    /// When the system cannot start a thread.
+    /// When the system cannot start a thread, or the device has failed.
     ///
     /// # Panics
     /// If a save is running; see [`Saving::wait`].
@@ -206,16 +237,11 @@ impl Saving {
         let mut snapshot = warmed.unwrap_or_else(|| std::mem::take(&mut self.spare));
         snapshot.clear();
         snapshot.reserve(snapshot_bytes(c));
-        for tensor in saved(c) {
-            let (name, shape, region) = (tensor.name.clone(), tensor.shape.clone(), tensor.held.region.clone());
-            let header = SavedBox { name, shape, region, values: Cow::Borrowed(&[]) };
-            snapshot.add_from(&header.piece(), |append| {
-                weights::visit(machine, c, &tensor, |run| append(bytemuck::cast_slice(run)));
-            });
-        }
+        let copy = copy_to(&mut snapshot, machine, c)?;
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
         let writer = CheckpointWriter::at(&self.root)?;
-        self.ongoing = Some(Ongoing::begin(&writer, self.meta(state, team), writer_rank(team), snapshot, self.keep)?);
+        self.ongoing =
+            Some(Ongoing::begin(&writer, self.meta(state, team), writer_rank(team), snapshot, copy, self.keep)?);
         Ok(())
     }
 
@@ -226,20 +252,18 @@ impl Saving {
 
     /// This rank's contribution to the state of the current save, summed over all ranks.
     pub(crate) fn ballot(&mut self) -> Ballot {
-        self.ongoing.as_mut().map_or([0; 3], Ongoing::ballot)
+        self.ongoing.as_mut().map_or([0; 4], Ongoing::ballot)
     }
 
     /// Advances the running save by the sum of all ranks' ballots. Returns it when it has ended.
-    ///
-    /// # Errors
-    /// When this rank or another could not write its part.
-    pub(crate) fn count(&mut self, ballots: Ballot, team: &Team) -> Result<Option<Saved>, JobError> {
-        let Some(ongoing) = self.ongoing.take() else { return Ok(None) };
+    pub(crate) fn count(&mut self, ballots: Ballot, team: &Team) -> Option<SaveOutcome> {
+        let ongoing = self.ongoing.take()?;
+        let step = ongoing.step();
         match ongoing.count(ballots, team.n_ranks() as u64) {
-            Ok(ended) => self.end(ended).map(Some),
+            Ok(ended) => Some(self.end(step, ended)),
             Err(ongoing) => {
                 self.ongoing = Some(ongoing);
-                Ok(None)
+                None
             }
         }
     }
@@ -247,18 +271,39 @@ impl Saving {
     /// Waits for the running save, if there is one.
     ///
     /// # Errors
-    /// As [`Saving::count`].
-    pub(crate) fn wait(&mut self, team: &mut Team) -> Result<Option<Saved>, JobError> {
-        let Some(ongoing) = self.ongoing.take() else { return Ok(None) };
-        let progress_counter = self.progress_counter.clone();
-        let _stores = progress_counter.during(At::Stores);
-        let ended = ongoing.wait(team)?;
-        self.end(ended).map(Some)
+    /// When a peer is lost.
+    pub(crate) fn wait(&mut self, team: &mut Team) -> Result<Option<SaveOutcome>, JobError> {
+        match self.wait_while_answered(team, true)? {
+            Ok(ended) => Ok(ended),
+            Err(Stalled { .. }) => unreachable!("the wait ends only with the save"),
+        }
     }
 
-    fn end(&mut self, ended: Ended) -> Result<Saved, JobError> {
+    /// As [`Saving::wait`], but only while the stores of all ranks answer (`BACKGROUND-3`), unless to the end.
+    ///
+    /// # Errors
+    /// As [`Saving::wait`].
+    pub(crate) fn wait_while_answered(
+        &mut self,
+        team: &mut Team,
+        to_the_end: bool,
+    ) -> Result<Result<Option<SaveOutcome>, Stalled>, JobError> {
+        let Some(ongoing) = self.ongoing.take() else { return Ok(Ok(None)) };
+        let progress_counter = self.progress_counter.clone();
+        let _stores = progress_counter.during(At::Stores);
+        let step = ongoing.step();
+        Ok(match ongoing.wait(team, to_the_end)? {
+            Waited::Ended(ended) => Ok(Some(self.end(step, ended))),
+            Waited::Stalled(ongoing) => {
+                self.ongoing = Some(ongoing);
+                Err(Stalled { step })
+            }
+        })
+    }
+
+    fn end(&mut self, step: u64, ended: EndedSave) -> SaveOutcome {
         self.spare = ended.snapshot;
-        Ok((ended.step, ended.outcome?))
+        SaveOutcome { step, saved: ended.saved.map(|id| id.path), retained: ended.retained }
     }
 
     fn meta(&self, state: &TrainerState, team: &Team) -> CheckpointMeta {
@@ -313,10 +358,56 @@ impl Saving {
         }
         let state = checkpoint.extra(STATE)?;
         let state = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
+        self.check_inputs(&checkpoint)?;
         let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
-        let now = self.extras.iter().find(|(name, _)| name == JOB_YAML).map(|(_, bytes)| bytes.as_slice());
-        Ok((state, changed_keys(&then, now.unwrap_or_default())))
+        Ok((state, changed_keys(&then, self.own_extra(JOB_YAML).unwrap_or_default())))
     }
+
+    /// Refuses a checkpoint of a run on other data or on another base model. Checkpoints of early versions have no digests.
+    fn check_inputs(&self, checkpoint: &Checkpoint) -> Result<(), JobError> {
+        let mismatch = |reason: String| JobError::Mismatch { path: checkpoint.id().path.clone(), reason };
+        let invalid = |error: serde_json::Error| mismatch(format!("{INPUTS_JSON}: {error}"));
+        if !checkpoint.extras().any(|name| name == INPUTS_JSON) {
+            return Ok(());
+        }
+        let Some(now) = self.own_extra(INPUTS_JSON) else { return Ok(()) };
+        let now: RunInputs = serde_json::from_slice(now).map_err(invalid)?;
+        let difference = now.difference_from(&checkpoint.extra(INPUTS_JSON)?).map_err(invalid)?;
+        difference.map_or(Ok(()), |difference| Err(mismatch(difference)))
+    }
+
+    fn own_extra(&self, wanted: &str) -> Option<&[u8]> {
+        self.extras.iter().find(|(name, _)| name == wanted).map(|(_, bytes)| bytes.as_slice())
+    }
+}
+
+/// Adds this rank's state to a snapshot: at once from host memory; from the memory of a device through the copy that is
+/// returned.
+///
+/// # Errors
+/// When the device has failed.
+fn copy_to(snapshot: &mut Snapshot, machine: &dyn Machine, c: &Compiled) -> Result<Option<StateCopy>, JobError> {
+    let mut runs = Vec::new();
+    for tensor in saved(c) {
+        let (name, shape, region) = (tensor.name.clone(), tensor.shape.clone(), tensor.held.region.clone());
+        let header = SavedBox { name, shape, region, values: Cow::Borrowed(&[]) };
+        if machine.memory().is_some() {
+            snapshot.add_later(&header.piece(), tensor.held.n_elements() * size_of::<f32>());
+            runs.extend(weights::sources(machine, c, &tensor).map(|run| run.span()));
+        } else {
+            snapshot.add_from(&header.piece(), |append| {
+                weights::visit(machine, c, &tensor, |run| append(bytemuck::cast_slice(run)));
+            });
+        }
+    }
+    if runs.is_empty() {
+        return Ok(None);
+    }
+    #[allow(unsafe_code)] // The copy outlives the borrow of the machine.
+    // SAFETY: only updates change saved state while a run trains; before the state is written otherwise, a run ends, which
+    // ends the copy.
+    let copy = unsafe { StateCopy::begin(runs) }.map_err(CollectiveError::from)?;
+    Ok(Some(copy))
 }
 
 /// All boxes that a checkpoint holds of this rank's memory.
@@ -351,6 +442,7 @@ pub(crate) fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
     let shown = [
         "output_dir",
         "checkpoint_dir",
+        "checkpoint_required",
         "resume_from_checkpoint",
         "logging_steps",
         "save_steps",

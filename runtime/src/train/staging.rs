@@ -1,5 +1,6 @@
 //! One microbatch on the host, to be copied to the inputs of a rank's program.
 
+use crate::data::prepare::PrepareError;
 use crate::data::rows::{BatchMut, Rows};
 use phalanx_device::Machine;
 use phalanx_strategies::compile::Compiled;
@@ -57,7 +58,10 @@ impl Staging {
     }
 
     /// Fills in the tokens of these rows that belong to the context-parallel rank `cp_rank`.
-    pub(super) fn fill(&mut self, rows: &Rows, indices: &[u64], cp_rank: usize) {
+    ///
+    /// # Errors
+    /// When the token cache cannot be read.
+    pub(super) fn fill(&mut self, rows: &Rows, indices: &[u64], cp_rank: usize) -> Result<(), PrepareError> {
         let whole = if self.cp == 1 { &mut self.own } else { &mut self.rows };
         let mut batch = BatchMut {
             ids: &mut whole.ids,
@@ -65,9 +69,9 @@ impl Staging {
             positions: &mut whole.positions,
             doc_start: &mut whole.doc_start,
         };
-        rows.fill(indices, &mut batch);
+        rows.fill(indices, &mut batch)?;
         if self.cp == 1 {
-            return;
+            return Ok(());
         }
         let chunks = chunks(self.batch.seq_len, self.cp, cp_rank);
         for (own, whole) in self.own.all().into_iter().zip(self.rows.all()) {
@@ -76,6 +80,7 @@ impl Staging {
                 chunks.iter().for_each(|chunk| own.extend_from_slice(&row[chunk.clone()]));
             }
         }
+        Ok(())
     }
 
     /// Excludes the labels of rows from `first` on.

@@ -137,7 +137,8 @@ impl TeamPlan {
     pub(crate) fn join(&self, world: &ShmWorld, rank: u32, device: &dyn Device) -> Result<Team, CollectiveError> {
         let mesh_rank = MeshRank { mesh: self.mesh, rank: rank as usize };
         let member = world.join(rank)?;
-        let connect = |group| Ok(Box::new(member.communicator(group)?) as Box<dyn Collective>);
+        let connect =
+            |group| -> Result<Box<dyn Collective>, CollectiveError> { Ok(Box::new(member.communicator(group)?)) };
         let everyone = connect(self.groups.len())?;
         let groups = Groups::connect(&mesh_rank, &self.groups, |group| device.communicator(connect(group)?))?;
         #[allow(unsafe_code)] // Clones of an arena alias the same memory.

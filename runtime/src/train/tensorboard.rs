@@ -4,8 +4,8 @@
 //! `Event { wall_time = 1, step = 2, file_version = 3, summary = 5 }`, `Summary { value = 1 }`,
 //! `Value { tag = 1, simple_value = 2 }`. Three messages do not justify a protobuf compiler.
 
+use crate::journal::Journal;
 use std::fs::File;
-use std::io::{self, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ const RECORD_BYTES: usize = 1 << 10;
 /// Appends scalars to an event file.
 #[derive(Debug)]
 pub struct EventWriter {
-    file: File,
+    file: Journal,
     /// Buffers of the last record, which the next one reuses.
     message: Vec<u8>,
     summary: Vec<u8>,
@@ -25,25 +25,30 @@ pub struct EventWriter {
 
 impl EventWriter {
     /// Creates a new event file in `dir`, which TensorBoard shows together with those already there.
-    ///
-    /// # Errors
-    /// When the file cannot be created.
-    pub fn create(dir: &Path) -> io::Result<EventWriter> {
+    pub fn create(dir: &Path) -> EventWriter {
         let now = wall_time();
         let name = format!("events.out.tfevents.{:010}.{}.phalanx", now as u64, std::process::id());
         let [message, summary, mut event, record] = [(); 4].map(|()| Vec::with_capacity(RECORD_BYTES));
         double(&mut event, 1, now);
         bytes(&mut event, 3, b"brain.Event:2");
-        let mut writer = EventWriter { file: File::create(dir.join(name))?, message, summary, event, record };
-        writer.write()?;
-        Ok(writer)
+        let file = Journal::new(dir.join(name), |path| Ok(Box::new(File::create(path)?)));
+        let mut writer = EventWriter { file, message, summary, event, record };
+        writer.write();
+        writer
+    }
+
+    /// Why the file lacks scalars, as a sentence; `None` while it has all of them.
+    pub fn fault(&self) -> Option<String> {
+        self.file.fault()
+    }
+
+    /// The records that did not fit into memory while the file could not be written.
+    pub fn n_dropped(&self) -> u64 {
+        self.file.n_dropped()
     }
 
     /// Appends named scalars at a step.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
+    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) {
         let EventWriter { message, summary, event, .. } = self;
         summary.clear();
         for (tag, value) in scalars {
@@ -58,11 +63,11 @@ impl EventWriter {
         key(event, 2, 0);
         varint(event, step);
         bytes(event, 5, summary);
-        self.write()
+        self.write();
     }
 
     /// Appends the event as a record.
-    fn write(&mut self) -> io::Result<()> {
+    fn write(&mut self) {
         let EventWriter { event, record, .. } = self;
         let length = (event.len() as u64).to_le_bytes();
         record.clear();
@@ -70,7 +75,7 @@ impl EventWriter {
         record.extend(masked_crc(&length).to_le_bytes());
         record.extend_from_slice(event);
         record.extend(masked_crc(event).to_le_bytes());
-        self.file.write_all(record)
+        self.file.append(record);
     }
 }
 
@@ -113,8 +118,8 @@ mod tests {
     #[test]
     fn records_are_framed_with_masked_checksums() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::create(dir.path()).unwrap();
-        writer.scalars(300, &[("train/loss", 1.5)]).unwrap();
+        let mut writer = EventWriter::create(dir.path());
+        writer.scalars(300, &[("train/loss", 1.5)]);
         let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let data = std::fs::read(path).unwrap();
 

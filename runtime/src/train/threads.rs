@@ -1,6 +1,6 @@
 //! A run whose ranks are threads of this process.
 
-use super::event_sink::{EventSink, export_model};
+use super::event_sink::{EventSink, Fault, export_model};
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::step_trace::StepTrace;
@@ -151,12 +151,13 @@ impl Session<'_> {
         let buffer_bytes = trainer.buffer_bytes()?;
         let n_rows = (n_rows, self.data.validation.as_ref().map_or(0, Rows::len));
         on_event(&Event::Started(trainer.started(n_rows, self.n_threads, buffer_bytes, resume.clone())));
-        let mut event_sink = EventSink::new(&out.output_dir, first_step, leads, resume, on_event)?;
+        let mut event_sink = EventSink::new(&out.output_dir, first_step, leads, resume, Fault::default(), on_event);
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),
             eval_steps: self.config.data.eval_steps.map(|n| n as u64),
             save_steps: out.save_steps,
+            checkpoint_required: out.checkpoint_required,
         };
         // The run has a single world.
         let _over = trainer.train(&data, &mut self.saving, control, &mut |event| event_sink.emit(event))?;

@@ -1,18 +1,20 @@
 //! The loop: fill a batch, run the step's program, check the result. Runs on the device thread.
 
 pub(crate) mod catching_up;
+mod saves;
 
 use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
 use super::links::{Exchange, Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
 use super::programs::Programs;
-use super::saving::{Saved, Saving, TrainerState};
+use super::saving::{SaveOutcome, Saving, TrainerState};
 use super::shadow::Shadow;
 use super::staging::{Inputs, Staging, inputs};
 use super::step_trace::StepTrace;
 use super::team::Team;
 use super::weights;
 use crate::control::Control;
+use crate::data::prepare::PrepareError;
 use crate::data::rows::Rows;
 use crate::error::JobError;
 use crate::error::plan::PlanError;
@@ -122,9 +124,6 @@ pub(crate) enum Pause {
     Paused,
 }
 
-/// The result of a save, if one has ended.
-type SaveOutcome = Result<Option<Saved>, JobError>;
-
 /// The outcome of a step.
 struct Outcome {
     loss_sum: f64,
@@ -201,7 +200,7 @@ impl<'a> Trainer<'a> {
         data: &TrainData<'_>,
         saving: &mut Saving,
         control: &Control,
-        emit: &mut dyn FnMut(Event) -> Result<(), JobError>,
+        emit: &mut dyn FnMut(Event),
     ) -> Result<Pause, JobError> {
         let first_step = self.state.step;
         let mut began = Instant::now();
@@ -210,19 +209,19 @@ impl<'a> Trainer<'a> {
             let outcome = self.prepare(data.train)?;
             self.open = Some((self.judge(&outcome)?, outcome));
             // Nothing has changed yet. All ranks vote here, so that no rank applies a step that another could not compute.
-            let (requests, asked, saved) = self.vote(control, saving)?;
+            let (requests, asked, ended_save) = self.vote(control, saving)?;
             let mut outcome = self.update()?;
             self.notify_followers()?;
             let ended = Instant::now();
             outcome.step_s = ended.duration_since(std::mem::replace(&mut began, ended)).as_secs_f64();
             tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
-            emit(Event::Step(self.metrics(step, &outcome)))?;
+            emit(Event::Step(self.metrics(step, &outcome)));
             let trace = self.trace.take_if(|trace| trace.step == step);
             if let Some(note) = trace.map_or(Ok(None), |t| t.write(&self.programs.train, &mut self.team))? {
-                emit(Event::Note(note))?;
+                emit(Event::Note(note));
             }
             let last = self.state.step == self.run.total_steps;
-            emit_saved(saved?, emit)?;
+            self.conclude(ended_save, data.checkpoint_required, emit)?;
             // The last save needs no copy.
             let next_save = data.save_steps.map(|n| self.state.step.next_multiple_of(n.max(1)));
             if next_save.is_some_and(|next| next < self.run.total_steps) {
@@ -233,21 +232,14 @@ impl<'a> Trainer<'a> {
             let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
-                emit(Event::Eval(self.evaluate(rows)?))?;
+                emit(Event::Eval(self.evaluate(rows)?));
                 // Evaluation reports its own time.
                 began = Instant::now();
             }
-            if last || stop || asked || due(data.save_steps, self.state.step) {
-                emit_saved(saving.wait(&mut self.team)?, emit)?;
-                if last || stop {
-                    // Nothing trains during this save, so it needs no copy.
-                    let saved = self.save(saving)?;
-                    emit_saved(Some(saved), emit)?;
-                } else {
-                    saving.begin(&*self.machine, &self.programs.train, &self.state, &self.team)?;
-                }
-            }
             let saves = last || stop || asked || due(data.save_steps, self.state.step);
+            if saves {
+                self.save_due(saving, last || stop, data.checkpoint_required, emit)?;
+            }
             if self.member.is_some() && requests.pause == self.generation && !saves {
                 return Ok(Pause::Paused);
             }
@@ -256,16 +248,18 @@ impl<'a> Trainer<'a> {
             }
         }
         if first_step == self.run.total_steps {
-            emit(Event::Note(format!("all {} steps were already done", self.run.total_steps)))?;
+            emit(Event::Note(format!("all {} steps were already done", self.run.total_steps)));
         }
         Ok(Pause::Over)
     }
 
     /// Agrees with all other ranks that the open step counts. Returns the requests, whether a checkpoint was newly
-    /// requested, and the outcome of a background save.
-    ///
-    /// The outcome of a save is a separate result: a rank applies a committed step even if the save failed.
-    fn vote(&mut self, control: &Control, saving: &mut Saving) -> Result<(Requests, bool, SaveOutcome), JobError> {
+    /// requested, and the background save that has ended, if any: a rank applies a committed step even if the save failed.
+    fn vote(
+        &mut self,
+        control: &Control,
+        saving: &mut Saving,
+    ) -> Result<(Requests, bool, Option<SaveOutcome>), JobError> {
         let step = self.state.step + 1;
         self.member.as_mut().map_or(Ok(()), |member| member.computed(step))?;
         // Any rank may be asked to stop; the leader passes requests to save on to all ranks.
@@ -274,9 +268,9 @@ impl<'a> Trainer<'a> {
         // A running save finishes first.
         let asks = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
         let pause = u64::from(asks && saving.is_idle());
-        let [a, b, c] = saving.ballot();
+        let [a, b, c, d] = saving.ballot();
         let start = Instant::now();
-        let [stop, saves, pause, ballots @ ..] = self.team.sums([stop, saves, pause, a, b, c])?;
+        let [stop, saves, pause, ballots @ ..] = self.team.sums([stop, saves, pause, a, b, c, d])?;
         let waited_s = start.elapsed().as_secs_f64();
         if let Some((_, outcome)) = &mut self.open {
             (outcome.collective_s, outcome.step_s) = (outcome.collective_s + waited_s, outcome.step_s + waited_s);
@@ -336,7 +330,7 @@ impl<'a> Trainer<'a> {
     fn prepare(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
         let start = Instant::now();
         self.sampler.fill_step(self.state.step, 0, &mut self.rows);
-        let predicted_tokens = rows.n_predicted(&self.rows) as u64;
+        let predicted_tokens = rows.n_predicted(&self.rows).map_err(PrepareError::from)? as u64;
         // Each data-parallel rank takes a run of the step's microbatches.
         let mesh_rank = self.team.mesh_rank;
         let per_microbatch = self.plan.batch.n_rows;
@@ -345,7 +339,7 @@ impl<'a> Trainer<'a> {
         for (microbatch, inputs) in self.train_inputs.iter().enumerate().filter(|(_, i)| !i.is_empty()) {
             let counts = microbatch < own.len();
             let at = (own.start + if counts { microbatch } else { 0 }) * per_microbatch;
-            self.staging.fill(rows, &self.rows[at..at + per_microbatch], mesh_rank.on(Axis::Cp));
+            self.staging.fill(rows, &self.rows[at..at + per_microbatch], mesh_rank.on(Axis::Cp))?;
             if !counts {
                 // This rank has one microbatch less than others and repeats its first to stay in step with them.
                 self.staging.ignore(0);
@@ -497,12 +491,12 @@ impl<'a> Trainer<'a> {
         for first in (0..rows.len()).step_by(n_rows * mesh_rank.mesh.data_ranks()) {
             let end = rows.len().min(first + n_rows * mesh_rank.mesh.data_ranks());
             let all: Vec<u64> = (first as u64..end as u64).collect();
-            predicted += rows.n_predicted(&all) as u64;
+            predicted += rows.n_predicted(&all).map_err(PrepareError::from)? as u64;
             // The last row fills the rest of the microbatch; labels of these copies do not count.
             let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
             let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
             if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
-                self.staging.fill(rows, &indices, mesh_rank.on(Axis::Cp));
+                self.staging.fill(rows, &indices, mesh_rank.on(Axis::Cp))?;
                 self.staging.ignore(own.iter().filter(|i| **i < end).count());
                 self.staging.copy_to(&mut *self.machine, c, inputs);
             }
@@ -662,9 +656,13 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Saves a checkpoint while nothing trains.
-    pub(crate) fn save(&mut self, saving: &Saving) -> Result<Saved, JobError> {
-        saving.save(&*self.machine, &self.programs.train, &self.state, &mut self.team)
+    /// Checks that no weight is NaN or infinite, for a state that no later step will check.
+    ///
+    /// # Errors
+    /// Names the first such parameter.
+    pub(crate) fn check_weights(&self) -> Result<(), JobError> {
+        let found = weights::first_non_finite(&*self.machine, &self.programs.train);
+        found.map_or(Ok(()), |parameter| Err(JobError::UnfitState { step: self.state.step, parameter }))
     }
 
     pub(crate) const fn n_ranks(&self) -> usize {
@@ -684,10 +682,8 @@ pub(crate) struct TrainData<'a> {
     pub(crate) validation: Option<&'a Rows>,
     pub(crate) eval_steps: Option<u64>,
     pub(crate) save_steps: Option<u64>,
-}
-
-fn emit_saved(saved: Option<Saved>, emit: &mut dyn FnMut(Event) -> Result<(), JobError>) -> Result<(), JobError> {
-    saved.map_or(Ok(()), |(step, path)| emit(Event::Saved { step, path }))
+    /// Whether a failed save ends the run.
+    pub(crate) checkpoint_required: bool,
 }
 
 fn due(every: Option<u64>, step: u64) -> bool {

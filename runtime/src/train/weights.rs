@@ -2,6 +2,7 @@
 
 use crate::frontend::UserParam;
 use phalanx_device::Machine;
+use phalanx_device::span::SpanRef;
 use phalanx_storage::hf::error::HfError;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
@@ -203,6 +204,15 @@ pub(crate) fn visit(machine: &dyn Machine, c: &Compiled, tensor: &Tensor, mut se
         });
         seen.unwrap_or_else(|never| match never {});
     }
+}
+
+/// The runs of a box in memory, in row-major order.
+pub(crate) fn sources<'a>(
+    machine: &'a dyn Machine,
+    c: &Compiled,
+    tensor: &Tensor,
+) -> impl Iterator<Item = SpanRef<'a>> {
+    tensor.held.runs().map(|(_, at)| machine.source(c, tensor.value, at))
 }
 
 /// Names in files of a model without its head, such as GPT-2 on the hub, have no family prefix.

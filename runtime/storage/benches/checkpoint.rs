@@ -109,7 +109,8 @@ fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf>
         let (others, writer_ranks) =
             (board.clone(), WriterRank { writer: writer_rank as u32, n_writers: N_WRITERS as u32 });
         let sum = move |value| Ok::<_, std::convert::Infallible>(others.sum(value));
-        let (_, saved) = writer.save_in_background(meta.clone(), writer_ranks, snapshot, None, sum)?.wait();
+        let saved =
+            writer.save_in_background(meta.clone(), writer_ranks, snapshot, |_| Ok(()), None, sum)?.wait().saved;
         board.report(writer_rank, "save", start);
         Ok(saved?.path)
     };

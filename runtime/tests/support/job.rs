@@ -91,6 +91,11 @@ impl<'a> Job<'a> {
     pub fn restart_coordinator(&mut self) {
         self.coordinator.kill().unwrap();
         self.coordinator.wait().unwrap();
+        self.restart_coordinator_after_its_end();
+    }
+
+    /// Starts a coordinator at the address of the one that has ended.
+    pub fn restart_coordinator_after_its_end(&mut self) {
         self.coordinator = coordinate(self.p, &self.address, &self.overrides, &self.addresses);
     }
 

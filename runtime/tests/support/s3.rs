@@ -1,20 +1,86 @@
-//! The part of S3 that checkpoints need, on loopback: a bucket in memory that accepts one key and any signature.
+//! The part of S3 that checkpoints need, on loopback: a bucket in memory that accepts one key and any signature, and fails as it
+//! is told to.
 #![allow(dead_code, missing_docs)]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 const KEY: &str = "hoplite";
 const DATE: &str = "Sat, 21 Nov 2026 12:00:00 GMT";
 
-type Objects = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
+/// What the server does wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    #[default]
+    Nothing,
+    /// Every request gets this status and has no effect.
+    Fails(&'static str),
+    /// So many further requests get status 503 and have no effect.
+    IsBusyFor(usize),
+    /// Requests of this method get status 403 and have no effect.
+    Forbids(&'static str),
+    /// No request is answered until the fault is over.
+    Hangs,
+    /// Of every two requests, one takes effect, but its connection ends without an answer.
+    LosesAnswers,
+}
+
+#[derive(Debug, Default)]
+struct Server {
+    objects: Mutex<BTreeMap<String, Vec<u8>>>,
+    fault: Mutex<Fault>,
+    changed: Condvar,
+    /// Further keys that are valid, and whether the first one has expired.
+    keys: Mutex<(Vec<String>, bool)>,
+    n_requests: AtomicUsize,
+}
+
+impl Server {
+    /// Why the key of a request is not accepted, if it is not.
+    fn refuses_key(&self, request: &Request) -> Option<Answer> {
+        let authorization = request.headers.get("authorization").map_or("", String::as_str);
+        let has = |key: &str| authorization.contains(&format!("Credential={key}/"));
+        let (keys, is_expired) = &*self.keys.lock().unwrap();
+        let body = |code: &str| format!("<Error><Code>{code}</Code></Error>").into_bytes();
+        match has(KEY) {
+            true if *is_expired => Some(("400 Bad Request", vec![], body("ExpiredToken"))),
+            true => None,
+            false if keys.iter().any(|key| has(key)) => None,
+            false => Some(("403 Forbidden", vec![], body("InvalidAccessKeyId"))),
+        }
+    }
+
+    /// Whether the answer to this request is lost, after waiting while the server hangs; or the failure.
+    fn treat(&self, request: &Request) -> Result<bool, Answer> {
+        let number = self.n_requests.fetch_add(1, Ordering::Relaxed);
+        if let Some(refusal) = self.refuses_key(request) {
+            return Err(refusal);
+        }
+        let fault = self.fault.lock().unwrap();
+        let mut fault = self.changed.wait_while(fault, |fault| *fault == Fault::Hangs).unwrap();
+        let busy = |status| Err((status, vec![], b"<Error><Code>SlowDown</Code></Error>".to_vec()));
+        match *fault {
+            Fault::Fails(status) => busy(status),
+            Fault::IsBusyFor(n) if n > 0 => {
+                *fault = Fault::IsBusyFor(n - 1);
+                busy("503 Service Unavailable")
+            }
+            Fault::Forbids(method) if method == request.method => {
+                Err(("403 Forbidden", vec![], b"<Error><Code>AccessDenied</Code></Error>".to_vec()))
+            }
+            Fault::LosesAnswers => Ok(number.is_multiple_of(2)),
+            _ => Ok(false),
+        }
+    }
+}
 
 /// A bucket that lives as long as the test process.
 pub struct S3 {
-    objects: Objects,
+    server: Arc<Server>,
     endpoint: String,
 }
 
@@ -32,15 +98,21 @@ impl S3 {
     pub fn start() -> S3 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let objects = Objects::default();
-        let shared = objects.clone();
+        let server = Arc::new(Server::default());
+        let shared = server.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let objects = shared.clone();
-                std::thread::spawn(move || serve(stream, &objects));
+                let server = shared.clone();
+                std::thread::spawn(move || serve(stream, &server));
             }
         });
-        S3 { objects, endpoint }
+        S3 { server, endpoint }
+    }
+
+    /// From now on, the server has this fault.
+    pub fn set(&self, fault: Fault) {
+        *self.server.fault.lock().unwrap() = fault;
+        self.server.changed.notify_all();
     }
 
     /// Sets the environment variables of a user with this key.
@@ -56,21 +128,35 @@ impl S3 {
         self.known_to(command, KEY)
     }
 
+    /// The first key expires; from now on this one is valid.
+    pub fn rotate_to(&self, key: &str) {
+        *self.server.keys.lock().unwrap() = (vec![key.to_owned()], true);
+    }
+
     pub fn names(&self) -> Vec<String> {
-        self.objects.lock().unwrap().keys().cloned().collect()
+        self.server.objects.lock().unwrap().keys().cloned().collect()
     }
 
     /// Deletes the objects for whose name `is_old` returns true.
     pub fn delete(&self, is_old: impl Fn(&str) -> bool) {
-        self.objects.lock().unwrap().retain(|name, _| !is_old(name));
+        self.server.objects.lock().unwrap().retain(|name, _| !is_old(name));
     }
 }
 
-fn serve(stream: TcpStream, objects: &Objects) {
+fn serve(stream: TcpStream, server: &Server) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut stream = stream;
     while let Some(request) = read(&mut reader) {
-        let (status, headers, body) = answer(&request, objects);
+        let (status, headers, body) = match server.treat(&request) {
+            Err(failure) => failure,
+            Ok(is_lost) => {
+                let answer = answer(&request, &server.objects);
+                if is_lost {
+                    return;
+                }
+                answer
+            }
+        };
         let mut head = format!("HTTP/1.1 {status}\r\n");
         // The answer to HEAD has the length of the body that it omits.
         if !headers.iter().any(|(name, _)| *name == "Content-Length") {
@@ -103,11 +189,7 @@ fn read(reader: &mut impl BufRead) -> Option<Request> {
     Some(Request { method, path: path.to_owned(), query: query.to_owned(), headers, body })
 }
 
-fn answer(request: &Request, objects: &Objects) -> Answer {
-    let signed = request.headers.get("authorization").is_some_and(|a| a.contains(&format!("Credential={KEY}/")));
-    if !signed {
-        return ("403 Forbidden", vec![], b"<Error><Code>InvalidAccessKeyId</Code></Error>".to_vec());
-    }
+fn answer(request: &Request, objects: &Mutex<BTreeMap<String, Vec<u8>>>) -> Answer {
     let mut objects = objects.lock().unwrap();
     let name = request.path.trim_start_matches("/bucket").trim_start_matches('/').to_owned();
     let etag = |content: &[u8]| format!("\"{}\"", blake3::hash(content).to_hex());

@@ -57,6 +57,8 @@ pub enum Why {
     Resized,
     /// The coordinator died and its world did not survive.
     Succession,
+    /// The job is about to fail, and saves what is committed first.
+    Fails,
 }
 
 impl Why {
@@ -198,6 +200,7 @@ impl fmt::Display for Cause {
             Why::Grows => "grows",
             Why::Resized => "is resized",
             Why::Succession => "has a new coordinator",
+            Why::Fails => "saves what is committed and fails",
         })
     }
 }

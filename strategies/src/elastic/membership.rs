@@ -16,7 +16,7 @@ use super::incident::{Cause, Culprit, Why};
 use super::message::{MemberReport, Report};
 use super::timing::Timing;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,13 @@ pub enum Change {
     },
     /// A node is draining.
     Drains(NodeId),
+    /// A node that was not draining has started again.
+    Restarted {
+        /// The node.
+        node: NodeId,
+        /// How long its earlier boot reported.
+        lived: Duration,
+    },
 }
 
 /// Status of one rank process.
@@ -68,6 +75,8 @@ pub struct Membership {
 struct Node {
     boot: Incarnation,
     number: u64,
+    /// Times of the first and the latest report of this boot.
+    since: Instant,
     heard: Instant,
     silent: bool,
     draining: bool,
@@ -107,6 +116,7 @@ impl Membership {
             None => Node {
                 boot: report.boot,
                 number: 0,
+                since: now,
                 heard: now,
                 silent: false,
                 draining: false,
@@ -119,6 +129,13 @@ impl Membership {
         self.deadlines.insert((now + self.timing.detection_time, report.node));
         let healthy = node.heard;
         let returns = std::mem::replace(&mut node.silent, false);
+        if report.boot > node.boot {
+            if !node.draining {
+                let lived = healthy.saturating_duration_since(node.since);
+                self.changes.push_back(Change::Restarted { node: report.node, lived });
+            }
+            node.since = now;
+        }
         if report.draining && !node.draining {
             self.changes.push_back(Change::Drains(report.node));
         }
@@ -335,7 +352,6 @@ mod tests {
     use crate::elastic::identity::{Generation, JobId};
     use crate::elastic::message::MemberPhase;
     use proptest::prelude::*;
-    use std::time::Duration;
 
     fn report(node: u32, boot: u64, number: u64, incarnations: &[u64]) -> Report {
         let member = |(slot, incarnation): (usize, &u64)| MemberReport {
@@ -353,6 +369,7 @@ mod tests {
             holds: vec![],
             saved: None,
             failure: None,
+            fault: None,
         };
         Report {
             job: JobId(1),
@@ -362,6 +379,7 @@ mod tests {
             desired_state: Default::default(),
             draining: false,
             n_failed_starts: 0,
+            inputs: vec![],
             devices: vec![],
             members: incarnations.iter().enumerate().map(member).collect(),
         }

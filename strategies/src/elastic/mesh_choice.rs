@@ -118,6 +118,12 @@ pub struct Choice {
 }
 
 impl Policy {
+    /// The policy of a world that only saves its state: any number of copies and shards will do, at once.
+    #[must_use]
+    pub fn of_last_save(self) -> Policy {
+        Policy { dp_replicate_min: 1, dp_shard_min: 1, replace_patience: Duration::ZERO, ..self }
+    }
+
     /// The largest mesh for `n` members (`MESH-CHOICE-1`, `MESH-CHOICE-2`).
     pub fn largest(&self, n_members: usize, last: Option<Mesh>) -> Option<Mesh> {
         let fits = |mesh: &Mesh| mesh.size() <= n_members && self.divides(mesh);

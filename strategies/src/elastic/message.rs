@@ -4,6 +4,7 @@ use super::commit::{CommitState, Version};
 use super::devices::DeviceHealth;
 use super::identity::{Generation, Incarnation, JobId, NodeId, Step, Term, Worker};
 use super::incident::Cause;
+use super::inputs::Input;
 use super::progress::Progress;
 use super::recovery::Transfer;
 use super::shadow::Shard;
@@ -34,6 +35,8 @@ pub struct Report {
     pub n_failed_starts: u32,
     /// Its devices, at most [`DEVICES_MAX`](super::devices::DEVICES_MAX); none if its ranks use its processors.
     pub devices: Vec<DeviceHealth>,
+    /// What it trains on and with, at most [`INPUTS_MAX`](super::inputs::INPUTS_MAX); none if no other node can join the job.
+    pub inputs: Vec<Input>,
     /// Its workers.
     pub members: Vec<MemberReport>,
 }
@@ -69,6 +72,8 @@ pub struct MemberReport {
     pub saved: Option<Part>,
     /// A permanent failure, which a restart would not cure; at most [`FAILURE_LEN_MAX`] bytes.
     pub failure: Option<String>,
+    /// A fault that does not stop it, such as a full disk for its measurements; at most [`FAILURE_LEN_MAX`] bytes.
+    pub fault: Option<String>,
 }
 
 /// One member's reason why its world cannot continue.
@@ -78,6 +83,12 @@ pub struct Broken {
     pub lost: Option<Worker>,
     /// The error; at most [`FAILURE_LEN_MAX`] bytes.
     pub reason: String,
+}
+
+/// Text of a peer with its control characters escaped: it goes to terminals and logs.
+pub fn printable(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
+    text.chars().map(escaped).collect()
 }
 
 /// Maximum length of a failure reason, in bytes.
@@ -300,8 +311,14 @@ pub struct Record {
     /// What the ranks compute on, once a node has reported.
     #[serde(default)]
     pub compute: Option<Compute>,
+    /// What the nodes train on and with, once a node has reported.
+    #[serde(default)]
+    pub inputs: Option<Vec<Input>>,
     /// Consecutive worlds that failed without committing a step.
     pub n_crashes: u32,
+    /// Why the job is about to fail, while it saves what is committed.
+    #[serde(default)]
+    pub failing: Option<String>,
     /// How the job ended, if it has.
     pub ending: Option<Ending>,
 }

@@ -27,6 +27,7 @@ pub mod coordinator;
 pub mod devices;
 pub mod identity;
 pub mod incident;
+pub mod inputs;
 pub mod member;
 pub mod membership;
 pub mod mesh_choice;

@@ -21,8 +21,9 @@
 
 use super::devices::{DeviceHealth, Devices};
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
+use super::inputs::Input;
 use super::member::{Member, Schedule};
-use super::message::{DesiredState, DesiredStateId, MemberPhase, MemberReport, Report, Stage};
+use super::message::{DesiredState, DesiredStateId, MemberPhase, MemberReport, Report, Stage, printable};
 use super::timing::Timing;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -67,6 +68,7 @@ pub struct Supervisor {
     leaving: Option<Leaving>,
     slots: Vec<Slot>,
     devices: Devices,
+    inputs: Vec<Input>,
     /// The node abandons the job with fewer slots than this.
     n_slots_min: u32,
     abandons: Option<Abandonment>,
@@ -124,6 +126,7 @@ impl Supervisor {
             leaving: None,
             slots,
             devices: Devices::default(),
+            inputs: Vec::new(),
             n_slots_min: 1,
             abandons: None,
             next_heartbeat: now,
@@ -135,6 +138,12 @@ impl Supervisor {
     #[must_use]
     pub fn with_devices(self, devices: Devices, n_slots_min: u32) -> Supervisor {
         Supervisor { devices, n_slots_min, ..self }
+    }
+
+    /// Before its first command: the node trains on and with these.
+    #[must_use]
+    pub fn with_inputs(self, inputs: Vec<Input>) -> Supervisor {
+        Supervisor { inputs, ..self }
     }
 
     /// The device of a slot; none if its rank uses the node's processors.
@@ -242,7 +251,7 @@ impl Supervisor {
             return Err(Stale::Job { found: desired_state.job, have: self.job });
         }
         if let Some(refusal) = desired_state.refused.as_ref().filter(|refusal| refusal.boot == self.boot) {
-            self.abandon(now, Abandonment::Refused(refusal.reason.clone()));
+            self.abandon(now, Abandonment::Refused(printable(&refusal.reason)));
             return Ok(());
         }
         let have = self.desired_state_id();
@@ -453,6 +462,7 @@ impl Supervisor {
             desired_state: self.desired_state_id(),
             draining: self.draining,
             devices: self.devices.health().to_vec(),
+            inputs: self.inputs.clone(),
             n_failed_starts: self.slots.iter().map(|slot| slot.n_failed_starts).max().unwrap_or_default(),
             members,
         };

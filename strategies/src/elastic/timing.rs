@@ -34,8 +34,7 @@ pub struct Timing {
     pub first_step: Duration,
     /// A world is formed again if no unready member fetches a piece of its state for this long.
     pub heal: Duration,
-    /// Time to wait for state that only a silent node holds, before it is read from disk; also the time after which nodes
-    /// that could not reach each other are retried.
+    /// Time to wait for state that only a silent node holds, before it is read from disk.
     pub disk_patience: Duration,
 }
 

@@ -3,6 +3,7 @@
 
 use super::devices::{DEVICES_MAX, DeviceHealth, TEXT_LEN_MAX};
 use super::identity::{Generation, NodeId, Worker};
+use super::inputs::{INPUT_LEN_MAX, INPUTS_MAX};
 use super::message::{CatchUp, DesiredState, MemberReport, Record, Report, Stage, WorldPlan};
 use super::recovery::Transfer;
 use super::shadow::{Cut, Shard};
@@ -77,6 +78,12 @@ pub enum InvalidMessage {
     /// A text of a device that is too long.
     #[error("found {0} bytes of text about a device, expected at most {TEXT_LEN_MAX}")]
     DeviceText(usize),
+    /// A node with more inputs than a message may name.
+    #[error("found {0} inputs of a node, expected at most {INPUTS_MAX}")]
+    Inputs(usize),
+    /// A text of an input that is too long.
+    #[error("found {0} bytes of text about an input, expected at most {INPUT_LEN_MAX}")]
+    InputText(usize),
     /// A worker on a device that its node does not have.
     #[error("{worker} uses device {found} of {n_devices}")]
     NoSuchDevice {
@@ -102,6 +109,14 @@ impl Report {
             return Err(InvalidMessage::Devices(n_devices));
         }
         self.devices.iter().try_for_each(DeviceHealth::check)?;
+        let n_inputs = self.inputs.len();
+        if n_inputs > INPUTS_MAX {
+            return Err(InvalidMessage::Inputs(n_inputs));
+        }
+        let longest = self.inputs.iter().flat_map(|input| [&input.name, &input.value]).map(String::len).max();
+        if let Some(len) = longest.filter(|len| *len > INPUT_LEN_MAX) {
+            return Err(InvalidMessage::InputText(len));
+        }
         for member in &self.members {
             if member.worker.member.node != self.node {
                 return Err(InvalidMessage::Foreign { node: self.node, found: member.worker });
@@ -256,6 +271,7 @@ fn counted(what: &'static str, found: u64) -> Result<(), InvalidMessage> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::inputs::Input;
     use super::*;
     use crate::elastic::identity::{Incarnation, MemberId};
     use crate::elastic::message::DesiredStateId;
@@ -276,7 +292,18 @@ mod tests {
         let (node, members) = (NodeId(0), vec![MemberReport { holds, ..status_report }]);
         let (job, boot, desired_state) = Default::default();
         let devices = vec![];
-        Report { job, node, boot, number: 1, desired_state, draining: false, n_failed_starts: 0, devices, members }
+        Report {
+            job,
+            node,
+            boot,
+            number: 1,
+            desired_state,
+            draining: false,
+            n_failed_starts: 0,
+            devices,
+            inputs: vec![],
+            members,
+        }
     }
 
     fn desired_state(change: impl FnOnce(&mut WorldPlan)) -> DesiredState {
@@ -336,6 +363,12 @@ mod tests {
         assert_eq!(wordy.check(), Err(InvalidMessage::DeviceText(TEXT_LEN_MAX + 1)));
         let many = Report { devices: vec![DeviceHealth::default(); DEVICES_MAX + 1], ..on_device(0) };
         assert_eq!(many.check(), Err(InvalidMessage::Devices(DEVICES_MAX + 1)));
+        let input = |len| Input { name: "x".repeat(len), value: String::new() };
+        let with = |inputs| Report { inputs, ..on_device(0) };
+        assert_eq!(with(vec![input(INPUT_LEN_MAX); INPUTS_MAX]).check(), Ok(()));
+        let many = with(vec![input(1); INPUTS_MAX + 1]);
+        assert_eq!(many.check(), Err(InvalidMessage::Inputs(INPUTS_MAX + 1)));
+        assert_eq!(with(vec![input(INPUT_LEN_MAX + 1)]).check(), Err(InvalidMessage::InputText(INPUT_LEN_MAX + 1)));
         let late = Report { number: u64::MAX, ..report(worker(0), vec![]) };
         assert!(matches!(late.check(), Err(InvalidMessage::Counter { what: "number of a report", .. })));
     }

@@ -113,6 +113,9 @@ pub(super) fn check_layers(field: &'static str, n_layers: usize) -> Result<usize
     Err(ModelError::value(field, n_layers, format!("it must lie between 1 and {LAYERS_MAX}")))
 }
 
+/// Most elements of a kind: far more than any cluster holds, and few enough that bytes and copies of them fit 64 bits.
+const ELEMENTS_MAX: u64 = 1 << 52;
+
 impl ModelConfig {
     fn check(self) -> Result<ModelConfig, ModelError> {
         let sizes = [
@@ -138,12 +141,31 @@ impl ModelConfig {
     /// The single-device forward program of one microbatch.
     ///
     /// # Errors
-    /// When a row is longer than `max_positions`.
+    /// When a row is longer than `max_positions`, or the elements are too many to be counted in bytes.
     pub fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
         if batch.seq_len > self.max_positions {
             return Err(ModelError::TooLong { seq_len: batch.seq_len, max_positions: self.max_positions });
         }
+        self.check_elements(batch)?;
         Ok((self.family.forward)(self, batch, head))
+    }
+
+    /// Bounds the elements of parameters and activations, so that no later sum of bytes overflows 64 bits.
+    fn check_elements(&self, batch: BatchShape) -> Result<(), ModelError> {
+        let wide = |n: usize| n as u128;
+        let (layers, hidden, inner) = (wide(self.n_layers), wide(self.hidden_size), wide(self.intermediate_size));
+        let heads = (wide(self.n_heads) + 2 * wide(self.n_kv_heads)) * wide(self.head_dim);
+        let vocab = wide(self.vocab_size);
+        let n_params = 2 * vocab * hidden + layers * hidden * (2 * heads + 3 * inner);
+        // Twice what a block keeps for the backward pass, with its gradients.
+        let per_token = layers * 8 * (hidden + inner + heads) + 4 * vocab;
+        let n_activations = wide(batch.n_rows) * wide(batch.seq_len) * per_token;
+        for (what, n) in [("parameters", n_params), ("activation elements", n_activations)] {
+            if n > ELEMENTS_MAX.into() {
+                return Err(ModelError::TooLarge { what, n: n.to_string(), max: ELEMENTS_MAX });
+            }
+        }
+        Ok(())
     }
 
     /// Geometry of the attention of one layer.
@@ -180,6 +202,21 @@ mod tests {
 
         assert!(refused.ends_with("it must lie between 1 and 65536"), "{refused}");
         assert!(parse(gpt2).is_err());
+    }
+
+    #[test]
+    fn model_or_batch_whose_bytes_cannot_be_counted_is_rejected() {
+        let model = |hidden: usize| {
+            parse(&LLAMA.replace("\"hidden_size\": 64", &format!("\"hidden_size\": {hidden}"))).unwrap()
+        };
+        let of = |hidden: usize, inner: usize, n_rows: usize| {
+            let model = ModelConfig { intermediate_size: inner, ..model(hidden) };
+            model.forward(BatchShape { n_rows, seq_len: 8 }, Head::Loss).map(drop)
+        };
+
+        assert_eq!(of(64, 172, 1 << 20), Ok(()));
+        assert!(matches!(of(1 << 28, 1 << 28, 1), Err(ModelError::TooLarge { what: "parameters", .. })));
+        assert!(matches!(of(64, 172, 1 << 56), Err(ModelError::TooLarge { what: "activation elements", .. })));
     }
 
     #[test]

@@ -30,6 +30,16 @@ pub enum ModelError {
         /// What is supported.
         expected: String,
     },
+    /// More elements than any machine can hold.
+    #[error("the model and its batch have {n} {what}, but at most {max} can be planned")]
+    TooLarge {
+        /// What is counted.
+        what: &'static str,
+        /// Their number, which may exceed 64 bits.
+        n: String,
+        /// The largest number.
+        max: u64,
+    },
     /// Rows longer than the model's positions.
     #[error("sequence_len {seq_len} exceeds the model's max_position_embeddings {max_positions}")]
     TooLong {

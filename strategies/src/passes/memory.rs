@@ -21,8 +21,16 @@ pub enum Region {
     Offloaded,
     /// Tables.
     Constants,
+    /// Keys and values of earlier tokens.
+    Cache,
     /// Everything that lives within a step, and the scratch of the operations.
     Work,
+}
+
+impl Region {
+    /// All regions.
+    pub const ALL: [Region; 6] =
+        [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Cache, Region::Work];
 }
 
 /// Location of a value.
@@ -122,7 +130,7 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
     assert!(align.is_power_of_two() && align >= ALIGN_BYTES, "buffers cannot be aligned to {align} bytes");
     let mut locations: Vec<Option<BufferLocation>> = vec![None; program.values.len()];
     let mut region_bytes = BTreeMap::new();
-    for region in [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants] {
+    for region in Region::ALL.into_iter().filter(|region| *region != Region::Work) {
         let mut offset = 0;
         for (i, value) in program.values.iter().enumerate().filter(|(_, v)| region_of(v) == region) {
             locations[i] = Some(BufferLocation { region, offset });
@@ -151,6 +159,7 @@ fn region_of(value: &Value) -> Region {
         Kind::OptimizerState => Region::OptimizerState,
         Kind::OffloadedState => Region::Offloaded,
         Kind::Constant => Region::Constants,
+        Kind::Cache => Region::Cache,
         Kind::Input | Kind::Gradient | Kind::Activation | Kind::Output => Region::Work,
     }
 }

@@ -2,16 +2,19 @@
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pipeline`,
-//! `backward`, `enter`, `recompute`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`, `optimizer` (with `tensor_sums`),
-//! `offload`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
+//! `backward`, `enter`, `recompute`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`,
+//! `optimizer` (with `tensor_sums`), `offload`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
 //!
 //! A parallel pass changes nothing where its axis has one rank, and does not depend on the other axes: every combination
 //! of axes is a composition of passes.
+//!
+//! `cache` follows `fully_sharded` in programs that generate text, which have no passes for gradients.
 //!
 //! `shadow` is outside this order: it derives from a step the program of a rank that keeps a copy of its state.
 
 pub mod accumulate;
 pub mod backward;
+pub mod cache;
 pub mod clip;
 pub mod commit;
 pub mod compact;

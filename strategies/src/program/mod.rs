@@ -1,9 +1,9 @@
 //! The step as data: a list of instructions over typed values.
 //!
 //! A program is in single-assignment form: every value is written once, by one instruction, before it is read. Only
-//! values of *state* kind (parameters and optimizer state) are written again: the optimizer updates them in place.
-//! Programs do not specify which values share memory; [`crate::passes::memory`] decides that from what each operation
-//! permits.
+//! values of *state* kind are written again: the optimizer updates parameters and its state in place, and generation
+//! writes its cache. Programs do not specify which values share memory; [`crate::passes::memory`] decides that from what
+//! each operation permits.
 
 pub mod collective;
 mod display;
@@ -16,8 +16,8 @@ pub mod tiles;
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
 pub use op::{
-    ActivationFn, Attention, AttentionPart, Columns, Compute, MatMul, NormKind, Op, QkColumns, QkNorm, Update,
-    VocabShard,
+    ActivationFn, Attention, AttentionPart, CachedAttention, Columns, Compute, MatMul, NormKind, Op, QkColumns, QkNorm,
+    Update, VocabShard,
 };
 pub use param::{GradSum, Init, Param, ParamPart};
 
@@ -39,6 +39,8 @@ pub enum Kind {
     OffloadedState,
     /// A table computed once (rotary angles); kept between steps, never written.
     Constant,
+    /// Keys and values of earlier tokens; kept between runs. Unlike other state, it is not part of what a step commits.
+    Cache,
     /// Written by the host before the program runs.
     Input,
     /// Gradient of a parameter.
@@ -52,7 +54,12 @@ pub enum Kind {
 impl Kind {
     /// Kept from one step to the next.
     pub const fn is_state(self) -> bool {
-        matches!(self, Kind::Parameter | Kind::OptimizerState | Kind::OffloadedState | Kind::Constant)
+        self.is_updated() || matches!(self, Kind::Constant)
+    }
+
+    /// Kept from one step to the next, and written in place.
+    pub const fn is_updated(self) -> bool {
+        matches!(self, Kind::Parameter | Kind::OptimizerState | Kind::OffloadedState | Kind::Cache)
     }
 
     /// Present before the first instruction runs.

@@ -117,6 +117,23 @@ impl Attention {
     }
 }
 
+/// Attention to keys and values that a cache keeps from run to run. Row `p` of a sequence's cache has the keys and values of
+/// its token at position `p`: `[2 K D]`, keys first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CachedAttention {
+    /// Geometry of packed qkv, and the mask; `seq_len` tokens of each sequence are operands.
+    pub heads: Attention,
+    /// Positions `P` of each sequence in the cache.
+    pub capacity: usize,
+}
+
+impl CachedAttention {
+    /// Columns of the cache.
+    pub const fn cache_columns(&self) -> usize {
+        2 * self.heads.n_kv_heads * self.heads.head_dim
+    }
+}
+
 /// Columns of packed qkv that hold queries and keys; the columns after them hold values, as many as keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QkColumns {
@@ -316,6 +333,12 @@ pub enum Op {
     Attention(Attention),
     /// `[qkv, doc_start, o, lse, do] -> [dqkv]`.
     AttentionBackward(Attention),
+    /// `[qkv, positions N, cache [B P, 2 K D]] -> [cache]`, for `B` sequences: replaces the keys and values at the positions of
+    /// the tokens, which differ from each other.
+    CacheWrite(CachedAttention),
+    /// `[qkv, positions N, cache [B P, 2 K D]] -> [o [N, H D], lse [N, H]]`: a token sees the cached keys of its sequence up to
+    /// its own position, which the cache has too; the keys and values of qkv are not read.
+    CachedAttention(CachedAttention),
     /// `[x [N, A + B]] -> [left [N, A], right [N, B]]`: separates queries from keys and values.
     SplitColumns,
     /// `[left [N, A], right [N, B]] -> [x [N, A + B]]`: the adjoint of [`Op::SplitColumns`]; converts element types.
@@ -456,6 +479,8 @@ impl Op {
             Op::Rotary { inverse: true, .. } => "rotary_backward",
             Op::Attention(_) => "attention",
             Op::AttentionBackward(_) => "attention_backward",
+            Op::CacheWrite(_) => "cache_write",
+            Op::CachedAttention(_) => "cached_attention",
             Op::SplitColumns => "split_columns",
             Op::JoinColumns => "join_columns",
             Op::AttentionPart(_) => "attention_part",
@@ -509,6 +534,7 @@ impl Op {
             Op::Rotary { .. } | Op::ActivationBackward(ActivationFn::SwiGlu) => vec![(0, 0)],
             Op::Add => vec![(0, 0), (1, 0)],
             Op::AddBias | Op::Scale { .. } | Op::Paste { .. } => vec![(0, 0)],
+            Op::CacheWrite(_) => vec![(2, 0)],
             Op::AttentionPart(AttentionPart { carried: true, .. }) => vec![(3, 0), (4, 1)],
             Op::AttentionPartBackward { carried_q, carried_kv, .. } => {
                 let q = carried_q.then_some((6, 0));

@@ -4,8 +4,8 @@ use crate::mesh::MeshRank;
 use crate::optimizer::Extent;
 use crate::program::op::UpdateOperands;
 use crate::program::{
-    ActivationFn, Attention, AttentionPart, Collective, CollectiveKind, Columns, DType, Hyper, Instr, MatMul, NormKind,
-    Op, Program, QkColumns, QkNorm, Update, Value, VocabShard,
+    ActivationFn, Attention, AttentionPart, CachedAttention, Collective, CollectiveKind, Columns, DType, Hyper, Instr,
+    MatMul, NormKind, Op, Program, QkColumns, QkNorm, Update, Value, VocabShard,
 };
 
 /// Checks one instruction against the signature of its operation.
@@ -26,8 +26,8 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::Rotary { heads, .. } => s.rotary(heads),
         Op::Attention(a) => s.attention(a),
         Op::AttentionBackward(a) => s.attention_backward(a),
-        Op::Activation(f) => s.activation(*f, false),
-        Op::ActivationBackward(f) => s.activation(*f, true),
+        Op::CacheWrite(a) | Op::CachedAttention(a) => s.cache(a, matches!(instr.op, Op::CacheWrite(_))),
+        Op::Activation(f) | Op::ActivationBackward(f) => s.activation(*f, !matches!(instr.op, Op::Activation(_))),
         Op::Add => s.count(2, 1).and_then(|()| s.same_shape(&[reads[0], reads[1], writes[0]])),
         Op::Cast | Op::Enter { .. } => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
         Op::CrossEntropy { residual, gradient, vocab } => s.cross_entropy(*residual, *gradient, *vocab),
@@ -316,6 +316,19 @@ impl Signature<'_> {
         self.shape(self.reads[3], &[n, a.n_heads], Some(DType::F32))?;
         self.shape(self.reads[4], &[n, a.n_heads * a.head_dim], dtype)?;
         self.shape(self.writes[0], &[n, a.qkv_columns()], dtype)
+    }
+
+    fn cache(&self, a: &CachedAttention, is_write: bool) -> Result<(), String> {
+        self.count(3, if is_write { 1 } else { 2 })?;
+        let n = self.qkv(self.reads[0], &a.heads)?;
+        self.shape(self.reads[1], &[n], Some(DType::I32))?;
+        let (shape, dtype) = ([n / a.heads.seq_len * a.capacity, a.cache_columns()], Some(self.reads[0].dtype));
+        self.shape(self.reads[2], &shape, dtype)?;
+        if is_write {
+            return self.shape(self.writes[0], &shape, dtype);
+        }
+        self.shape(self.writes[0], &[n, a.heads.n_heads * a.heads.head_dim], dtype)?;
+        self.shape(self.writes[1], &[n, a.heads.n_heads], Some(DType::F32))
     }
 
     fn activation(&self, f: ActivationFn, backward: bool) -> Result<(), String> {

@@ -21,6 +21,16 @@ pub struct Operand {
     pub elements: Vec<f64>,
 }
 
+/// The nearest number of a type: what is derived from an operand must be derived from the numbers that machines see.
+fn rounded(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::Bf16 => bf16::from_f64(x).to_f64(),
+        DType::F16 => f16::from_f64(x).to_f64(),
+        DType::F32 => f64::from(x as f32),
+        DType::F64 | DType::I32 => x,
+    }
+}
+
 impl Operand {
     /// Normally distributed elements, the same ones for the same seed.
     pub fn random(shape: &[usize], dtype: DType, seed: u64) -> Operand {
@@ -33,7 +43,7 @@ impl Operand {
         };
         let n = shape.iter().product();
         let mut normal = || (-2.0 * uniform().max(1e-300).ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
-        Operand { shape: shape.to_vec(), dtype, elements: (0..n).map(|_| normal()).collect() }
+        Operand { shape: shape.to_vec(), dtype, elements: (0..n).map(|_| rounded(dtype, normal())).collect() }
     }
 
     /// These elements.

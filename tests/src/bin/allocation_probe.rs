@@ -157,7 +157,7 @@ fn allocations_of_steps(bf16: bool, rows: &Rows) -> Result<u64> {
         sampler.fill_step(i, 0, &mut picked);
         let mut batch =
             BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
-        rows.fill(&picked, &mut batch);
+        rows.fill(&picked, &mut batch)?;
         step.write_batch(&ids, &labels, &positions, &doc_start);
         ensure!(step.run().is_finite(), "step {i}: the loss is not a number");
     }

@@ -7,7 +7,7 @@
 
 use super::{Reference, Run};
 use anyhow::{Context, Result, ensure};
-use phalanx::api::generate::with_generator_on;
+use phalanx::api::generate::{Sampling, with_generator_on};
 use phalanx::config::precision::DeviceChoice;
 
 /// A model of every supported family. A new family is one line here.
@@ -27,6 +27,10 @@ const OTHER_OPTIMIZERS: [&str; 3] = ["tiny-llama3-sgd", "tiny-llama3-lion", "tin
 
 /// Largest relative distance of logits.
 const LOGITS_BOUND: f64 = 5e-6;
+/// Largest distance of a logit that was computed with a cache from the one without, relative to its size plus 1.
+const CACHED_BOUND: f32 = 2e-5;
+/// Lengths of prompts: one token, odd ones, all tokens but one.
+const PROMPTS: [usize; 4] = [1, 7, 33, 47];
 /// Largest distance of a loss from the reference in f32, in nats.
 const LOSS_BOUND: f64 = 5e-6;
 /// Largest relative distance of a gradient norm.
@@ -42,6 +46,8 @@ const HALF_FACTOR: f64 = 3.0;
 pub enum Check {
     /// Logits of a prompt.
     Logits,
+    /// Logits and greedy text with a cache of keys and values, equal to those without.
+    Generation,
     /// Losses, gradient norms and final weights of a run in f32.
     Training,
     /// The same for optimizers other than AdamW.
@@ -58,8 +64,9 @@ pub enum Check {
 
 impl Check {
     /// All checks.
-    pub const ALL: [Check; 7] = [
+    pub const ALL: [Check; 8] = [
         Check::Logits,
+        Check::Generation,
         Check::Training,
         Check::Optimizers,
         Check::Accumulation,
@@ -72,6 +79,7 @@ impl Check {
     pub const fn name(self) -> &'static str {
         match self {
             Check::Logits => "logits",
+            Check::Generation => "generation",
             Check::Training => "training",
             Check::Optimizers => "optimizers",
             Check::Accumulation => "accumulation",
@@ -88,6 +96,7 @@ impl Check {
     pub fn run(self, device: DeviceChoice) -> Result<Vec<Digest>> {
         match self {
             Check::Logits => committed()?.iter().map(|r| assert_logits(r, device)).collect(),
+            Check::Generation => committed()?.iter().map(|r| assert_generation(r, device)).collect(),
             Check::Training => committed()?.iter().map(|r| as_in_f32(r, device, &r.whole_batch(), "f32")).collect(),
             Check::Optimizers => {
                 let references = OTHER_OPTIMIZERS.iter().map(|name| Reference::committed(name));
@@ -186,6 +195,69 @@ pub fn assert_logits(r: &Reference, device: DeviceChoice) -> Result<Digest> {
         ensure!(distance < LOGITS_BOUND, "{}: {what}: {distance:.2e} off", r.name);
     }
     Ok((format!("{} logits", r.name), blake3::hash(&bits).to_hex().to_string()))
+}
+
+/// Compares the logits after every token, read from the cache, with those of whole texts, which [`assert_logits`] compares with
+/// PyTorch; and greedy texts that end at the longest text that the generator was made for.
+fn assert_generation(r: &Reference, device: DeviceChoice) -> Result<Digest> {
+    let ids: Vec<u32> = r.numbers("/logits/input_ids")?.into_iter().map(|id| id as u32).collect();
+    let (whole, other, cached) = with_generator_on(device, &r.model, ids.len(), None, |g| {
+        let mut cached = Vec::new();
+        for n_prompt in PROMPTS {
+            // The cache has this prompt, and nothing behind it that is valid.
+            g.all_logits(&ids[..n_prompt])?;
+            for n in n_prompt + 1..=ids.len() {
+                cached.push((n_prompt, n, g.logits(&ids[..n])?.to_vec()));
+            }
+        }
+        let whole = g.all_logits(&ids)?.to_vec();
+        // Another text of the same length, which the cache has up to the replaced token only.
+        let mut other = ids.clone();
+        other[20] = (other[20] + 1) % 100;
+        let v = whole.len() / ids.len();
+        let after_other = g.logits(&other)?.to_vec();
+        Ok((whole, (after_other, g.all_logits(&other)?[(ids.len() - 1) * v..].to_vec()), cached))
+    })?;
+    ensure!(other.0 == other.1, "{}: keys of another text are read from the cache", r.name);
+    let (rows, mut worst): (Vec<&[f32]>, f32) = (whole.chunks(whole.len() / ids.len()).collect(), 0.0);
+    for (n_prompt, n, logits) in &cached {
+        for (x, y) in logits.iter().zip(rows[n - 1]) {
+            let distance = (x - y).abs() / (1.0 + y.abs());
+            ensure!(
+                distance < CACHED_BOUND,
+                "{}: the logits after {n} tokens, {n_prompt} of them in the prompt, are {distance:.1e} off",
+                r.name
+            );
+            worst = worst.max(distance);
+        }
+    }
+    println!("{}: logits with a cache {worst:.1e} off", r.name);
+    for n_prompt in PROMPTS.into_iter().chain([ids.len()]) {
+        assert_greedy(r, device, &ids[..n_prompt], ids.len())?;
+    }
+    let bits: Vec<u8> = cached.iter().flat_map(|(.., logits)| logits).flat_map(|x| x.to_le_bytes()).collect();
+    Ok((format!("{} generation", r.name), blake3::hash(&bits).to_hex().to_string()))
+}
+
+/// Continues a prompt with and without a cache up to `longest` tokens.
+fn assert_greedy(r: &Reference, device: DeviceChoice, prompt: &[u32], longest: usize) -> Result<()> {
+    let (cached, whole) = with_generator_on(device, &r.model, longest, None, |g| {
+        let cached = g.generate(prompt.to_vec(), longest, Sampling::GREEDY, |_| true)?;
+        let mut whole = prompt.to_vec();
+        while whole.len() < longest {
+            let logits = g.all_logits(&whole)?;
+            let last = &logits[logits.len() / whole.len() * (whole.len() - 1)..];
+            let greater = |a: usize, b: usize| if last[b] > last[a] { b } else { a };
+            let next = (0..last.len()).reduce(greater).unwrap_or_default() as u32;
+            whole.push(next);
+            if g.tokenizer().stop_ids().contains(&next) {
+                break;
+            }
+        }
+        Ok((cached, whole))
+    })?;
+    ensure!(cached == whole, "{}: {cached:?} with a cache, {whole:?} without", r.name);
+    Ok(())
 }
 
 /// A narrow format as `bf16: true` and `fp16: true` use it, which is what PyTorch calls autocast: products of rounded values, with

@@ -84,6 +84,12 @@ impl Coordinator {
         Coordinator::start(ListenerConfig { listen, ..self.config }, self.dir)
     }
 
+    /// Closes the listener and tries to start another one from the directory.
+    pub(crate) fn start_again(&self) -> Result<(), QuicError> {
+        self.listener.close();
+        Listener::start(self.config.clone()).map(drop)
+    }
+
     pub(crate) fn addresses(&self) -> Vec<Address> {
         vec![self.listener.address().into()]
     }
@@ -130,6 +136,9 @@ fn own_address() -> Ipv4Addr {
     Ipv4Addr::new(127, 1, a, b)
 }
 
+/// File in a machine's folder with the addresses that a coordinator has published.
+pub(crate) const PUBLISHED: &str = "published";
+
 /// A machine that may become a node.
 pub(crate) struct Machine {
     pub(crate) dir: TempDir,
@@ -158,7 +167,8 @@ impl Machine {
         addresses: Vec<Address>,
         credential: Credential,
     ) -> (Link, Receiver<DesiredState>) {
-        let config = LinkConfig { addresses, dir: self.dir.path().to_path_buf(), timing, n_desired_states_max: 4 };
+        let (dir, published) = (self.dir.path().to_path_buf(), Some(self.dir.path().join(PUBLISHED)));
+        let config = LinkConfig { addresses, published, dir, timing, n_desired_states_max: 4 };
         Link::start(config, credential).unwrap()
     }
 }
@@ -181,6 +191,7 @@ pub(crate) fn report(credential: &Credential, number: u64) -> Report {
         desired_state: DesiredStateId::default(),
         draining: false,
         n_failed_starts: 0,
+        inputs: vec![],
         devices: vec![],
         members: Vec::new(),
     }

@@ -220,7 +220,7 @@ fn expired_certificate_is_refused_with_one_log_line() {
 
     let why = refused(&coordinator, &issued(&coordinator, INTRUDER, validity));
 
-    assert!(why.contains("certificate expired"), "{why}");
+    assert!(why.contains("its certificate has expired"), "{why}");
     assert!(log.refusal().contains("xpired"));
     witness.check(&mut coordinator);
 }

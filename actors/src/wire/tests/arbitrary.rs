@@ -3,6 +3,7 @@
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{
     Broken, CatchUp, DesiredState, DesiredStateId, MemberPhase, MemberReport, Refusal, Report, Requests, Stage,
     WorldPlan,
@@ -96,10 +97,10 @@ fn member() -> impl Strategy<Value = MemberReport> {
     let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
     let counters = (any::<bool>(), counter(), counter());
     let broken = option::of((option::of(worker()), ".{0,20}").prop_map(|(lost, reason)| Broken { lost, reason }));
-    let failure = option::of(".{0,20}");
+    let failure = (option::of(".{0,20}"), option::of(".{0,20}"));
     let at = (phase, progress(), broken);
     (process, counters, at, commit_state(), vec(shard(), 0..4), option::of(part), failure).prop_map(
-        |((worker, pid, address), (hangs, generation, entered), at, commit_state, holds, saved, failure)| {
+        |((worker, pid, address), (hangs, generation, entered), at, commit_state, holds, saved, (failure, fault))| {
             MemberReport {
                 worker,
                 pid,
@@ -115,6 +116,7 @@ fn member() -> impl Strategy<Value = MemberReport> {
                 holds,
                 saved,
                 failure,
+                fault,
             }
         },
     )
@@ -141,15 +143,17 @@ fn device() -> impl Strategy<Value = DeviceHealth> {
 
 pub(super) fn report() -> impl Strategy<Value = Report> {
     let who = (any::<u64>(), any::<u32>(), counter(), counter());
-    let parts = (vec(device(), 0..3), vec(member(), 0..5));
+    let text = || ".{0,20}";
+    let input = (text(), text()).prop_map(|(name, value)| Input { name, value });
+    let parts = (vec(device(), 0..3), vec(input, 0..3), vec(member(), 0..5));
     (who, desired_state_id(), any::<bool>(), any::<u32>(), parts).prop_map(
-        |((job, node, boot, number), desired_state, draining, n_failed_starts, (devices, mut members))| {
+        |((job, node, boot, number), desired_state, draining, n_failed_starts, (devices, inputs, mut members))| {
             for (i, member) in members.iter_mut().enumerate() {
                 member.worker.member.node = NodeId(node);
                 member.device = (i < devices.len()).then_some(i as u32);
             }
             let (job, node, boot) = (JobId(job), NodeId(node), Incarnation(boot));
-            Report { job, node, boot, number, desired_state, draining, n_failed_starts, devices, members }
+            Report { job, node, boot, number, desired_state, draining, n_failed_starts, devices, inputs, members }
         },
     )
 }

@@ -1,4 +1,4 @@
-//! Attributes of descriptors: which there are, of which type, and their values.
+//! Attributes of descriptors: their names, types and values.
 
 use super::descriptor::{Kind, Made};
 use super::status::{ATTRIBUTE_TYPE, BAD_PARAM, Outcome, refuse};

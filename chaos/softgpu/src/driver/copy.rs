@@ -54,6 +54,11 @@ fn to_host(device: u32, to: P, from: u64, bytes: usize, then: Then) -> Outcome {
         return Ok(());
     }
     check_device("copy from the device", from, bytes)?;
+    from_accessible(device, to, from, bytes, then)
+}
+
+/// From memory that the device can reach to memory of the host.
+fn from_accessible(device: u32, to: P, from: u64, bytes: usize, then: Then) -> Outcome {
     let is_pinned = memory::is_pinned(to as usize, bytes)?;
     let is_captured = matches!(then, Then::Stream(s) if engine().lock().capture_status(s)? != 0);
     if !is_captured {
@@ -76,6 +81,29 @@ fn on_device(device: u32, to: u64, from: u64, bytes: usize, then: Then) -> Outco
     submit(device, Op::Copy { to: to as usize, from: from as usize, bytes }, then)
 }
 
+/// The kinds of both addresses tell the direction, as with unified addressing.
+fn unified(device: u32, to: u64, from: u64, bytes: usize, then: Then) -> Outcome {
+    let is_device = |address: u64| memory::is_device(address as usize, bytes);
+    match (is_device(to), is_device(from)) {
+        _ if bytes == 0 => Ok(()),
+        (true, true) => on_device(device, to, from, bytes, then),
+        (true, false) => to_device(device, to, from as P, bytes, then),
+        (false, true) => to_host(device, to as P, from, bytes, then),
+        (false, false) if memory::is_pinned(from as usize, bytes)? => {
+            from_accessible(device, to as P, from, bytes, then)
+        }
+        (false, false) if memory::is_pinned(to as usize, bytes)? => {
+            // SAFETY: see `driver`; the program's memory is read before the call returns.
+            let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.into();
+            submit(device, Op::Bytes { to: to as usize, bytes }, then)
+        }
+        (false, false) => Err(refuse(
+            INVALID_VALUE,
+            format_args!("copy of {bytes} bytes between two places that no device can reach"),
+        )),
+    }
+}
+
 fn set(device: u32, to: u64, pattern: u32, width: usize, n: usize, then: Then) -> Outcome {
     if n == 0 {
         return Ok(());
@@ -85,6 +113,11 @@ fn set(device: u32, to: u64, pattern: u32, width: usize, n: usize, then: Then) -
     }
     check_device("memory set", to, n.checked_mul(width).ok_or(INVALID_VALUE)?)?;
     submit(device, Op::Fill { to: to as usize, pattern, width, n }, then)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: P) -> Code {
+    call_in_context(|device| unified(device, to, from, bytes, Then::Stream(stream as u64)))
 }
 
 #[unsafe(no_mangle)]

@@ -1,9 +1,9 @@
-//! Faults by plan: sticky errors, kernels that never end, allocations that fail, a slow device.
+//! Faults by plan: sticky errors, kernels that never end, allocations that fail, a slow device, slow copies.
 
 use crate::codes::Code;
 use crate::settings;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Which launches are meant: `7`, the seventh of all; `norm`, every one of this kernel; `norm#7`, its seventh.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +96,16 @@ impl Faults {
 pub fn slowness(took: Duration) -> Duration {
     let percent = settings::number("SOFTGPU_SLOW_PERCENT").saturating_sub(100);
     took.mul_f64(percent as f64 / 100.0) + Duration::from_micros(settings::number("SOFTGPU_SLOW_US"))
+}
+
+/// Whether copies between devices and pinned memory take longer.
+pub fn copies_are_slow() -> bool {
+    settings::number("SOFTGPU_COPY_US") > 0
+}
+
+/// Whether a copy whose turn came then is not done yet. The setting may change meanwhile.
+pub fn is_copy_late(since: Instant) -> bool {
+    since.elapsed() < Duration::from_micros(settings::number("SOFTGPU_COPY_US"))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::codes::Code;
 use crate::module::Launch;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Something that is done when it returns `true`, and does not block meanwhile.
 pub type Poll = Arc<Mutex<dyn FnMut() -> Result<bool, Code> + Send>>;
@@ -18,6 +19,13 @@ pub type HostFunction = unsafe extern "C" fn(*mut u8);
 pub enum Op {
     Kernel(Arc<Launch>),
     Copy {
+        to: usize,
+        from: usize,
+        bytes: usize,
+    },
+    /// A copy that takes longer by `SOFTGPU_COPY_US`, from when its turn came.
+    SlowCopy {
+        since: Instant,
         to: usize,
         from: usize,
         bytes: usize,
@@ -80,7 +88,7 @@ impl Op {
     pub fn label(&self) -> &CStr {
         match self {
             Op::Kernel(launch) => launch.label(),
-            Op::Copy { .. } | Op::Bytes { .. } => c"a copy",
+            Op::Copy { .. } | Op::SlowCopy { .. } | Op::Bytes { .. } => c"a copy",
             Op::Fill { .. } => c"a memory set",
             Op::Work { name, .. } | Op::Execution { name, .. } => name,
             Op::Begin(_) | Op::Poll(_) => c"a collective",

@@ -173,7 +173,12 @@ impl Engine {
                 run_kernel(|| launch.run(seed))?;
             }
             Op::Execution { run, .. } => run_kernel(|| run(seed))?,
-            Op::Copy { to, from, bytes } => {
+            Op::Copy { to, from, bytes } if faults::copies_are_slow() && is_pinned_copy(*to, *from) => {
+                *op = Op::SlowCopy { since: Instant::now(), to: *to, from: *from, bytes: *bytes };
+                return Ok(Step::Blocked);
+            }
+            Op::SlowCopy { since, .. } if faults::is_copy_late(*since) => return Ok(Step::Blocked),
+            Op::Copy { to, from, bytes } | Op::SlowCopy { to, from, bytes, .. } => {
                 count(Stat::Copies);
                 // SAFETY: both ranges lay in allocations when the copy was asked for; a free of them ends the process here.
                 unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
@@ -246,6 +251,13 @@ impl Engine {
         count(Stat::GraphLaunches);
         Ok(Step::Done)
     }
+}
+
+/// Whether a copy is between a device and pinned memory of the host.
+fn is_pinned_copy(to: usize, from: usize) -> bool {
+    let is_device = |kind: memory::Kind| matches!(kind, memory::Kind::Device(_));
+    let kinds = [to, from].map(|address| memory::find(address).map(|(_, _, kind)| is_device(kind)));
+    matches!(kinds, [Some(to), Some(from)] if to != from)
 }
 
 fn run_kernel(run: impl FnOnce() -> Result<(), Code>) -> Result<(), Code> {

@@ -130,7 +130,7 @@ fn workspace_holds_nothing_from_one_execution_to_the_next() {
     assert!(n_left < bytes / 16, "{n_left} of {bytes} bytes were left");
 }
 
-/// Documents of which not even the number is known before the execution.
+/// Documents whose number is known only when the plan is executed.
 #[test]
 fn workspace_that_documents_overlap_is_seen_in_the_results() {
     let cudnn = Cudnn::new();

@@ -43,7 +43,7 @@ impl Gpu {
     /// With settings that are read before the first call.
     pub fn with(settings: &[(&str, &str)]) -> Gpu {
         let mut gpu = Gpu::uninitialized();
-        for name in ["SOFTGPU_SEED", "SOFTGPU_ALLOC_FAIL", "SOFTGPU_SLOW_US"] {
+        for name in ["SOFTGPU_SEED", "SOFTGPU_ALLOC_FAIL", "SOFTGPU_SLOW_US", "SOFTGPU_COPY_US"] {
             gpu.set(name, "0");
         }
         for (name, value) in

@@ -98,6 +98,7 @@ async fn events(
             Ok(Event::Step(metrics)) => ("step", json!(metrics)),
             Ok(Event::Eval(metrics)) => ("eval", json!(metrics)),
             Ok(Event::Saved { step, path }) => ("saved", json!({ "step": step, "path": path })),
+            Ok(Event::NotSaved { step, reason }) => ("not_saved", json!({ "step": step, "reason": reason })),
             Ok(Event::Note(text)) => ("note", json!(text)),
             Err(missed) => ("missed", json!(missed.0)),
         };

@@ -2,8 +2,8 @@
 //! the rank joins their world.
 //!
 //! One thread accepts connections and advances all handshakes, without waiting for any of them. Strangers cannot delay a peer:
-//! nothing stays in the backlog, a handshake has [`HANDSHAKE_MAX`] in total, and at most [`UNPROVEN_MAX`] connections are
-//! unproven, the oldest of which makes room for a new one.
+//! the thread leaves nothing in the backlog, ends each handshake after [`HANDSHAKE_MAX`], and drops the oldest unproven connection
+//! when more than [`UNPROVEN_MAX`] are open.
 #![allow(unsafe_code)] // Only libc waits for several sockets.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -170,10 +170,18 @@ fn groups_of(world: &World, rank: u32) -> impl Iterator<Item = usize> {
     (0..world.groups().len()).filter(move |group| world.membership(*group, rank).is_ok())
 }
 
-/// Runs `body` in a thread per rank, on the rank that `join` returns.
+/// Runs `body` in a thread per rank, on the rank that `join` returns, once all ranks have joined: a rank that is still joining
+/// would otherwise fail there when another's body has already aborted the world.
 fn as_threads(n_ranks: u32, join: &(dyn Fn(u32) -> Result<Rank, CollectiveError> + Sync), body: Body) {
+    let all_joined = std::sync::Barrier::new(n_ranks as usize);
+    let run = |rank| {
+        let joined = join(rank);
+        all_joined.wait();
+        body(&mut joined.unwrap());
+    };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_ranks).map(|rank| scope.spawn(move || body(&mut join(rank).unwrap()))).collect();
+        let run = &run;
+        let threads: Vec<_> = (0..n_ranks).map(|rank| scope.spawn(move || run(rank))).collect();
         // Join all threads before a panic is resumed.
         let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         outcomes.into_iter().for_each(|outcome| outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -283,6 +283,8 @@ impl Operands<'_> {
                 }
                 Op::Attention(a) => with_element!(self.reads[0].dtype, T => self.attention::<T>(a)),
                 Op::AttentionBackward(a) => with_element!(self.reads[0].dtype, T => self.attention_backward::<T>(a)),
+                Op::CacheWrite(a) => with_element!(self.reads[0].dtype, T => self.cache_write::<T>(a)),
+                Op::CachedAttention(a) => with_element!(self.reads[0].dtype, T => self.cached_attention::<T>(a)),
                 Op::Activation(f) => with_element!(self.reads[0].dtype, T => self.activation::<T>(*f)),
                 Op::ActivationBackward(f) => with_element!(self.reads[0].dtype, T => self.activation_backward::<T>(*f)),
                 Op::Add => with_element!(self.writes[0].dtype, T => self.add::<T>()),

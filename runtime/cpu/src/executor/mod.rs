@@ -8,6 +8,7 @@
 
 mod arena;
 mod buffer;
+mod cache;
 mod instr;
 mod machine;
 mod parts;
@@ -94,7 +95,7 @@ impl CpuMachine {
         let is_shared = shared_regions(programs);
         let mut arenas = BTreeMap::new();
         let mut offset = 0;
-        for region in REGIONS {
+        for region in Region::ALL {
             let bytes = region_bytes(programs, region);
             let shared = backing.shared.filter(|_| is_shared.contains(&region));
             let offload_dir = backing.offload_dir.filter(|_| region == Region::Offloaded);
@@ -124,12 +125,12 @@ impl CpuMachine {
             offset += Arena::shared_bytes(bytes);
             (region, arena)
         };
-        CpuMachine { arenas: REGIONS.into_iter().map(region).collect(), sum_plans: BTreeMap::new() }
+        CpuMachine { arenas: Region::ALL.into_iter().map(region).collect(), sum_plans: BTreeMap::new() }
     }
 
     /// Bytes of shared memory that [`CpuMachine::within`] takes.
     pub(crate) fn bytes_within(programs: &[&Compiled]) -> usize {
-        REGIONS.into_iter().map(|region| Arena::shared_bytes(region_bytes(programs, region))).sum()
+        Region::ALL.into_iter().map(|region| Arena::shared_bytes(region_bytes(programs, region))).sum()
     }
 
     /// Moves the regions in shared memory to the addresses of another mapping of the same memory.
@@ -146,7 +147,7 @@ impl CpuMachine {
 
     /// Bytes that a machine for these programs allocates, known before it exists: [`CpuMachine::allocated_bytes`].
     pub(crate) fn bytes_for(programs: &[&Compiled]) -> usize {
-        REGIONS.into_iter().map(|region| region_bytes(programs, region)).sum()
+        Region::ALL.into_iter().map(|region| region_bytes(programs, region)).sum()
     }
 
     /// Allocated bytes of all regions, including regions in shared memory and in a file.
@@ -240,9 +241,6 @@ fn end_of_instruction(groups: &Groups) -> Result<(), ExecError> {
     groups.progress_counter().tick();
     if groups.progress_counter().is_left() { Err(ExecError::Left) } else { Ok(()) }
 }
-
-const REGIONS: [Region; 5] =
-    [Region::Parameters, Region::OptimizerState, Region::Offloaded, Region::Constants, Region::Work];
 
 /// The regions that outlast a step.
 const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];

@@ -1,9 +1,11 @@
 //! Bytes of scratch of each instruction, for the compiler.
 
+use super::cache::shape_of_cache;
 use super::instr::{heads_of, shape_of};
 use super::parts::{index_bytes, shape_of_part};
 use super::product::product_scratch;
 use crate::kernels::attention_part::{attention_part_backward_scratch_len, attention_part_scratch_len};
+use crate::kernels::cached_attention::cached_attention_scratch_len;
 use crate::kernels::{attention, attention_backward, head_norm, layer_norm, qk_norm, reduce, rms_norm};
 use crate::thread::available_threads;
 use phalanx_strategies::program::{Instr, NormKind, Op, Program};
@@ -27,6 +29,7 @@ pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
         Op::AttentionBackward(a) => {
             f32s(attention_backward::attention_backward_scratch_len(&shape_of(a), available_threads()))
         }
+        Op::CachedAttention(a) => f32s(cached_attention_scratch_len(&shape_of_cache(a), value(0).n_rows())),
         Op::AttentionPart(part) => {
             let shape = shape_of_part(part);
             index_bytes(value(0).n_rows()) + f32s(attention_part_scratch_len(&shape, available_threads()))

@@ -17,6 +17,7 @@ pub mod attention_backward;
 mod attention_forward;
 mod attention_operands;
 pub mod attention_part;
+pub mod cached_attention;
 pub mod copy;
 pub mod cross_entropy;
 pub mod cross_entropy_part;

@@ -222,7 +222,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// Elements of attributes: plain memory, of which any bytes that the library writes are valid.
+/// Elements of attributes: plain memory that is valid whatever bytes the library writes.
 pub(super) trait Element: Copy {}
 impl Element for i64 {}
 impl Element for f64 {}

@@ -21,7 +21,7 @@ pub(crate) struct Shape {
     pub(crate) heads: Attention,
     /// The type of queries, keys, values, outputs and their gradients.
     pub(crate) dtype: DType,
-    /// The batch consists of documents, of which each has its own length and place.
+    /// The batch consists of documents, each with its own length and place.
     pub(crate) has_documents: bool,
     /// The same operands have gradients of the same bits in every run.
     pub(crate) is_deterministic: bool,
@@ -29,23 +29,34 @@ pub(crate) struct Shape {
 
 /// Tensors that are in memory, by the ids that a call gives addresses for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TensorId {
+pub enum TensorId {
+    /// Queries, inside packed qkv.
     Q = 1,
+    /// Keys, inside packed qkv.
     K = 2,
+    /// Values, inside packed qkv.
     V = 3,
+    /// Outputs.
     O = 4,
     /// Logarithms of the sums of exponentials.
     Lse = 5,
+    /// Gradients of outputs.
     DO = 6,
+    /// Gradients of queries, inside packed qkv.
     DQ = 7,
+    /// Gradients of keys, inside packed qkv.
     DK = 8,
+    /// Gradients of values, inside packed qkv.
     DV = 9,
-    /// Tokens of each document: of queries, and of keys.
+    /// Tokens of each document: of queries.
     QueryLengths = 10,
+    /// Tokens of each document: of keys.
     KeyLengths = 11,
-    /// Offsets of documents in packed qkv, in outputs and in statistics.
+    /// Offsets of documents in packed qkv, in elements.
     PackedOffsets = 12,
+    /// Offsets of documents in outputs, in elements.
     OutputOffsets = 13,
+    /// Offsets of documents in statistics, in elements.
     LseOffsets = 14,
     /// Sums of `do o`, computed on the way.
     Delta = 19,

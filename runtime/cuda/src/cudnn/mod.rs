@@ -26,7 +26,8 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use graph::{DOCUMENT_TOKENS, Shape, TensorId};
+pub use graph::TensorId;
+pub(crate) use graph::{DOCUMENT_TOKENS, Shape};
 pub(crate) use packing::Packing;
 pub(crate) use plan::Direction;
 

@@ -78,6 +78,8 @@ sources! {
     ];
     /// What attention through a library needs besides it.
     ATTENTION_DOCUMENTS = "attention_documents.cu", &["X=bf16 HEAD_DIM=64", "X=f16 HEAD_DIM=80"];
+    /// A cache of keys and values, and attention to it.
+    CACHE = "cache.cu", &["X=float", "X=bf16", "X=f16"];
     /// Norms of rows.
     NORM = "norm.cu", &[
         "X=float Y=bf16 V=4 ITEMS=2 LAYER=0", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0", "X=float Y=float V=4 ITEMS=4 LAYER=1",

@@ -29,8 +29,8 @@ functions! {
         fn cuMemFree_v2(CUdeviceptr) -> Code;
         fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         fn cuMemFreeHost(*mut c_void) -> Code;
-        fn cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream) -> Code;
-        fn cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream) -> Code;
+        // Infers the direction, since offloaded state is host memory that kernels access.
+        fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream) -> Code;
         fn cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream) -> Code;
         fn cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream) -> Code;
         fn cuModuleLoadData(*mut CUmodule, *const c_void) -> Code;
@@ -50,6 +50,7 @@ functions! {
         fn cuEventDestroy_v2(CUevent) -> Code;
         fn cuEventRecord(CUevent, CUstream) -> Code;
         fn cuEventQuery(CUevent) -> Code;
+        fn cuEventSynchronize(CUevent) -> Code;
         fn cuStreamWaitEvent(CUstream, CUevent, c_uint) -> Code;
         fn cuEventElapsedTime(*mut f32, CUevent, CUevent) -> Code;
         fn cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint) -> Code;

@@ -8,6 +8,7 @@ mod activation;
 mod adafactor;
 mod attention;
 mod bias;
+mod cache;
 mod columns;
 mod cross_entropy;
 mod elementwise;
@@ -115,6 +116,8 @@ impl Lowering {
             Op::MatMul(m) => self.product(m),
             Op::Attention(a) => self.attention(a),
             Op::AttentionBackward(a) => self.attention_backward(a),
+            Op::CacheWrite(a) => self.cache_write(a),
+            Op::CachedAttention(a) => self.cached_attention(a),
             Op::AttentionPart(part) => self.attention_part(part),
             Op::AttentionPartBackward { part, carried_q, carried_kv } => {
                 self.attention_part_backward(part, *carried_q, *carried_kv);

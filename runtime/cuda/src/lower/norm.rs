@@ -6,7 +6,7 @@ use crate::command::Args;
 use crate::kernels::{Instance, NORM, NORM_BACKWARD};
 use phalanx_strategies::program::{DType, NormKind};
 
-/// Longest row of which each thread holds [`FEW`] elements.
+/// Longest row for which each thread holds [`FEW`] elements.
 const SHORT: usize = 4096;
 /// Elements of a thread in short rows: small enough that a multiprocessor holds 1024 threads of the backward pass.
 const FEW: usize = 8;
@@ -25,7 +25,7 @@ struct Division {
     threads: usize,
 }
 
-/// Divides rows of `cols`, of which threads hold [`MANY`] elements each up to a length of `long`, or fewer.
+/// Divides rows of `cols` elements among threads, which hold up to [`MANY`] elements each in rows of at most `long`.
 fn divide(cols: usize, dtypes: [DType; 2], long: usize, threads_max: usize) -> Division {
     let vector = vector_len(&dtypes, &[cols]);
     let elements = match cols {

@@ -128,7 +128,7 @@ impl Lowering {
     }
 }
 
-/// An array of a kernel's arguments, of which the first ones are used.
+/// An array in a kernel's arguments; the kernel uses its first elements.
 fn padded<const N: usize>(words: &[u64]) -> [u64; N] {
     let mut all = [0; N];
     all[..words.len()].copy_from_slice(words);

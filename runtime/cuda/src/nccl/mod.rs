@@ -11,7 +11,8 @@
 //! Invariants:
 //! - `NCCL-1`: operations of one communicator run in the order of their starts, whatever their stream in the sense of
 //!   [`Stream`]. So the starts of all ranks, over all groups, must have a common order, which `WORLD-4` of `phalanx-strategies`
-//!   proves for every mesh. Different communicators start in the order of their launches only where `NCCL_LAUNCH_ORDER_IMPLICIT` is 1 (since 2.26): set it for every rank.
+//!   proves for every mesh. Different communicators start in the order of their launches only where
+//!   `NCCL_LAUNCH_ORDER_IMPLICIT` is 1 (since 2.26): set it for every rank.
 //! - `NCCL-2`: once a communicator is aborted, its handle belongs to one thread, which frees it.
 //! - `NCCL-3`: the stream gets no event while NCCL has not launched everything before it.
 //!

@@ -10,6 +10,7 @@ mod machine;
 mod nccl;
 mod on_device;
 mod processes;
+mod ring;
 mod staged;
 pub mod step;
 
@@ -24,7 +25,7 @@ use phalanx_device::world::{World, WorldId};
 use phalanx_device::{Collective, RawBuffer};
 use phalanx_softgpu::Installation;
 use std::collections::BTreeMap;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 
@@ -152,21 +153,26 @@ fn new_device() -> u32 {
     static DEVICES: AtomicU32 = AtomicU32::new(0);
     static SET: Once = Once::new();
     SET.call_once(|| {
-        let path = Installation::new().unwrap().library("libcuda.so.1");
-        // SAFETY: the libraries' constructors do nothing; the signature is that of the software GPU.
-        unsafe {
-            let library = libloading::os::unix::Library::new(path).unwrap();
-            let set: libloading::os::unix::Symbol<unsafe extern "C" fn(*const c_char, *const c_char) -> u32> =
-                library.get(b"softgpu_set\0").unwrap();
-            assert_eq!(set(c"SOFTGPU_DEVICES".as_ptr(), c"64".as_ptr()), 0);
-            // Many small operations follow each other: hold them back for less time than usual.
-            if std::env::var_os("SOFTGPU_HOLD_US").is_none() {
-                assert_eq!(set(c"SOFTGPU_HOLD_US".as_ptr(), c"200".as_ptr()), 0);
-            }
-            std::mem::forget(library);
+        set(c"SOFTGPU_DEVICES", c"64");
+        // Many small operations follow each other: hold them back for less time than usual.
+        if std::env::var_os("SOFTGPU_HOLD_US").is_none() {
+            set(c"SOFTGPU_HOLD_US", c"200");
         }
     });
     DEVICES.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Changes a setting of the software GPU of this process.
+fn set(name: &CStr, value: &CStr) {
+    let path = Installation::new().unwrap().library("libcuda.so.1");
+    // SAFETY: the libraries' constructors do nothing; the signature is that of the software GPU.
+    unsafe {
+        let library = libloading::os::unix::Library::new(path).unwrap();
+        let set: libloading::os::unix::Symbol<unsafe extern "C" fn(*const c_char, *const c_char) -> u32> =
+            library.get(b"softgpu_set\0").unwrap();
+        assert_eq!(set(name.as_ptr(), value.as_ptr()), 0);
+        std::mem::forget(library);
+    }
 }
 
 impl Drop for BorrowedGpu {

@@ -5,6 +5,7 @@ use crate::kernels::Kernels;
 use crate::lower::{ALIGN_BYTES, scratch_bytes};
 use crate::machine::CudaMachine;
 use crate::product::Products;
+use crate::ring::GpuMemory;
 use crate::shared::Shared;
 use phalanx_device::groups::Groups;
 use phalanx_device::{ExecError, Machine, Run, Timings};
@@ -115,12 +116,25 @@ pub struct Trainer {
 impl Trainer {
     /// A rank with the first weights.
     pub fn new(gpu: &Arc<Gpu>, mesh_rank: MeshRank, graphs: bool) -> Trainer {
+        Trainer::in_memory(&Arc::new(GpuMemory::new(gpu.clone())), mesh_rank, graphs)
+    }
+
+    /// As [`Trainer::new`], in this memory.
+    pub fn in_memory(memory: &Arc<GpuMemory>, mesh_rank: MeshRank, graphs: bool) -> Trainer {
+        let gpu = &memory.gpu;
         let optimizer = OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
         let (model, batch) = (small_llama(), BatchShape { n_rows: 2, seq_len: 24 });
         let c = compiled(&model, batch, mesh_rank, Precision::F32, optimizer);
         gpu.bind().unwrap();
         let (kernels, products) = (Kernels::new(None), Products::open(gpu).unwrap());
-        let shared = Arc::new(Shared { gpu: gpu.clone(), kernels, products, cudnn: None, nccl: OnceLock::new() });
+        let shared = Arc::new(Shared {
+            gpu: gpu.clone(),
+            memory: memory.clone(),
+            kernels,
+            products,
+            cudnn: None,
+            nccl: OnceLock::new(),
+        });
         let mut machine = CudaMachine::new(&shared, &[&c], BTreeMap::new(), graphs).unwrap();
         for (i, value) in c.program.values.iter().enumerate() {
             let (v, n) = (ValueId(i as u32), value.n_elements());

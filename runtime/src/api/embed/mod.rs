@@ -119,7 +119,7 @@ impl Runtime {
     /// When the job cannot start: its input is at fault, or another job is writing into its folder.
     pub async fn start(&self, job: Job) -> Result<RunningJob, Arc<JobError>> {
         let (config, user) = job.into_parts();
-        let (program, makes_models) = (self.program.path().to_owned(), self.program.makes_models());
+        let (program, makes_models) = (self.program.executable().clone(), self.program.makes_models());
         let output_dir = folder(&config.output.output_dir);
         let work = move |under_way: &mut dyn FnMut(Option<&str>), control: &Control, feed: &Feed| {
             let ranks = Ranks::Processes { program, makes_models };
@@ -141,7 +141,7 @@ impl Runtime {
     pub async fn coordinate(&self, job: Job, machines: Machines) -> Result<RunningJob, Arc<JobError>> {
         let (config, user) = job.into_parts();
         let here = LocalNode {
-            program: self.program.path().to_owned(),
+            program: self.program.executable().clone(),
             n_slots: machines.ranks_here,
             advertise: machines.advertise_ranks,
         };

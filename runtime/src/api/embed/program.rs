@@ -9,17 +9,20 @@ use crate::config::JobConfig;
 use crate::error::JobError;
 use crate::error::host::HostError;
 use crate::frontend::UserModel;
+use crate::launch::executable::Executable;
 use crate::rank::process;
 use crate::train::plan::MakeModel;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use tracing_subscriber::fmt::MakeWriter;
 
 /// A program that can be a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankProgram {
-    path: PathBuf,
+    /// The file that was there when this value was made: an upgrade of the program concerns only later jobs.
+    executable: Executable,
     /// Whether its ranks make user-defined models.
     makes_models: bool,
 }
@@ -62,18 +65,22 @@ fn this_program(make: Option<&MakeModel>) -> RankProgram {
         std::process::exit(run(&start, make));
     }
     // `Runtime::new` rejects an empty path.
-    RankProgram { path: std::env::current_exe().unwrap_or_default(), makes_models: make.is_some() }
+    RankProgram { executable: Executable::running(), makes_models: make.is_some() }
 }
 
 impl RankProgram {
     /// Another program whose `main` begins with [`rank_process`], such as the `phalanx` binary.
     pub fn at(path: impl Into<PathBuf>) -> RankProgram {
-        RankProgram { path: path.into(), makes_models: false }
+        RankProgram { executable: Executable::at(path), makes_models: false }
     }
 
     /// The path of the program.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.executable.path()
+    }
+
+    pub(crate) const fn executable(&self) -> &Executable {
+        &self.executable
     }
 
     pub(crate) const fn makes_models(&self) -> bool {
@@ -85,10 +92,10 @@ impl RankProgram {
         if RankStart::of(args).is_some() {
             return Err(HostError::StartedAsRank.into());
         }
-        if self.path.is_file() {
+        if self.path().is_file() {
             return Ok(());
         }
-        Err(HostError::NoProgram { path: self.path.clone() }.into())
+        Err(HostError::NoProgram { path: self.path().to_owned() }.into())
     }
 }
 
@@ -127,7 +134,7 @@ fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
         report(panic);
         std::process::abort();
     }));
-    log_to_stderr();
+    log_to(std::io::stderr);
     process::run(start.channel, start.fd_channel, make).unwrap_or_else(|error| {
         let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", start.worker);
         2
@@ -135,10 +142,10 @@ fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
 }
 
 /// Installs the log subscriber configured by `PHALANX_LOG`, in the `phalanx` binary and in rank processes.
-pub(crate) fn log_to_stderr() {
+pub(crate) fn log_to(writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false).init();
 }
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ impl RunningJob {
         self.control.stop();
     }
 
-    /// Requests a checkpoint after the current step; [`Event::Saved`](crate::Event::Saved) follows when it is durable.
+    /// Requests a checkpoint after the current step; [`Event::Saved`](crate::Event::Saved) follows when it is durable, or
+    /// [`Event::NotSaved`](crate::Event::NotSaved) if it cannot be.
     ///
     /// # Errors
     /// When the job has no ranks yet, or has ended.

@@ -4,6 +4,7 @@
 //! differ in that the caller waits for one save before it starts the next, so that there is one snapshot at a time.
 
 use std::fmt::Display;
+use std::ops::Range;
 use std::thread::{Builder, JoinHandle};
 
 use super::catalog::CheckpointId;
@@ -26,14 +27,25 @@ struct OwnedPiece {
     dtype: Dtype,
     global_shape: Vec<usize>,
     region: TensorBox,
-    bytes: std::ops::Range<usize>,
+    bytes: Range<usize>,
 }
 
 /// A running background save, which continues after a drop.
 #[must_use = "whether it was saved is only known after `wait`"]
 #[derive(Debug)]
 pub struct BackgroundSave {
-    thread: JoinHandle<(Snapshot, Result<CheckpointId, CheckpointError>)>,
+    thread: JoinHandle<EndedSave>,
+}
+
+/// A background save that has ended.
+#[derive(Debug)]
+pub struct EndedSave {
+    /// The snapshot, for reuse.
+    pub snapshot: Snapshot,
+    /// The durable checkpoint, or why there is none.
+    pub saved: Result<CheckpointId, CheckpointError>,
+    /// Why older checkpoints could not be removed, if so; the next save tries again.
+    pub retained: Result<(), CheckpointError>,
 }
 
 impl Snapshot {
@@ -62,13 +74,29 @@ impl Snapshot {
     pub fn add_from(&mut self, piece: &Piece<'_>, copy: impl FnOnce(&mut dyn FnMut(&[u8]))) {
         let start = self.bytes.len();
         copy(&mut |run| super::snapshot_memory::append(&mut self.bytes, run));
+        self.push(piece, start..self.bytes.len());
+    }
+
+    fn push(&mut self, piece: &Piece<'_>, bytes: Range<usize>) {
         self.pieces.push(OwnedPiece {
             name: piece.name.to_owned(),
             dtype: piece.dtype,
             global_shape: piece.global_shape.to_vec(),
             region: TensorBox { offset: piece.offset.to_vec(), extent: piece.shape.to_vec() },
-            bytes: start..self.bytes.len(),
+            bytes,
         });
+    }
+
+    /// Adds a box whose `n_bytes` bytes come later, through [`Snapshot::append`]; `piece.bytes` is ignored. All pieces of a
+    /// snapshot are added in one of the two ways.
+    pub fn add_later(&mut self, piece: &Piece<'_>, n_bytes: usize) {
+        let start = self.pieces.last().map_or(0, |piece| piece.bytes.end);
+        self.push(piece, start..start + n_bytes);
+    }
+
+    /// Adds the next bytes of the pieces.
+    pub fn append(&mut self, bytes: &[u8]) {
+        super::snapshot_memory::append(&mut self.bytes, bytes);
     }
 
     /// Adds a small file.
@@ -117,7 +145,8 @@ impl OwnedPiece {
 
 impl CheckpointWriter {
     /// Saves a snapshot like [`CheckpointWriter::save_together`], on its own thread; writer 0 then keeps the newest `keep`
-    /// checkpoints, if given. `sum` must not use a group of the training step, because its order among the step's
+    /// checkpoints, if given. `complete` adds the bytes that come later, first of all on that thread; if it fails, no writer
+    /// commits. `sum` must not use a group of the training step, because its order among the step's
     /// collectives would depend on timing: it needs its own group, or the launcher.
     ///
     /// # Errors
@@ -127,17 +156,22 @@ impl CheckpointWriter {
         meta: CheckpointMeta,
         writer_rank: WriterRank,
         snapshot: Snapshot,
+        complete: impl FnOnce(&mut Snapshot) -> Result<(), CheckpointError> + Send + 'static,
         keep: Option<usize>,
         sum: impl FnMut(u64) -> Result<u64, E> + Send + 'static,
     ) -> Result<BackgroundSave, CheckpointError> {
         let writer = self.clone();
         let save = move || {
-            let saved = writer.save_together(&meta, writer_rank, &snapshot.pieces(), &snapshot.extras(), sum);
-            let retained = |id| match keep {
-                Some(keep) if writer_rank.writer == 0 => writer.retain(keep, &id).map(|_| id),
-                _ => Ok(id),
+            let mut snapshot = snapshot;
+            let completed = complete(&mut snapshot);
+            let pieces = completed.map(|()| snapshot.pieces());
+            let saved = writer.save_if_complete(&meta, writer_rank, pieces.as_deref(), &snapshot.extras(), sum);
+            drop(pieces);
+            let retained = match (&saved, keep) {
+                (Ok(id), Some(keep)) if writer_rank.writer == 0 => writer.retain(keep, id).map(drop),
+                _ => Ok(()),
             };
-            (snapshot, saved.and_then(retained))
+            EndedSave { snapshot, saved, retained }
         };
         let thread = Builder::new().name("save".into()).spawn(save);
         let refused = |error| CheckpointError::io("start a thread to write", self.root(), &error);
@@ -151,12 +185,8 @@ impl BackgroundSave {
         self.thread.is_finished()
     }
 
-    /// Waits until the checkpoint is durable or has failed; returns the snapshot for reuse.
-    ///
-    /// # Errors
-    /// The inner result: as [`CheckpointWriter::save_together`], and when old checkpoints could not be removed; this
-    /// checkpoint is saved all the same.
-    pub fn wait(self) -> (Snapshot, Result<CheckpointId, CheckpointError>) {
+    /// Waits until the checkpoint is durable or has failed, and older ones are removed.
+    pub fn wait(self) -> EndedSave {
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }

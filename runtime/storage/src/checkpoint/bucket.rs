@@ -5,25 +5,30 @@
 //! the directory. `CLAIM` is created first and removed last, `COMMIT` created last and removed first.
 //!
 //! This file bridges synchronous code and the asynchronous clients, whose runtime is one thread. It sends parts of large
-//! objects while the next parts are hashed. An upload that a crash interrupts leaves parts that no listing shows but that
-//! are billed; a bucket rule that aborts incomplete uploads removes them.
+//! objects while the next parts are hashed. Requests are repeated with [`super::patience`]. An upload that a crash interrupts
+//! leaves parts that no listing shows but that are billed; a bucket rule that aborts incomplete uploads removes them.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use object_store::path::Path as Key;
 use object_store::{
-    Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    Error, GetOptions, GetRange, ListResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
     WriteMultipart,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 use super::error::CheckpointError;
+use super::patience::Patience;
 use super::store::{NewFile, Store, StoredFile};
+use super::vendor::{self, Clients};
 
 /// The object whose creation claims a directory.
 const CLAIM: &str = "CLAIM";
@@ -33,14 +38,56 @@ const PART_BYTES: usize = 8 << 20;
 const PARTS_MAX: usize = 4;
 /// Objects deleted at a time.
 const DELETIONS_MAX: usize = 32;
+/// An operation without an answer for longer than this is not waited for by those who can do something else. A part of a
+/// large object takes less.
+const STALLED_AFTER: Duration = Duration::from_secs(2);
 
 /// An object store as a [`Store`]; clones share its client.
 #[derive(Clone, Debug)]
 pub struct Bucket {
-    objects: Arc<dyn ObjectStore>,
+    clients: Arc<Mutex<Clients>>,
+    /// The URL whose clients read the credentials anew, unless the clients were given.
+    url: Option<String>,
     runtime: Arc<Runtime>,
     /// Prefix of the URLs of all its objects: `s3://bucket`.
     base: String,
+    operations: Arc<Operations>,
+}
+
+/// When the operations that run began.
+#[derive(Debug, Default)]
+struct Operations {
+    begun: Mutex<BTreeMap<u64, Instant>>,
+    n_begun: AtomicU64,
+}
+
+/// An operation that runs until this is dropped.
+struct Running<'a> {
+    operations: &'a Operations,
+    number: u64,
+}
+
+impl Operations {
+    fn begin(&self) -> Running<'_> {
+        let number = self.n_begun.fetch_add(1, Ordering::Relaxed);
+        locked(&self.begun).insert(number, Instant::now());
+        Running { operations: self, number }
+    }
+
+    fn longest(&self) -> Duration {
+        locked(&self.begun).values().map(Instant::elapsed).max().unwrap_or_default()
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        locked(&self.operations.begun).remove(&self.number);
+    }
+}
+
+/// No panic leaves data under these locks half-changed, so poisoning is ignored.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Bucket {
@@ -49,21 +96,27 @@ impl Bucket {
     /// # Errors
     /// When the URL has none of these forms, or settings of its client are missing in the environment.
     pub fn open(url: &str) -> Result<Self, CheckpointError> {
-        let objects = super::vendor::client(url)?;
+        let clients = vendor::clients(url)?;
         let after_scheme = url.find("://").map_or(0, |at| at + 3);
         let base_len = url[after_scheme..].find('/').map_or(url.len(), |at| after_scheme + at);
-        let bucket = Self::new(objects, &url[..base_len])?;
-        bucket.key(Path::new(url)).map(|_| bucket)
+        let bucket = Self::of(clients, &url[..base_len])?;
+        bucket.key(Path::new(url))?;
+        Ok(Self { url: Some(url.to_owned()), ..bucket })
     }
 
-    /// Wraps any object store; the URLs of its objects begin with `base`.
+    /// Wraps any object store, whose requests are not repeated; the URLs of its objects begin with `base`.
     ///
     /// # Errors
     /// When the system cannot start a thread.
     pub fn new(objects: Arc<dyn ObjectStore>, base: &str) -> Result<Self, CheckpointError> {
+        Self::of(Clients { uploads: objects.clone(), objects, patience: Patience::NONE }, base)
+    }
+
+    fn of(clients: Clients, base: &str) -> Result<Self, CheckpointError> {
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("objects").enable_all().build();
         let runtime = runtime.map_err(|error| CheckpointError::io("start a thread for", base, &error))?;
-        Ok(Self { objects, runtime: Arc::new(runtime), base: base.to_owned() })
+        let (clients, runtime) = (Arc::new(Mutex::new(clients)), Arc::new(runtime));
+        Ok(Self { clients, url: None, runtime, base: base.to_owned(), operations: Arc::default() })
     }
 
     /// The key in the bucket for a URL.
@@ -73,21 +126,50 @@ impl Bucket {
         Key::parse(rest.ok_or_else(|| bad(format!("it is not in {}", self.base)))?).map_err(|e| bad(one_line(&e)))
     }
 
-    fn run<T>(&self, action: impl Future<Output = object_store::Result<T>>) -> io::Result<T> {
-        self.runtime.block_on(action).map_err(|error| as_io(&error))
+    /// Performs a request, and repeats it while the store does not answer. The request must be safe to repeat.
+    fn ask<T, R: Future<Output = object_store::Result<T>>>(
+        &self,
+        request: impl Fn(Clients) -> R,
+    ) -> object_store::Result<T> {
+        let _running = self.operations.begin();
+        let clients = || locked(&self.clients).clone();
+        let repeated = clients().patience.repeat(|| request(clients()), || self.renew_credentials());
+        self.runtime.block_on(repeated)
+    }
+
+    /// As [`Bucket::ask`], for callers to whom all failures are alike.
+    fn run<T, R: Future<Output = object_store::Result<T>>>(&self, request: impl Fn(Clients) -> R) -> io::Result<T> {
+        self.ask(request).map_err(|error| as_io(&error))
+    }
+
+    /// Performs a request that cannot be repeated.
+    fn run_once<T>(&self, request: impl Future<Output = object_store::Result<T>>) -> io::Result<T> {
+        let _running = self.operations.begin();
+        self.runtime.block_on(request).map_err(|error| as_io(&error))
+    }
+
+    fn renew_credentials(&self) {
+        let Some(url) = &self.url else { return };
+        match vendor::clients(url) {
+            Ok(clients) => *locked(&self.clients) = clients,
+            Err(error) => tracing::warn!(%error, "the credentials cannot be read again"),
+        }
     }
 
     fn put(&self, key: &Key, content: &[u8]) -> object_store::Result<()> {
         let payload = PutPayload::from(content.to_vec());
-        self.runtime.block_on(self.objects.put_opts(key, payload, PutOptions::from(PutMode::Create))).map(drop)
+        self.ask(|clients| {
+            let (key, payload) = (key.clone(), payload.clone());
+            async move { clients.objects.put_opts(&key, payload, PutOptions::from(PutMode::Create)).await.map(drop) }
+        })
     }
 
-    /// Creates an object that must not exist. A client that lost the answer to its first try gets "already exists": the
-    /// object is then read and compared.
+    /// Creates an object that must not exist. A request that is repeated because its answer was lost gets "already exists":
+    /// the object is then read and compared.
     fn create_object(&self, key: &Key, content: &[u8]) -> io::Result<()> {
         match self.put(key, content) {
             Err(Error::AlreadyExists { .. }) => {
-                let found = self.run(async { self.objects.get(key).await?.bytes().await })?;
+                let found = self.run(|clients| async move { clients.objects.get(key).await?.bytes().await })?;
                 if found == content { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
             }
             done => done.map_err(|error| as_io(&error)),
@@ -96,10 +178,10 @@ impl Bucket {
 
     fn delete_all(&self, keys: Vec<Key>) -> io::Result<()> {
         for keys in keys.chunks(DELETIONS_MAX) {
-            self.run(async {
+            self.run(|clients| async move {
                 let mut deletions = JoinSet::new();
                 for key in keys {
-                    let (objects, key) = (self.objects.clone(), key.clone());
+                    let (objects, key) = (clients.objects.clone(), key.clone());
                     deletions.spawn(async move { objects.delete(&key).await });
                 }
                 while let Some(deleted) = deletions.join_next().await {
@@ -114,8 +196,12 @@ impl Bucket {
         Ok(())
     }
 
+    fn list_at(&self, dir: &Key) -> object_store::Result<ListResult> {
+        self.ask(|clients| async move { clients.objects.list_with_delimiter(Some(dir)).await })
+    }
+
     fn remove_dir(&self, dir: &Key) -> io::Result<()> {
-        let found = self.run(self.objects.list_with_delimiter(Some(dir)))?;
+        let found = self.list_at(dir).map_err(|error| as_io(&error))?;
         let named = |name: &str| dir.clone().join(name);
         let (commit, claim) = (named("COMMIT"), named(CLAIM));
         let others = found.objects.into_iter().map(|object| object.location);
@@ -147,7 +233,8 @@ impl Store for Bucket {
 
     fn open(&self, path: &Path) -> Result<Option<Arc<dyn StoredFile>>, CheckpointError> {
         let key = self.key(path)?;
-        match self.runtime.block_on(self.objects.head(&key)) {
+        let key = &key;
+        match self.ask(|clients| async move { clients.objects.head(key).await }) {
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(CheckpointError::io("read", path, &as_io(&error))),
             Ok(meta) => {
@@ -158,10 +245,13 @@ impl Store for Bucket {
     }
 
     fn list(&self, root: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-        let found = self.run(self.objects.list_with_delimiter(Some(&self.key(root)?)));
+        let found = self.list_at(&self.key(root)?);
         // This is the first access to a store; missing credentials are the most frequent failure.
         let found = found.map_err(|error| {
-            let reason = format!("{error}; credentials come from the environment: AWS_*, GOOGLE_* or AZURE_*");
+            let reason = format!(
+                "{}; credentials come from the environment, AWS_*, GOOGLE_* or AZURE_*, or from AWS's shared file",
+                one_line(&error)
+            );
             CheckpointError::Unreachable { action: "read", path: root.to_owned(), reason }
         })?;
         Ok(found.common_prefixes.iter().filter_map(|key| Some(root.join(key.filename()?))).collect())
@@ -175,6 +265,10 @@ impl Store for Bucket {
     /// Does nothing: an interrupted removal leaves a directory without a marker, which retention finds again.
     fn sweep(&self, _: &Path) -> Result<(), CheckpointError> {
         Ok(())
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.operations.longest() > STALLED_AFTER
     }
 }
 
@@ -194,13 +288,14 @@ impl Write for NewObject {
         match &mut self.upload {
             None if self.head.len() + bytes.len() <= PART_BYTES => self.head.extend_from_slice(bytes),
             None => {
-                let upload = bucket.run(bucket.objects.put_multipart(&self.key))?;
+                let key = &self.key;
+                let upload = bucket.run(|clients| async move { clients.uploads.put_multipart(key).await })?;
                 let upload = self.upload.insert(WriteMultipart::new_with_chunk_size(upload, PART_BYTES));
                 upload.write(&std::mem::take(&mut self.head));
                 upload.write(bytes);
             }
             Some(upload) => {
-                bucket.run(upload.wait_for_capacity(PARTS_MAX))?;
+                bucket.run_once(upload.wait_for_capacity(PARTS_MAX))?;
                 upload.write(bytes);
             }
         }
@@ -215,7 +310,7 @@ impl NewFile for NewObject {
     fn finish(self: Box<Self>) -> io::Result<()> {
         match self.upload {
             None => self.bucket.create_object(&self.key, &self.head),
-            Some(upload) => self.bucket.run(upload.finish()).map(drop),
+            Some(upload) => self.bucket.run_once(upload.finish()).map(drop),
         }
     }
 }
@@ -243,8 +338,10 @@ impl StoredFile for FoundObject {
             if_match: self.meta.e_tag.clone(),
             ..GetOptions::default()
         };
-        let get = async { self.bucket.objects.get_opts(&self.meta.location, options).await?.bytes().await };
-        let found = self.bucket.run(get)?;
+        let found = self.bucket.run(|clients| {
+            let options = options.clone();
+            async move { clients.objects.get_opts(&self.meta.location, options).await?.bytes().await }
+        })?;
         if found.len() != out.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::error::CheckpointError;
-use super::reader::{Checkpoint, Hashing};
+use super::error::{CheckpointError, ReadFailure};
+use super::reader::{self, Checkpoint, Hashing};
 use super::store::{self, Store};
 
 /// A checkpoint's directory with the step and generation that its name states; ordered by step, then generation.
@@ -60,10 +60,11 @@ pub fn list_in(store: &dyn Store, root: &Path) -> Result<Vec<CheckpointId>, Chec
     Ok(ids)
 }
 
-/// Opens the newest checkpoint that verifies; also returns the newer ones that were skipped, with reasons.
+/// Opens the newest checkpoint that verifies; also returns the newer ones that were skipped, with reasons: only unfinished
+/// saves and verified damage are skipped.
 ///
 /// # Errors
-/// When `root` cannot be read or its store does not answer; a damaged checkpoint is no error but is skipped.
+/// When `root` or a newer checkpoint cannot be read: it may be intact, and resuming from an older one would lose work.
 pub fn latest_valid(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
     latest_valid_in(&store::at(root)?, root)
 }
@@ -88,22 +89,22 @@ fn newest_valid(
     for id in ids {
         match Checkpoint::open_hashing(store, &id.path, hashing) {
             Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
-            // The checkpoint may be intact; resuming from an older one would lose work.
-            Err(error @ CheckpointError::Unreachable { .. }) => return Err(error),
+            Err(error) if error.read_failure() == ReadFailure::Unreadable => return Err(error),
             Err(reason) => skipped.push(Skipped { path: id.path, reason }),
         }
     }
     Ok((None, skipped))
 }
 
-/// Keeps the newest valid checkpoint up to `saved` and the `keep - 1` committed ones before it; removes older ones and
-/// remains of unfinished saves before it. Newer ones stay: they are evidence of damage, or belong to an earlier run that
-/// got further. Returns the removed directories. Removes nothing while no checkpoint is valid.
+/// Keeps the newest valid checkpoint up to `saved` and the `keep - 1` ones before it whose marker and manifest verify, and
+/// damaged ones among them; removes older ones and remains of unfinished saves before the newest. Newer ones stay: they are
+/// evidence of damage, or belong to an earlier run that got further. A checkpoint that cannot be read stays, because it may
+/// be intact. Returns the removed directories. Removes nothing while no checkpoint is valid.
 ///
 /// Reads the whole newest checkpoint on the calling thread only, so that it can run beside training.
 ///
 /// # Errors
-/// When `root` cannot be read or a removal fails; the rest is kept for the next call.
+/// When `root` or the newest checkpoint cannot be read, or a removal fails; the rest is kept for the next call.
 pub fn retain(
     store: &Arc<dyn Store>,
     root: &Path,
@@ -117,10 +118,14 @@ pub fn retain(
     let mut kept = 1;
     let mut removed = Vec::new();
     for id in older {
-        // A directory whose marker cannot be read is kept.
-        let is_committed = !matches!(store.open(&id.path.join("COMMIT")), Ok(None));
-        if is_committed && kept < keep {
-            kept += 1;
+        let failure = reader::read_manifest(&**store, &id.path).err().map(|error| error.read_failure());
+        let stays = match failure {
+            Some(ReadFailure::Unreadable) => true,
+            Some(ReadFailure::Unfinished) => false,
+            Some(ReadFailure::Damaged) | None => kept < keep,
+        };
+        if stays {
+            kept += usize::from(failure.is_none());
             continue;
         }
         store.remove(&id.path)?;

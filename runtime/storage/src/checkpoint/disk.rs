@@ -90,9 +90,14 @@ impl Store for Disk {
     }
 
     fn list(&self, root: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-        let mut paths = entries(root)?;
-        paths.retain(|path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()));
-        Ok(paths)
+        let is_dir = |path: &PathBuf| match fs::symlink_metadata(path) {
+            Ok(metadata) => Ok(metadata.is_dir()),
+            // Removed since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(CheckpointError::io("read", path, &error)),
+        };
+        let paths = entries(root)?.into_iter().map(|path| is_dir(&path).map(|is_dir| is_dir.then_some(path)));
+        paths.filter_map(Result::transpose).collect()
     }
 
     fn remove(&self, dir: &Path) -> Result<(), CheckpointError> {

@@ -19,6 +19,14 @@ pub enum CheckpointError {
         /// The operating system's error.
         reason: String,
     },
+    /// The state to save could not be copied from the memory of the device.
+    #[error("cannot copy the state of step {step} from the device: {reason}")]
+    Copy {
+        /// The step whose state was to be saved.
+        step: u64,
+        /// The device's error.
+        reason: String,
+    },
     /// An object store did not answer, or refused: the state of its contents is unknown.
     #[error("cannot {action} {}: {reason}", path.display())]
     Unreachable {
@@ -77,6 +85,12 @@ pub enum CheckpointError {
     #[error("{} is not a regular file", path.display())]
     NotAFile {
         /// The path.
+        path: PathBuf,
+    },
+    /// A file of a committed checkpoint does not exist.
+    #[error("{} is missing, although its checkpoint was committed", path.display())]
+    MissingFile {
+        /// The file.
         path: PathBuf,
     },
     /// A file is shorter or longer than when it was saved.
@@ -167,7 +181,46 @@ pub enum CheckpointError {
     },
 }
 
+/// What a failed read shows about the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFailure {
+    /// There is no checkpoint: saving it did not finish.
+    Unfinished,
+    /// The content was read and is not what was saved, or the store answered that a file does not exist.
+    Damaged,
+    /// The content was not read, or this build cannot judge it; the checkpoint may be intact.
+    Unreadable,
+}
+
 impl CheckpointError {
+    /// What this error of a read shows about the checkpoint. Only evidence counts as damage: a refused or failed system
+    /// call, a silent store and a format of a later build are none.
+    pub const fn read_failure(&self) -> ReadFailure {
+        match self {
+            Self::Uncommitted { .. } => ReadFailure::Unfinished,
+            Self::BadManifest { reason: ManifestError::Format(_), .. } => ReadFailure::Unreadable,
+            Self::BadCommit { .. }
+            | Self::ManifestHash { .. }
+            | Self::BadManifest { .. }
+            | Self::MissingFile { .. }
+            | Self::FileLength { .. }
+            | Self::TooLong { .. }
+            | Self::FileHash { .. }
+            | Self::Absent { .. } => ReadFailure::Damaged,
+            Self::Io { .. }
+            | Self::Unreachable { .. }
+            | Self::InvalidLocation { .. }
+            | Self::BadDirectory { .. }
+            | Self::NotAFile { .. }
+            | Self::Request { .. }
+            | Self::BadPiece { .. }
+            | Self::MissingPart { .. }
+            | Self::OthersFailed { .. }
+            | Self::Copy { .. }
+            | Self::Agreement { .. } => ReadFailure::Unreadable,
+        }
+    }
+
     pub(super) fn io(action: &'static str, path: impl Into<PathBuf>, error: &std::io::Error) -> Self {
         let (path, reason) = (path.into(), error.to_string());
         match error.kind() {

@@ -19,10 +19,10 @@
 //! - **CHECKPOINT-2** When a save returns, the checkpoint survives a power failure; until then the previous one does. A
 //!   folder is synced for that; an object store keeps what it has acknowledged.
 //! - **CHECKPOINT-3** Any bit that differs from what was saved is detected before use, and the error names its file; a
-//!   checkpoint that is opened whole is then skipped, never loaded.
+//!   checkpoint that is opened whole is then skipped, never loaded. One that cannot be read is an error, never skipped.
 //! - **CHECKPOINT-4** A directory of a step is never written twice; a retry takes the next generation. The writer that
 //!   creates the directory, or `CLAIM`, owns it; creation fails if it exists. `COMMIT` is created the same way.
-//! - **CHECKPOINT-5** Retention never removes the newest valid checkpoint.
+//! - **CHECKPOINT-5** Retention never removes the newest valid checkpoint, nor one that it cannot read.
 //! - **CHECKPOINT-6** Names in a manifest cannot leave the directory, and its numbers cannot overflow or exhaust
 //!   memory.
 //! - **CHECKPOINT-7** A save of many writers is committed only when all their boxes tile every tensor exactly once; it
@@ -32,7 +32,7 @@
 //! [`background`] beside training; [`reader`] verifies and reads; [`catalog`] lists checkpoints, finds the latest and
 //! removes old ones. [`index`] describes one writer's part, [`contents`] all parts; [`manifest`] and [`commit`] make them
 //! final. The geometry is in [`phalanx_strategies::boxes`]. [`store`] is the storage interface, implemented for a folder
-//! ([`disk`], which makes files durable through [`volume`]) and for object stores ([`bucket`]).
+//! ([`disk`], which makes files durable through [`volume`]) and for object stores ([`bucket`], with [`patience`] and [`credentials`]).
 //!
 //! Deliberately absent: which tensors make up a training state, which rank holds which box, and when to save (the trainer
 //! decides).
@@ -42,10 +42,12 @@ pub mod bucket;
 pub mod catalog;
 pub mod commit;
 pub mod contents;
+mod credentials;
 pub mod disk;
 pub mod error;
 pub mod index;
 pub mod manifest;
+mod patience;
 pub mod pending;
 mod pieces;
 pub mod reader;

@@ -20,6 +20,8 @@ use super::writer::EXTRA_BYTES_MAX;
 /// Shorter runs are read through a window of whole hash chunks, so that a column takes one read per chunk instead of one
 /// per row.
 const LONG_RUN_BYTES: usize = 256 << 10;
+/// Name of the manifest's file.
+const MANIFEST: &str = "MANIFEST";
 
 /// A committed checkpoint. Reads return only data that was verified against its hashes.
 #[derive(Debug)]
@@ -70,12 +72,8 @@ impl Checkpoint {
     /// As [`Checkpoint::open_lazily`].
     pub fn open_lazily_in(store: &Arc<dyn Store>, dir: &Path) -> Result<Self, CheckpointError> {
         let id = CheckpointId::from_dir(dir).ok_or_else(|| CheckpointError::BadDirectory { path: dir.to_owned() })?;
-        let commit_path = dir.join("COMMIT");
-        let line = store::read_whole(&**store, &commit_path, COMMIT_BYTES_MAX)?;
-        let line = line.ok_or_else(|| CheckpointError::Uncommitted { path: dir.to_owned() })?;
-        let commit = Commit::decode(&line).ok_or(CheckpointError::BadCommit { path: commit_path })?;
-        let manifest_path = dir.join("MANIFEST");
-        let encoded = read_hashed(&**store, &manifest_path, MANIFEST_BYTES_MAX, &commit.manifest_blake3)?;
+        let (commit, encoded) = read_manifest(&**store, dir)?;
+        let manifest_path = dir.join(MANIFEST);
         let bad = |reason| CheckpointError::BadManifest { path: manifest_path.clone(), reason };
         let contents = match format_of(&encoded).map_err(bad)? {
             1 => Contents::decode_format_1(&encoded).map_err(bad)?,
@@ -253,6 +251,16 @@ fn near<'a>(tensor: &'a TensorEntry, reaches: &[usize], wanted: &TensorBox) -> &
     let chunks = &tensor.chunks[first..];
     let n = chunks.partition_point(|chunk| chunk.region.offset[0] < start + len);
     &chunks[..n]
+}
+
+/// Reads the marker, and the manifest that it names, undecoded.
+pub(super) fn read_manifest(store: &dyn Store, dir: &Path) -> Result<(Commit, Vec<u8>), CheckpointError> {
+    let commit_path = dir.join("COMMIT");
+    let line = store::read_whole(store, &commit_path, COMMIT_BYTES_MAX)?;
+    let line = line.ok_or_else(|| CheckpointError::Uncommitted { path: dir.to_owned() })?;
+    let commit = Commit::decode(&line).ok_or(CheckpointError::BadCommit { path: commit_path })?;
+    let encoded = read_hashed(store, &dir.join(MANIFEST), MANIFEST_BYTES_MAX, &commit.manifest_blake3)?;
+    Ok((commit, encoded))
 }
 
 fn read_indexes(store: &dyn Store, dir: &Path, manifest: &Manifest) -> Result<Vec<Index>, CheckpointError> {

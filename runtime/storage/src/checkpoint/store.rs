@@ -53,6 +53,11 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// When the store refuses.
     fn sweep(&self, root: &Path) -> Result<(), CheckpointError>;
+
+    /// Whether an operation has had no answer for so long that nobody should wait for it who can do something else.
+    fn is_stalled(&self) -> bool {
+        false
+    }
 }
 
 /// A file being written. If dropped before it is finished, no file has its name.
@@ -111,5 +116,5 @@ pub(super) fn read_whole(store: &dyn Store, path: &Path, max: u64) -> Result<Opt
 
 /// The error for a missing file that must exist.
 pub(super) fn absent(path: &Path) -> CheckpointError {
-    CheckpointError::io("read", path, &io::ErrorKind::NotFound.into())
+    CheckpointError::MissingFile { path: path.to_owned() }
 }

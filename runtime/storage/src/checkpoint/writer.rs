@@ -18,7 +18,7 @@ pub(super) const EXTRA_BYTES_MAX: u64 = 256 << 20;
 
 /// Saves checkpoints below one directory. Cheap to clone and free of state, so that a background thread can save from a
 /// snapshot that it owns.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct CheckpointWriter {
     store: Arc<dyn Store>,
     root: PathBuf,
@@ -130,21 +130,41 @@ impl CheckpointWriter {
         writer_rank: WriterRank,
         pieces: &[Piece<'_>],
         extras: &[(&str, &[u8])],
+        sum: impl FnMut(u64) -> Result<u64, E>,
+    ) -> Result<CheckpointId, CheckpointError> {
+        self.save_if_complete(meta, writer_rank, Ok(pieces), extras, sum)
+    }
+
+    /// As [`CheckpointWriter::save_together`], by a writer that may already have failed to get its pieces.
+    pub(super) fn save_if_complete<E: std::fmt::Display>(
+        &self,
+        meta: &CheckpointMeta,
+        writer_rank: WriterRank,
+        pieces: Result<&[Piece<'_>], &CheckpointError>,
+        extras: &[(&str, &[u8])],
         mut sum: impl FnMut(u64) -> Result<u64, E>,
     ) -> Result<CheckpointId, CheckpointError> {
         let step = meta.step;
         let is_leader = writer_rank.writer == 0;
         let mut sum =
             |value| sum(value).map_err(|error| CheckpointError::Agreement { step, reason: error.to_string() });
-        let checked = pieces::check(pieces, extras, writer_rank.n_writers == 1);
-        let begun = checked.and_then(|()| if is_leader { self.begin(meta).map(Some) } else { Ok(None) });
+        let is_alone = writer_rank.n_writers == 1;
+        let checked = pieces.map_err(Clone::clone).and_then(|pieces| {
+            pieces::check(pieces, extras, is_alone)?;
+            Ok(pieces)
+        });
+        let begun = checked.and_then(|pieces| {
+            let pending = if is_leader { Some(self.begin(meta)?) } else { None };
+            Ok((pending, pieces))
+        });
         // The generation is sent plus one; zero means that there is none.
-        let sent = begun.as_ref().ok().and_then(Option::as_ref).map_or(0, |pending| pending.id().generation + 1);
+        let claimed = begun.as_ref().ok().and_then(|(pending, _)| pending.as_ref());
+        let sent = claimed.map_or(0, |pending| pending.id().generation + 1);
         let Some(generation) = sum(sent)?.checked_sub(1) else {
             return Err(begun.err().unwrap_or(CheckpointError::OthersFailed { step, n_failed: 1 }));
         };
         let (pending, written) = match begun {
-            Ok(pending) => {
+            Ok((pending, pieces)) => {
                 let pending = pending.unwrap_or_else(|| self.join(meta, generation));
                 let written = pending.write_part(writer_rank.writer, pieces, extras);
                 (pending, written)
@@ -153,7 +173,9 @@ impl CheckpointWriter {
         };
         let id = pending.id().clone();
         if let Err(error) = settle(step, written, &mut sum) {
-            if is_leader {
+            // A store that has just been asked in vain is not asked again: there is no marker, and the next retention removes
+            // the remains.
+            if is_leader && !matches!(error, CheckpointError::Unreachable { .. }) {
                 pending.abandon();
             }
             return Err(error);
@@ -186,6 +208,11 @@ impl CheckpointWriter {
     pub fn join(&self, meta: &CheckpointMeta, generation: u64) -> PendingCheckpoint {
         let id = CheckpointId::new(&self.root, meta.step, generation);
         PendingCheckpoint::new(self.store.clone(), id, meta, self.shard_bytes_max)
+    }
+
+    /// Whether its store has not answered for so long that training should not wait for a save.
+    pub fn is_stalled(&self) -> bool {
+        self.store.is_stalled()
     }
 
     /// The directory below which it saves.

@@ -3,7 +3,7 @@
 //! - [`dtype`]: element types as safetensors names them.
 //! - [`layout`]: the header of a safetensors file, checked in both directions; checkpoints use it too.
 //! - [`source`]: the tensors of a directory, one file or many, as f32; `windows` groups reads, and `pages` verifies them
-//!   against the digests of exports.
+//!   against the digests of exports. [`tensor_digests`]: which tensors differ between two directories.
 //! - [`export`]: a directory that other tools load; [`adapter`]: the same for low-rank adapters.
 //!
 //! Deliberately absent: which tensors a model has and what they mean (the model families), and tokenizers (`data`).
@@ -17,4 +17,5 @@ pub mod layout;
 mod pages;
 pub mod source;
 mod staging;
+pub mod tensor_digests;
 mod windows;

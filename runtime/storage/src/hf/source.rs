@@ -149,6 +149,33 @@ impl TensorSource {
         })
     }
 
+    /// The files that hold the tensors.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.file.path.as_path())
+    }
+
+    /// The first 16 bytes of the BLAKE3 hash of a tensor's element type, shape and bytes, in hexadecimal.
+    ///
+    /// # Errors
+    /// When it does not exist or cannot be read.
+    pub fn digest(&self, name: &str) -> Result<String, HfError> {
+        let Tensor { shard, dtype, shape, start } = self.tensor(name)?;
+        let file = &self.shards[*shard].file;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{} {shape:?} ", dtype.name()).as_bytes());
+        // Opening the file has checked that it holds the whole tensor.
+        let end = start + dtype.bytes_of(shape).unwrap_or_default();
+        let mut window = vec![0; WINDOW_BYTES.min(end - start) as usize];
+        let mut at = *start;
+        while at < end {
+            let window = &mut window[..(end - at).min(WINDOW_BYTES) as usize];
+            file.read_exact_at(window, at).map_err(|error| HfError::io("read", &file.path, &error))?;
+            hasher.update(window);
+            at += window.len() as u64;
+        }
+        Ok(hasher.finalize().to_hex()[..32].to_owned())
+    }
+
     /// Reads a whole tensor, row-major, widened to f32.
     ///
     /// # Errors

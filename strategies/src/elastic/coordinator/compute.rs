@@ -24,7 +24,8 @@ impl Coordinator {
         let compute = self.compute.get_or_insert(found).clone();
         let is_new = self.judged.get(&report.node) != Some(&report.boot);
         let node = report.node;
-        match difference(&compute, report, self.policy.one_model) {
+        let of_inputs = self.difference_of_inputs(report).map(Difference::Refused);
+        match of_inputs.or_else(|| difference(&compute, report, self.policy.one_model)) {
             None => false,
             Some(Difference::Mixed(text)) => {
                 if is_new {
@@ -50,11 +51,14 @@ impl Coordinator {
 }
 
 impl Coordinator {
-    /// Makes durable that the job is one on devices, before its first world: a refused node that does not know yet must not
-    /// decide otherwise at the next coordinator. Returns whether there is something to write.
-    pub(super) fn write_compute(&mut self) -> bool {
-        let is_known = self.record.compute.is_some() || !matches!(self.compute, Some(Compute::Devices(_)));
-        if is_known || matches!(self.phase, Phase::Deposed | Phase::Ended { .. }) {
+    /// Makes durable what the first report has decided, before the first world: a refused node that does not know yet must not
+    /// decide otherwise at the next coordinator. Jobs on the processors of one machine have nothing to decide. Returns whether
+    /// there is something to write.
+    pub(super) fn write_decisions(&mut self) -> bool {
+        let has_devices = matches!(self.compute, Some(Compute::Devices(_)));
+        let writes_compute = has_devices && self.record.compute.is_none();
+        let writes_inputs = self.inputs.is_some() && self.record.inputs.is_none();
+        if !(writes_compute || writes_inputs) || matches!(self.phase, Phase::Deposed | Phase::Ended { .. }) {
             return false;
         }
         self.write(self.record.clone(), Purpose::Close);

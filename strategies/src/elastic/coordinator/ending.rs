@@ -1,18 +1,46 @@
 //! The end of a job (`COORDINATOR-7`): all ranks are done, or the job cannot continue.
+//!
+//! Invariant:
+//! - `COORDINATOR-12` A job that fails first makes its committed state durable, if it is newer than the last checkpoint and
+//!   members that can form any mesh of the job still hold it. Such a world trains no step. Its own failures, and the time and
+//!   the number of worlds that it may take, are bounded; the job then ends with the first reason.
 
-use super::super::incident::Phase as IncidentPhase;
+use super::super::identity::NodeId;
+use super::super::incident::{Cause, Culprit, Phase as IncidentPhase, Why};
 use super::super::membership::Status;
-use super::super::message::{Ending, MemberPhase, MemberReport, Record, Report, WorldPlan};
+use super::super::message::{Ending, MemberPhase, MemberReport, Record, Report, WorldPlan, printable};
 use super::super::quorum::Blocked;
-use super::{Command, Coordinator, Phase, Purpose};
+use super::super::timing::Timing;
+use super::{Command, Coordinator, Phase, Purpose, Trouble};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+/// Most worlds that a failing job forms to save its state; each may lose a member.
+const LAST_SAVES_MAX: u32 = 3;
+
+/// A job that is about to fail (`COORDINATOR-12`).
+#[derive(Clone, Debug)]
+pub(super) struct Failing {
+    pub(super) reason: String,
+    /// How long it may wait for members that hold its state.
+    pub(super) until: Instant,
+    /// Number of worlds formed to save it.
+    pub(super) n_worlds: u32,
+}
+
+impl Failing {
+    pub(super) fn new(now: Instant, reason: String, timing: &Timing) -> Failing {
+        Failing { reason, until: now + timing.takeover_grace + timing.stop_grace + timing.disk_patience, n_worlds: 0 }
+    }
+}
+
 impl Coordinator {
-    /// Whether every node that is not silent has acknowledged the end; then the shell may end, too.
+    /// Whether every node that is not silent has acknowledged the end; then the shell may end, too. A coordinator that inherits
+    /// the end waits for the nodes of the last world, which do not know of it.
     pub fn all_notified(&self) -> bool {
-        let Phase::Ended { notified } = &self.phase else { return false };
-        self.membership.nodes().all(|node| notified.contains(&node) || self.membership.is_silent(node))
+        let Phase::Ended { notified, unheard, .. } = &self.phase else { return false };
+        unheard.is_empty()
+            && self.membership.nodes().all(|node| notified.contains(&node) || self.membership.is_silent(node))
     }
 
     /// Whether the world does not train, but only makes its state durable.
@@ -28,9 +56,62 @@ impl Coordinator {
         self.write(Record { generation, world_plan: None, idle: false, ..self.record.clone() }, Purpose::Stop);
     }
 
-    /// Fails the job. The first reason is kept.
-    pub(super) fn fail(&mut self, reason: String) {
-        self.ending.get_or_insert(Ending::Failed(reason));
+    /// Fails the job, after its committed state is durable (`COORDINATOR-12`). The first reason is kept.
+    pub(super) fn fail(&mut self, now: Instant, reason: String) {
+        let is_over = self.ending.is_some() || matches!(self.phase, Phase::Ended { .. } | Phase::Deposed);
+        if is_over || self.failing.is_some() {
+            return;
+        }
+        if self.record.world_plan.is_none() {
+            self.ending = Some(Ending::Failed(reason));
+            return;
+        }
+        self.failing = Some(Failing::new(now, reason, &self.timing));
+        self.end_for_last_save(now);
+    }
+
+    /// Ends the current world, if there is one, so that the next one saves its state.
+    pub(super) fn end_for_last_save(&mut self, now: Instant) {
+        let detail = self.failing.as_ref().map(|failing| failing.reason.clone());
+        match &mut self.phase {
+            Phase::Regrouping { retry, .. } => *retry = Some(now),
+            Phase::TakingOver { .. } | Phase::Healing { .. } | Phase::Running { .. } => {
+                let cause = Cause { culprit: Culprit::Job, why: Why::Fails };
+                self.trouble_because(Trouble { cause, detail, healthy: now });
+            }
+            Phase::Stopping { .. } | Phase::Ended { .. } | Phase::Deposed => {}
+        }
+    }
+
+    /// Handles a member's permanent failure.
+    pub(super) fn note_failure(&mut self, now: Instant, member: &MemberReport, reason: &str) {
+        let takes_part = member.generation == self.record.generation && member.phase > MemberPhase::Stopped;
+        if self.failing.is_none() {
+            if !self.excludes_failed(now, member, reason) {
+                self.fail(now, format!("{}: {}", member.worker, printable(reason)));
+            }
+        } else if takes_part && self.rests() {
+            // The last save has failed. Before it, each report repeats the failure that led to it.
+            self.end_failed();
+        }
+    }
+
+    /// Ends a job whose last save is complete or impossible.
+    pub(super) fn end_failed(&mut self) {
+        if let Some(Failing { reason, .. }) = &self.failing {
+            self.ending.get_or_insert(Ending::Failed(reason.clone()));
+        }
+    }
+
+    /// Whether the last save of a failing job is impossible: nothing newer than the last checkpoint is left, or it has taken too
+    /// many worlds or too long.
+    pub(super) fn cannot_save(&self, now: Instant, next: &Result<WorldPlan, Blocked>) -> bool {
+        let Some(Failing { until, n_worlds, .. }) = self.failing else { return false };
+        match next {
+            Ok(next) => n_worlds >= LAST_SAVES_MAX || next.base.step <= self.record.checkpoint.step,
+            Err(Blocked::TooFew { .. }) if self.all_here() => true,
+            Err(_) => now >= until,
+        }
     }
 
     /// Finishes the job.
@@ -62,17 +143,19 @@ impl Coordinator {
         true
     }
 
-    pub(super) fn enter_ended(&mut self, ending: Ending) {
-        self.phase = Phase::Ended { notified: BTreeSet::new() };
+    pub(super) fn enter_ended(&mut self, now: Instant, ending: Ending) {
+        let of_world: BTreeSet<NodeId> = self.members().map(|worker| worker.member.node).collect();
+        let unheard = of_world.into_iter().filter(|node| self.membership.boot(*node).is_none()).collect();
+        self.phase = Phase::Ended { notified: BTreeSet::new(), unheard, until: now + self.timing.takeover_grace };
         self.broadcast();
         self.commands.push_back(Command::Ended(ending));
     }
 
     pub(super) fn note_notified(&mut self, report: &Report) {
         let id = self.desired_state_id();
-        if let Phase::Ended { notified } = &mut self.phase
-            && report.desired_state == id
-        {
+        let Phase::Ended { notified, unheard, .. } = &mut self.phase else { return };
+        unheard.remove(&report.node);
+        if report.desired_state == id {
             notified.insert(report.node);
         }
     }
@@ -81,11 +164,16 @@ impl Coordinator {
     pub(super) fn note_failed_starts(&mut self, now: Instant, report: &Report) {
         let (found, max) = (report.n_failed_starts, self.policy.incidents_max);
         let blocked = matches!(&self.phase, Phase::Regrouping { blocked: Some(Blocked::TooFew { .. }), .. });
-        if blocked && found > max {
+        // COORDINATOR-13. It goes through all members, and this runs after every report of thousands of nodes.
+        let counts = || self.record.world_plan.is_none() || self.takes_part(report.node);
+        if blocked && found > max && counts() {
             let node = report.node;
-            self.fail(format!(
-                "{node}: {found} processes in a row ended before their first status report, expected at most {max}"
-            ));
+            self.fail(
+                now,
+                format!(
+                    "{node}: {found} processes in a row ended before their first status report, expected at most {max}"
+                ),
+            );
             self.advance(now);
         }
     }
@@ -97,15 +185,16 @@ impl Coordinator {
     }
 
     /// Fails the job after too many crashes in a row. Returns whether it did.
-    pub(super) fn is_crash_loop(&mut self, n_crashes: u32) -> bool {
+    pub(super) fn is_crash_loop(&mut self, now: Instant, n_crashes: u32) -> bool {
         let max = self.policy.incidents_max;
-        if n_crashes <= max {
+        if n_crashes <= max || self.failing.is_some() {
             return false;
         }
         let cause = self.record.cause.map_or(String::from("unknown"), |cause| cause.to_string());
-        self.fail(format!(
-            "{n_crashes} crashes in a row and no step committed, expected at most {max}; the last: {cause}"
-        ));
+        self.fail(
+            now,
+            format!("{n_crashes} crashes in a row and no step committed, expected at most {max}; the last: {cause}"),
+        );
         true
     }
 }

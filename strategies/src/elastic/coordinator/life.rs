@@ -1,6 +1,6 @@
 //! The life of a generation: reports arrive, members stop, the next world forms, heals and runs.
 
-use super::super::identity::{NodeId, Worker};
+use super::super::identity::{Incarnation, MemberId, NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Incident, Phase as IncidentPhase, Why};
 use super::super::membership::{Change, Status};
 use super::super::message::{MemberPhase, MemberReport, Record};
@@ -21,12 +21,13 @@ impl Coordinator {
         }
         let more = late + self.timing.suspicion;
         match &mut self.phase {
-            Phase::TakingOver { until, .. } | Phase::Stopping { until, .. } | Phase::Healing { until, .. } => {
-                *until += more
-            }
+            Phase::TakingOver { until, .. }
+            | Phase::Stopping { until, .. }
+            | Phase::Healing { until, .. }
+            | Phase::Ended { until, .. } => *until += more,
             Phase::Regrouping { since, .. } => *since += more,
             Phase::Running { watch, .. } => watch.forgive(now, self.timing.suspicion),
-            Phase::Deposed | Phase::Ended { .. } => {}
+            Phase::Deposed => {}
         }
     }
 
@@ -57,6 +58,7 @@ impl Coordinator {
                         self.trouble_because(Trouble { cause, detail: complaint, healthy });
                     }
                 }
+                Change::Restarted { node, lived } if lived < self.timing.disk_patience * 2 => self.suspect(now, node),
                 Change::Drains(node) if !self.rests() && self.takes_part(node) => {
                     self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
                 }
@@ -71,14 +73,20 @@ impl Coordinator {
         }
     }
 
-    fn is_needed(&self, worker: Worker) -> bool {
+    /// Whether a worker has a part in the latest world.
+    pub(super) fn is_needed(&self, worker: Worker) -> bool {
         [&self.assignments, &self.catching_up, &self.guests].into_iter().any(|members| members.contains(&worker))
     }
 
     /// A node's first report shows a new coordinator which members of its predecessor's world have died.
     pub(super) fn find_dead_ranks(&mut self, now: Instant, node: NodeId) {
         if let Phase::Stopping { waiting, .. } = &mut self.phase {
-            waiting.retain(|worker| !matches!(self.membership.status(*worker), Status::Dead));
+            // Of this node only: a report of each of thousands of nodes comes here.
+            let first = |node| Worker { member: MemberId { node, slot: 0 }, incarnation: Incarnation(0) };
+            let here = first(node)..first(NodeId(node.0.saturating_add(1)));
+            let is_dead = |worker: &Worker| matches!(self.membership.status(*worker), Status::Dead);
+            let dead: Vec<Worker> = waiting.range(here).copied().filter(is_dead).collect();
+            dead.iter().for_each(|worker| _ = waiting.remove(worker));
         }
         let Phase::TakingOver { unheard, .. } = &self.phase else { return };
         let dead =
@@ -91,7 +99,7 @@ impl Coordinator {
     /// Handles what the current phase waits for in one member's report.
     pub(super) fn note(&mut self, now: Instant, member: &MemberReport) {
         if let Some(reason) = &member.failure {
-            self.fail(format!("{}: {reason}", member.worker));
+            self.note_failure(now, member, reason);
         }
         if member.hangs {
             return;
@@ -149,14 +157,20 @@ impl Coordinator {
     /// Takes every step that needs no further event.
     pub(super) fn advance(&mut self, now: Instant) {
         while self.writing.is_none()
-            && (self.write_ending() || self.write_compute() || self.write_asked() || self.advance_once(now))
+            && (self.write_ending() || self.write_decisions() || self.write_asked() || self.advance_once(now))
         {}
     }
 
     fn advance_once(&mut self, now: Instant) -> bool {
         self.believe_broken(now);
-        match &self.phase {
-            Phase::Deposed | Phase::Ended { .. } => false,
+        match &mut self.phase {
+            Phase::Deposed => false,
+            Phase::Ended { unheard, until, .. } => {
+                if now >= *until {
+                    unheard.clear();
+                }
+                false
+            }
             Phase::TakingOver { unheard, until } => {
                 if self.trouble.is_some() {
                     self.end_world(now)
@@ -224,7 +238,9 @@ impl Coordinator {
             && growth_check.is_some_and(|growth_check| now >= growth_check.at)
         {
             *growth_check = None;
-            self.consider_growth();
+            if self.failing.is_none() {
+                self.consider_growth();
+            }
         }
         if self.trouble.is_some() {
             return self.end_world(now);
@@ -233,6 +249,10 @@ impl Coordinator {
             let n_saves = self.n_saves_with(checkpoint);
             self.write(Record { checkpoint, n_saves, ..self.record.clone() }, Purpose::Save);
         } else if self.all_done() {
+            if self.failing.is_some() {
+                self.end_failed();
+                return true;
+            }
             if self.rests() && !self.record.requests.stop {
                 self.rest(now);
                 return false;
@@ -295,11 +315,19 @@ impl Coordinator {
     /// Tries to form the next world (`COORDINATOR-3`).
     fn regroup(&mut self, now: Instant) -> bool {
         let Phase::Regrouping { since, .. } = self.phase else { return false };
-        match self.next_world(now, since) {
+        let next = self.next_world(now, since);
+        if self.cannot_save(now, &next) {
+            self.end_failed();
+            return true;
+        }
+        match next {
             Ok(world_plan) => {
                 let n_crashes = self.n_crashes_before(&world_plan);
-                if self.is_crash_loop(n_crashes) {
+                if self.is_crash_loop(now, n_crashes) {
                     return true;
+                }
+                if let Some(failing) = &mut self.failing {
+                    failing.n_worlds += 1;
                 }
                 let world_plan = Some(Arc::new(world_plan));
                 self.write(Record { world_plan, n_crashes, idle: true, ..self.record.clone() }, Purpose::Form);
@@ -314,6 +342,8 @@ impl Coordinator {
                     Blocked::LastWorldMayLive { .. } | Blocked::Wanted { .. } => None,
                 };
                 let retry = remaining.filter(|remaining| !remaining.is_zero()).map(|remaining| now + remaining);
+                let gives_up_at = self.failing.as_ref().map(|failing| failing.until);
+                let retry = retry.into_iter().chain(gives_up_at).min();
                 self.phase = Phase::Regrouping { since, retry, blocked: Some(blocked) };
             }
         }
@@ -353,6 +383,7 @@ impl Coordinator {
 
     pub(super) fn run(&mut self, now: Instant) {
         self.guests.clear();
+        self.note_connected();
         let watch = Watch::new(now, self.timing.suspicion);
         let growth_check = Some(GrowthCheck::after(None, now, &self.timing));
         self.phase = Phase::Running { watch, growth_check, change: None };

@@ -20,14 +20,17 @@
 //!   crashes in a row. The ending is durable, with its first reason, before it is announced.
 //! - `COORDINATOR-8` If too few members would stay for any world, the leaving members first make the state durable, so
 //!   that no committed step is lost with them.
-//! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`.
+//! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`, `COORDINATOR-12` in
+//!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`.
 
 mod change;
 mod compute;
 mod ending;
+mod inputs;
 mod life;
 mod next_world;
 mod partition;
+mod quarantine;
 mod requests;
 pub mod status;
 #[cfg(test)]
@@ -36,6 +39,7 @@ mod watch;
 
 use super::identity::{Incarnation, JobId, NodeId, Stale, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Timeline, Why};
+use super::inputs::Input;
 use super::membership::Membership;
 use super::mesh_choice::Policy;
 use super::message::{Compute, DesiredState, DesiredStateId, Ending, Record, Report, Stage};
@@ -44,7 +48,9 @@ use super::snapshot::{Checkpoint, Manifests};
 use super::straggler::Relieved;
 use super::timing::Timing;
 use change::{Change, GrowthCheck};
+use ending::Failing;
 use partition::{Partitions, SuspectedPartition};
+use quarantine::Quarantine;
 use requests::PendingRequests;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -99,12 +105,34 @@ pub enum Activity {
 /// A coordinator's activity with its data.
 #[derive(Clone, Debug)]
 enum Phase {
-    TakingOver { unheard: BTreeSet<Worker>, until: Instant },
-    Stopping { waiting: BTreeSet<Worker>, until: Instant },
-    Regrouping { since: Instant, retry: Option<Instant>, blocked: Option<Blocked> },
-    Healing { waiting: BTreeMap<Worker, u64>, until: Instant },
-    Running { watch: Watch, growth_check: Option<GrowthCheck>, change: Option<Change> },
-    Ended { notified: BTreeSet<NodeId> },
+    TakingOver {
+        unheard: BTreeSet<Worker>,
+        until: Instant,
+    },
+    Stopping {
+        waiting: BTreeSet<Worker>,
+        until: Instant,
+    },
+    Regrouping {
+        since: Instant,
+        retry: Option<Instant>,
+        blocked: Option<Blocked>,
+    },
+    Healing {
+        waiting: BTreeMap<Worker, u64>,
+        until: Instant,
+    },
+    Running {
+        watch: Watch,
+        growth_check: Option<GrowthCheck>,
+        change: Option<Change>,
+    },
+    /// `unheard`: nodes of the last world that a new coordinator does not know yet, until they count as gone.
+    Ended {
+        notified: BTreeSet<NodeId>,
+        unheard: BTreeSet<NodeId>,
+        until: Instant,
+    },
     Deposed,
 }
 
@@ -152,17 +180,24 @@ pub struct Coordinator {
     /// A member's report of lost peers, and when the coordinator acts on it.
     broken: Option<SuspectedPartition>,
     partitions: Partitions,
+    quarantine: Quarantine,
     relieved: Relieved,
-    /// Nodes that get no rank for now (`COORDINATOR-9`).
+    /// Nodes that get no rank for now (`COORDINATOR-9`, `COORDINATOR-14`).
     left_out: BTreeSet<NodeId>,
     /// What the ranks compute on, once a node has reported (`COORDINATOR-11`).
     compute: Option<Compute>,
-    /// Nodes whose devices have been judged, by incarnation: `Command::Refused` and `Command::Mixed` are given once.
+    /// What the nodes train on and with, once a node has reported (`COORDINATOR-15`).
+    inputs: Option<Vec<Input>>,
+    /// Nodes whose devices and inputs have been judged, by incarnation: `Command::Refused` and `Command::Mixed` are given once.
     judged: BTreeMap<NodeId, Incarnation>,
     incident: Option<Incident>,
     manifests: Manifests,
     complete: Option<Checkpoint>,
+    /// When the latest checkpoint became complete in this term, or the term began.
+    checkpoint_since: Instant,
     asked: PendingRequests,
+    /// Set while the job saves its state before it fails (`COORDINATOR-12`).
+    failing: Option<Failing>,
     /// The ending that is being made durable.
     ending: Option<Ending>,
     /// The latest closed incidents.
@@ -188,6 +223,7 @@ impl Coordinator {
             phase: Phase::TakingOver { unheard: &assignments | &catching_up, until: now + timing.takeover_grace },
             incident: record.cause.map(|cause| Incident::new(now, now, cause)),
             compute: record.compute.clone(),
+            inputs: record.inputs.clone(),
             judged: BTreeMap::new(),
             record: Record { term, ..record },
             writing: None,
@@ -197,17 +233,20 @@ impl Coordinator {
             trouble: None,
             broken: None,
             partitions: Partitions::default(),
+            quarantine: Quarantine::default(),
             relieved: Relieved::default(),
             left_out: BTreeSet::new(),
             manifests: Manifests::default(),
             complete: None,
+            checkpoint_since: now,
             asked,
+            failing: None,
             ending: None,
             timelines: VecDeque::new(),
             commands: VecDeque::new(),
         };
         if let Some(ending) = coordinator.record.ending.clone() {
-            coordinator.enter_ended(ending);
+            coordinator.enter_ended(now, ending);
             return coordinator;
         }
         let interrupted =
@@ -217,6 +256,12 @@ impl Coordinator {
             coordinator.trouble(Cause { culprit: Culprit::Job, why }, now);
         } else if let Some(world_plan) = &coordinator.record.world_plan {
             coordinator.manifests.begin(world_plan);
+        }
+        if let Some(reason) = coordinator.record.failing.clone() {
+            coordinator.failing = Some(Failing::new(now, reason, &timing));
+            if !coordinator.rests() {
+                coordinator.end_for_last_save(now);
+            }
         }
         coordinator.advance(now);
         coordinator
@@ -263,11 +308,14 @@ impl Coordinator {
             Purpose::Stop => self.stop(now),
             Purpose::Form => self.form(now),
             Purpose::Run => self.run(now),
-            Purpose::Save => self.commands.push_back(Command::Saved(self.record.checkpoint)),
+            Purpose::Save => {
+                self.checkpoint_since = now;
+                self.commands.push_back(Command::Saved(self.record.checkpoint));
+            }
             Purpose::Request => self.take_up_requests(now),
             Purpose::End => {
                 let ending = self.record.ending.clone().expect("it has just been made durable");
-                self.enter_ended(ending);
+                self.enter_ended(now, ending);
             }
             Purpose::Close => {}
         }
@@ -288,7 +336,7 @@ impl Coordinator {
         let own = match &self.phase {
             // While a record is being written, the coordinator waits for the store's answer.
             Phase::Deposed => return None,
-            Phase::Ended { .. } => None,
+            Phase::Ended { unheard, until, .. } => Some(*until).filter(|_| !unheard.is_empty()),
             _ if self.writing.is_some() => None,
             Phase::TakingOver { until, .. } | Phase::Stopping { until, .. } | Phase::Healing { until, .. } => {
                 Some(*until)
@@ -380,7 +428,8 @@ impl Coordinator {
     }
 
     fn write(&mut self, record: Record, purpose: Purpose) {
-        let record = Record { compute: self.compute.clone(), ..record };
+        let failing = self.failing.as_ref().map(|failing| failing.reason.clone());
+        let record = Record { compute: self.compute.clone(), inputs: self.inputs.clone(), failing, ..record };
         self.commands.push_back(Command::Persist(record.clone()));
         self.writing = Some((record, purpose));
     }

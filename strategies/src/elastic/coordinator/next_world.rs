@@ -27,16 +27,17 @@ impl Coordinator {
         let waited = now.saturating_duration_since(since);
         let assigned = last.map(Last::from);
         let eligible = self.relieved.without(self.candidates(), self.policy.wanted.size());
-        let (choice, leaves) = match self.policy.choose(assigned, &eligible, waited) {
+        let policy = if self.failing.is_some() { self.policy.of_last_save() } else { self.policy };
+        let (choice, leaves) = match policy.choose(assigned, &eligible, waited) {
             // The leaving members first make their state durable (`COORDINATOR-8`).
             Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
                 let all: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
-                (self.policy.choose(assigned, &all, waited).map_err(|_| self.too_few())?, true)
+                (policy.choose(assigned, &all, waited).map_err(|_| self.too_few())?, true)
             }
             choice => (choice?, false),
         };
-        // A stopping job has no more steps.
-        let rests = leaves || self.record.requests.stop;
+        // A stopping or failing job has no more steps.
+        let rests = leaves || self.record.requests.stop || self.failing.is_some();
         let holds = place(&choice.mesh, &choice.assignments, self.policy.shadows);
         let faulted = self.faulted_nodes();
         let from_memory = last.and_then(|last| {
@@ -66,7 +67,7 @@ impl Coordinator {
                 return Err(Blocked::StateElsewhere { n_shards: shards.len(), remaining });
             }
             // State that comes from disk needs no save.
-            _ if leaves => return Err(self.too_few()),
+            _ if leaves || self.failing.is_some() => return Err(self.too_few()),
             _ => {
                 let base = Version { lineage: generation, step: self.record.checkpoint.step };
                 (base, generation, (recovery::from_disk(&holds, self.record.checkpoint), None))
@@ -156,7 +157,7 @@ impl Coordinator {
     }
 
     /// Whether every candidate for a rank has reported in this generation.
-    fn all_here(&self) -> bool {
+    pub(super) fn all_here(&self) -> bool {
         let behind = |member: &MemberReport| member.generation != self.record.generation;
         !self.membership.alive().any(behind)
             && !self.members().any(|member| self.assignment(*member) == Liveness::Unheard)

@@ -6,11 +6,12 @@
 //!
 //! Invariant:
 //! - `COORDINATOR-9` If two nodes cannot reach each other, the next worlds leave out the one that fewer other nodes can
-//!   reach. It is retried with exponential backoff.
+//!   reach. It is retried with exponential backoff: soon at first, because most such failures last for seconds. The backoff
+//!   of a pair that a world has connected since stays short: its connection breaks, but there is one.
 
 use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Why};
-use super::super::message::{Broken, MemberReport};
+use super::super::message::{Broken, MemberReport, printable};
 use super::change::GrowthCheck;
 use super::{Coordinator, Phase, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,8 @@ pub(super) struct SuspectedPartition {
     detail: String,
     reported: Instant,
     pub(super) due: Instant,
+    /// The nodes whose members have reported it.
+    reporters: BTreeSet<NodeId>,
     /// The two nodes that cannot reach each other, if both are known.
     between: Option<(NodeId, NodeId)>,
 }
@@ -34,22 +37,38 @@ pub(super) struct Partitions(BTreeMap<(NodeId, NodeId), Partition>);
 #[derive(Clone, Copy, Debug)]
 struct Partition {
     until: Instant,
-    /// Number of times the partition was found.
+    /// Number of times the partition was found in a row.
     n_times: u32,
+    /// Whether a world has connected the two since.
+    reached: bool,
 }
 
-/// Limit of the exponential backoff, in doublings.
-const DOUBLINGS_MAX: u32 = 6;
+/// Limit of the exponential backoff, in doublings of half a detection time: four minutes by default, so that trying costs
+/// less than a percent of the time of the others.
+const DOUBLINGS_MAX: u32 = 9;
+/// The same for a pair that was connected in between, for four seconds by default.
+const DOUBLINGS_OF_REACHED_MAX: u32 = 3;
+/// A pair that was not found for this many times the first delay begins anew.
+const CALM: u32 = 120;
 
 impl Partitions {
     fn find(&mut self, now: Instant, (a, b): (NodeId, NodeId), retry: Duration) {
-        let partition = self.0.entry((a.min(b), a.max(b))).or_insert(Partition { until: now, n_times: 0 });
+        let partition = self.0.get(&(a.min(b), a.max(b))).copied();
+        let new = Partition { until: now, n_times: 0, reached: false };
+        let partition = partition.filter(|partition| now < partition.until + retry * CALM).unwrap_or(new);
         // Both sides report the same failure.
         if partition.n_times == 0 || now >= partition.until {
-            *partition = Partition {
-                until: now + retry * 2u32.pow(partition.n_times.min(DOUBLINGS_MAX)),
-                n_times: partition.n_times + 1,
-            };
+            let n_doublings_max = if partition.reached { DOUBLINGS_OF_REACHED_MAX } else { DOUBLINGS_MAX };
+            let n_doublings = partition.n_times.min(n_doublings_max);
+            let until = now + retry * 2u32.pow(n_doublings);
+            self.0.insert((a.min(b), a.max(b)), Partition { until, n_times: n_doublings + 1, reached: false });
+        }
+    }
+
+    /// A world has connected all these nodes.
+    fn reach(&mut self, nodes: &BTreeSet<NodeId>) {
+        for ((a, b), partition) in &mut self.0 {
+            partition.reached |= nodes.contains(a) && nodes.contains(b);
         }
     }
 
@@ -74,18 +93,24 @@ impl Partitions {
 impl Coordinator {
     /// Handles a member's report that its world cannot continue.
     pub(super) fn note_broken(&mut self, now: Instant, member: &MemberReport, broken: &Broken) {
+        // COORDINATOR-13
+        if !self.is_needed(member.worker) {
+            return;
+        }
         let here = member.worker.member.node;
         let there = broken.lost.map(|worker| worker.member.node).filter(|node| *node != here);
         let between = there.map(|there| (here, there));
         if let Some(suspected) = &mut self.broken {
             suspected.between = suspected.between.or(between);
+            suspected.reporters.insert(here);
             return;
         }
         let culprit = broken.lost.map_or(Culprit::Job, Culprit::Worker);
         let cause = Cause { culprit, why: Why::Unreachable };
-        let detail = format!("{}: {}", member.worker, broken.reason);
+        let detail = format!("{}: {}", member.worker, printable(&broken.reason));
         let due = now + self.timing.heartbeat;
-        self.broken = Some(SuspectedPartition { cause, detail, reported: now, due, between });
+        let reporters = BTreeSet::from([here]);
+        self.broken = Some(SuspectedPartition { cause, detail, reported: now, due, reporters, between });
     }
 
     /// Acts on a report of lost peers once every node of the world has reported since.
@@ -99,12 +124,25 @@ impl Coordinator {
             self.broken.as_mut().expect("checked above").due = due;
             return;
         }
-        let Some(SuspectedPartition { cause, detail, reported, between, .. }) = self.broken.take() else { return };
-        if let Some(pair) = between {
-            self.partitions.find(now, pair, self.timing.disk_patience);
-            self.find_left_out(now);
+        let Some(SuspectedPartition { cause, detail, reported, reporters, between, .. }) = self.broken.take() else {
+            return;
+        };
+        match (between, reporters.first()) {
+            (Some(pair), _) => {
+                self.partitions.find(now, pair, self.timing.detection_time / 2);
+                self.find_left_out(now);
+            }
+            // COORDINATOR-14. A report that names a peer is judged as a partition, whose backoff is shorter.
+            (None, Some(reporter)) if reporters.len() == 1 => self.suspect(now, *reporter),
+            (None, _) => {}
         }
         self.trouble_because(Trouble { cause, detail: Some(detail), healthy: reported });
+    }
+
+    /// Notes that the ranks of the world have connected to each other.
+    pub(super) fn note_connected(&mut self) {
+        let nodes = self.assignments.iter().map(|worker| worker.member.node).collect();
+        self.partitions.reach(&nodes);
     }
 
     /// Nodes whose exclusion has expired may be in the next world.
@@ -124,8 +162,10 @@ impl Coordinator {
         }
     }
 
-    fn find_left_out(&mut self, now: Instant) {
-        self.left_out = self.partitions.left_out(now, |node| self.membership.members(node).count());
+    pub(super) fn find_left_out(&mut self, now: Instant) {
+        let unreachable = self.partitions.left_out(now, |node| self.membership.members(node).count());
+        let in_quarantine = self.in_quarantine(now, &unreachable);
+        self.left_out = &unreachable | &in_quarantine;
     }
 }
 
@@ -172,5 +212,38 @@ mod tests {
         partitions.find(start + RETRY, (NodeId(1), NodeId(0)), RETRY);
 
         assert!(is_out(&partitions, RETRY * 5 / 2) && !is_out(&partitions, RETRY * 3));
+    }
+
+    // COORDINATOR-9
+    #[test]
+    fn pair_whose_connection_keeps_breaking_returns_within_seconds_and_an_unreachable_one_within_minutes() {
+        let start = Instant::now();
+        let longest = |connects: bool| {
+            let (mut partitions, mut now, mut longest) = (Partitions::default(), start, Duration::ZERO);
+            for _ in 0..20 {
+                partitions.find(now, (NodeId(0), NodeId(1)), RETRY);
+                let until = partitions.0[&(NodeId(0), NodeId(1))].until;
+                (longest, now) = (longest.max(until - now), until);
+                if connects {
+                    partitions.reach(&BTreeSet::from([NodeId(0), NodeId(1), NodeId(2)]));
+                }
+            }
+            longest
+        };
+
+        assert_eq!((longest(true), longest(false)), (RETRY * 8, RETRY * 512));
+    }
+
+    // COORDINATOR-9
+    #[test]
+    fn pair_that_was_well_for_long_is_retried_soon_again() {
+        let start = Instant::now();
+        let mut partitions = partitions(start, &[(0, 1)]);
+        partitions.find(start + RETRY, (NodeId(0), NodeId(1)), RETRY);
+
+        let later = start + RETRY * 200;
+        partitions.find(later, (NodeId(0), NodeId(1)), RETRY);
+
+        assert_eq!(partitions.0[&(NodeId(0), NodeId(1))].until, later + RETRY);
     }
 }

@@ -32,14 +32,21 @@ pub struct Status {
     pub step: Step,
     /// Operator requests.
     pub requests: Requests,
+    /// Number of requested checkpoints that are complete.
+    pub n_saves: u64,
     /// All nodes that have ever reported.
     pub nodes: Vec<NodeStatus>,
     /// The latest closed incidents, oldest first.
     pub timelines: Vec<Timeline>,
     /// The latest complete checkpoint; step 0 is the initial weights.
     pub checkpoint: Checkpoint,
+    /// Milliseconds since it became complete, or since this coordinator's term began if that was later: no newer state is
+    /// durable since then.
+    pub checkpoint_age_ms: u64,
     /// How the job ended, if it has.
     pub ending: Option<Ending>,
+    /// Faults that do not stop training, such as files that cannot be written.
+    pub faults: Vec<String>,
 }
 
 /// Status of one node.
@@ -112,6 +119,7 @@ impl Coordinator {
         let nodes: Vec<NodeStatus> =
             self.membership.nodes().map(|node| self.node_status(now, node, mesh, &ranks)).collect();
         let assigned = nodes.iter().flat_map(|node| &node.ranks).filter(|worker| worker.rank.is_some());
+        let faults = self.membership.nodes().flat_map(|node| self.membership.members(node)).filter_map(fault).collect();
         let base = world_plan.map(|world_plan| world_plan.base.step).unwrap_or_default();
         Status {
             term: record.term,
@@ -122,10 +130,13 @@ impl Coordinator {
             wanted: self.policy.wanted,
             step: assigned.filter_map(|worker| worker.applied).min().unwrap_or_default().max(base),
             requests: record.requests,
+            n_saves: record.n_saves,
             nodes,
             timelines: self.timelines.iter().cloned().collect(),
             checkpoint: record.checkpoint,
+            checkpoint_age_ms: now.saturating_duration_since(self.checkpoint_since).as_millis() as u64,
             ending: record.ending.clone(),
+            faults,
         }
     }
 
@@ -152,6 +163,11 @@ impl Coordinator {
             ranks: self.membership.members(node).map(worker).collect(),
         }
     }
+}
+
+/// A member's fault, with its name.
+fn fault(member: &MemberReport) -> Option<String> {
+    member.fault.as_ref().map(|fault| format!("{}: {fault}", member.worker))
 }
 
 fn worker_status(member: &MemberReport, mesh: Option<Mesh>, rank: Option<usize>) -> RankStatus {

@@ -2,7 +2,10 @@
 //! `phalanx-chaos` covers delays, losses and deaths.
 
 mod devices;
+mod failing;
 mod growth;
+mod inputs;
+mod quarantine;
 
 use super::*;
 use crate::elastic::commit::Version;
@@ -43,6 +46,8 @@ struct Job {
     stuck: bool,
     /// Whether processes end before their first status report.
     failed_starts: bool,
+    /// Whether members fail when they save.
+    refuses_to_save: bool,
     /// Member whose device does not finish its step.
     frozen: Option<Worker>,
     /// Member whose device takes four ticks for a step instead of one.
@@ -97,6 +102,7 @@ impl Job {
             crashing: None,
             stuck: false,
             failed_starts: false,
+            refuses_to_save: false,
             frozen: None,
             slow: None,
             n_ticks: 0,
@@ -225,6 +231,7 @@ impl Job {
             member::Command::Compute { .. } if self.crashing == Some(worker.member.node) => self.kill(worker),
             member::Command::Compute { generation, step } => self.open.push((worker, generation, step)),
             member::Command::Vote(vote, requests) => self.vote(worker, vote.generation, vote.step, requests),
+            member::Command::Save(_) if self.refuses_to_save => member.handle_failed("cannot save"),
             member::Command::Save(part) => {
                 self.saved.push(part);
                 member.handle_saved(part);
@@ -318,6 +325,35 @@ fn job_ends_when_all_ranks_are_done_and_the_last_step_is_saved() {
     assert_eq!(job.committed, Step(20));
 }
 
+/// Under load a coordinator may lose its lease at any time, also when its job has ended.
+// COORDINATOR-7
+#[test]
+fn successor_of_an_ended_job_notifies_nodes_that_it_has_not_heard() {
+    let mut job = Job::start(shards(2), 2, until(20));
+    job.run_until("the ending", |job| job.coordinator.record().ending.is_some());
+
+    job.succeed();
+    assert!(!job.coordinator.all_notified(), "no node has reported yet");
+    job.run_until("the end", |job| job.coordinator.all_notified());
+    job.run_until("the end of the nodes", |job| job.nodes.is_empty());
+
+    assert_eq!(job.coordinator.activity(), Activity::Finished);
+}
+
+// COORDINATOR-7
+#[test]
+fn successor_of_an_ended_job_waits_no_longer_than_its_grace_for_nodes_that_are_gone() {
+    let mut job = Job::start(shards(2), 2, until(20));
+    job.run_until("the ending", |job| job.coordinator.record().ending.is_some());
+    job.nodes.clear();
+
+    job.succeed();
+    let since = job.now;
+    job.run_until("the end", |job| job.coordinator.all_notified());
+
+    assert!(job.now >= since + Timing::default().takeover_grace);
+}
+
 // MEMBER-4
 #[test]
 fn members_stop_after_the_same_step_and_save_it() {
@@ -396,6 +432,9 @@ fn requested_checkpoint_is_saved_by_the_next_world_after_a_loss() {
 
     assert!(job.coordinator.record().checkpoint.step >= Step(5));
     assert_eq!(job.saved, saved, "one request, one checkpoint");
+    let age_ms = |later_ms| job.coordinator.status(job.now + Duration::from_millis(later_ms)).checkpoint_age_ms;
+    assert_eq!(age_ms(5_000), age_ms(0) + 5_000, "nothing newer is durable since then");
+    assert!(age_ms(0) < 60_000, "{} ms since the checkpoint", age_ms(0));
 }
 
 // COORDINATOR-6

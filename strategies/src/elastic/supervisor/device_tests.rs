@@ -5,7 +5,7 @@ use super::*;
 use crate::elastic::message::Refusal;
 use std::time::Duration;
 
-/// A node with devices of which the first has failed, and a running rank on each device but the last `n_free`.
+/// A node whose first device has failed, with a running rank on each device but the last `n_free`.
 fn with_failed_device(now: Instant, n_devices: u32, n_free: u32) -> (Supervisor, Vec<Worker>) {
     let health = |i: u32| DeviceHealth { id: format!("GPU-{i}"), name: "G".into(), ..DeviceHealth::default() };
     let n_slots = n_devices - n_free;

@@ -11,7 +11,7 @@ const IN_F32: f64 = 2e-5;
 /// Tolerance of results computed from operands of this type. In a half-width type both machines may, but need not, round
 /// weights (of which an output is an average of values of order 1) and the gradients of scores (a gradient is their sum, and
 /// their absolute values add up to about 8, since the gradient of a weight is a product over a head).
-fn tolerance(dtype: DType, is_adjoint: bool) -> Tolerance {
+pub(super) fn tolerance(dtype: DType, is_adjoint: bool) -> Tolerance {
     let unit_roundoff = match dtype {
         DType::Bf16 => 1.0 / 256.0,
         DType::F16 => 1.0 / 2048.0,
@@ -153,11 +153,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Whole rows and parts of them for every usual head width and type, with grouped heads, documents and ragged tiles.
+/// Whole rows and parts of them for every usual head width and type, with grouped heads, documents (the last of each row is one
+/// token) and ragged tiles.
 pub(super) fn widths() -> Vec<Case> {
     let mut cases = Vec::new();
     for (head_dim, dtype) in super::HEAD_WIDTHS.into_iter().flat_map(|d| super::TYPES.map(|dtype| (d, dtype))) {
-        cases.extend(whole(shape(head_dim, (3, 1), 2, 67).documents(29), dtype));
+        cases.extend(whole(shape(head_dim, (3, 1), 2, 67).documents(33), dtype));
         cases.extend(whole(shape(head_dim, (2, 2), 1, 135).windowed(50), dtype));
         cases.extend(parts(shape(head_dim, (2, 1), 1, 2 * 33).documents(70), dtype, 2, 1, (0, 2)));
     }

@@ -3,6 +3,7 @@
 mod activation;
 mod attention;
 mod bias;
+mod cache;
 mod columns;
 mod cross_entropy;
 mod elementwise;
@@ -24,6 +25,7 @@ pub fn all() -> Vec<Case> {
         activation::cases(),
         attention::cases(),
         bias::cases(),
+        cache::cases(),
         columns::cases(),
         cross_entropy::cases(),
         elementwise::cases(),
@@ -45,6 +47,7 @@ pub fn widths_and_rows() -> Vec<Case> {
     let families = [
         attention::widths(),
         bias::rows(),
+        cache::widths(),
         columns::rows(),
         embedding::rows(),
         head_norm::widths(),

@@ -7,6 +7,7 @@
 
 mod compiler;
 mod elements;
+mod library;
 mod programs;
 mod reference;
 mod simulator;
@@ -14,13 +15,13 @@ mod tolerance;
 
 use compiler::Compiler;
 use phalanx_cpu::CpuDevice;
-use phalanx_cuda::work::{KernelLaunch, Work, work_of};
+use phalanx_cuda::work::{KernelLaunch, Work, WorkOfInstr, work_beside_cudnn, work_of};
 use phalanx_cuda::{PRELUDE, SOURCES, Source};
 use phalanx_gpu::case::{Case, Tolerance};
 use phalanx_gpu::cases;
 use phalanx_kernelcheck as kernelcheck;
 use phalanx_ptxsim::Options;
-use phalanx_strategies::program::{Instr, Program};
+use phalanx_strategies::program::{Instr, Program, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -41,9 +42,21 @@ fn is_attention(case: &Case) -> bool {
 
 /// The launches of an instruction.
 fn launches(program: &Program, instr: &Instr) -> Vec<KernelLaunch> {
-    let lowered = work_of(program, instr, |v| (u64::from(v.0) + 1) << 40, 1 << 60);
+    launches_among(work_of(program, instr, |v| (u64::from(v.0) + 1) << 40, 1 << 60))
+}
+
+fn launches_among(lowered: WorkOfInstr) -> Vec<KernelLaunch> {
     let launch = |work: Work| if let Work::Launch(launch) = work { Some(launch) } else { None };
     lowered.work.into_iter().filter_map(launch).collect()
+}
+
+/// The launches around a call of cuDNN, if it may have a plan for the case.
+fn launches_beside_cudnn(case: &Case) -> Vec<KernelLaunch> {
+    let (program, ..) = case.program(false);
+    let Some(doc_start) = case.reads.get(1) else { return Vec::new() };
+    let doc_start: Vec<i32> = doc_start.elements.iter().map(|start| *start as i32).collect();
+    let place = |v: ValueId| (u64::from(v.0) + 1) << 40;
+    work_beside_cudnn(&program, &program.instrs[0], &doc_start, place, 1 << 60).map_or_else(Vec::new, launches_among)
 }
 
 fn launches_of(case: &Case) -> Vec<KernelLaunch> {
@@ -77,6 +90,11 @@ fn check(cases: &[Case]) {
 fn failures_of(compiler: &mut Compiler, case: &Case) -> Vec<String> {
     let mut failures = Vec::new();
     let expected = reference::reference(case);
+    if let Some(run) = simulator::run_beside_cudnn(compiler, case) {
+        let differences = tolerance::differences(case, &expected, &run.results, tolerance::of(case));
+        let all = [run.findings, differences].concat().into_iter();
+        failures.extend(all.map(|failure| format!("{failure}, beside cuDNN")));
+    }
     let of_cpu = case.tolerance.is_exact().then(|| case.run(&CpuDevice, false).expect("the CPU runs every case"));
     let can_reuse = !case.op.in_place_pairs(case.reads.len()).is_empty();
     for reuses in [false, true].into_iter().take(1 + usize::from(can_reuse)) {
@@ -148,18 +166,14 @@ fn kernels_of(text: &str) -> BTreeSet<String> {
     text.split("__global__").skip(1).map(name).collect()
 }
 
-/// Kernels around calls of cuDNN, which this interpreter has not. `tests/gpu/tests/attention.rs` runs them on the software GPU.
-const BESIDE_CUDNN: &str = "attention_documents.cu";
-
 #[test]
 fn every_kernel_of_every_source_has_a_case() {
+    let launches = all().into_iter().flat_map(|case| [launches_of(&case), launches_beside_cudnn(&case)].concat());
     let launched: BTreeSet<(&str, String)> =
-        all().iter().flat_map(launches_of).map(|launch| (launch.source.name, launch.kernel.to_owned())).collect();
+        launches.map(|launch| (launch.source.name, launch.kernel.to_owned())).collect();
 
-    let kernels = SOURCES
-        .iter()
-        .filter(|source| source.name != BESIDE_CUDNN)
-        .flat_map(|source| kernels_of(source.text).into_iter().map(|kernel| (source.name, kernel)));
+    let kernels =
+        SOURCES.iter().flat_map(|source| kernels_of(source.text).into_iter().map(|kernel| (source.name, kernel)));
     let kernels: BTreeSet<(&str, String)> = kernels.collect();
 
     let missing: Vec<_> = kernels.difference(&launched).collect();

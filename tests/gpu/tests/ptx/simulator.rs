@@ -1,11 +1,14 @@
 //! One case in the PTX interpreter: the lowering's commands over memory in which each operand, each result and each buffer of
 //! the scratch is an allocation of its own. Results and scratch are poisoned. Copies, zeros and matrix products, which
-//! NVIDIA's libraries do on a GPU, are done here.
+//! NVIDIA's libraries do on a GPU, are done here, and cuDNN's attention in [`super::library`].
 
 use crate::compiler::Compiler;
 use crate::elements::{decode, decode_one, encode};
+use crate::library;
 use crate::programs::Gpu;
-use phalanx_cuda::work::{KernelLaunch, Matrix, MatrixProduct, Work, work_of, work_of_program};
+use phalanx_cuda::work::{
+    KernelLaunch, Matrix, MatrixProduct, Work, WorkOfInstr, work_beside_cudnn, work_of, work_of_program,
+};
 use phalanx_gpu::case::Case;
 use phalanx_ptxsim::{Arg, Device, Ptr};
 use phalanx_strategies::compile::Compiled;
@@ -27,16 +30,34 @@ pub struct Outcome {
 
 /// Runs a case. With `reuses`, results are in the memory of operands wherever the memory pass may place them there.
 pub fn run(compiler: &mut Compiler, case: &Case, reuses: bool) -> Outcome {
+    let lower = |p: &Program, place: &dyn Fn(ValueId) -> u64| Some(work_of(p, &p.instrs[0], place, SCRATCH));
+    run_lowered(compiler, case, reuses, lower).expect("every case has kernels")
+}
+
+/// Runs a case through cuDNN, if it may have a plan.
+pub fn run_beside_cudnn(compiler: &mut Compiler, case: &Case) -> Option<Outcome> {
+    let doc_start: Vec<i32> = case.reads.get(1)?.elements.iter().map(|start| *start as i32).collect();
+    let lower =
+        |p: &Program, place: &dyn Fn(ValueId) -> u64| work_beside_cudnn(p, &p.instrs[0], &doc_start, place, SCRATCH);
+    run_lowered(compiler, case, false, lower)
+}
+
+fn run_lowered(
+    compiler: &mut Compiler,
+    case: &Case,
+    reuses: bool,
+    lower: impl Fn(&Program, &dyn Fn(ValueId) -> u64) -> Option<WorkOfInstr>,
+) -> Option<Outcome> {
     let (program, given, writes) = case.program(false);
     let (mut memory, mut places) = (Memory::default(), BTreeMap::new());
     let placed = Placed::new(case, &program, given, writes, reuses, &mut memory, &mut places);
 
-    let work = work_of(&program, &program.instrs[0], |v| places[&v].address(), SCRATCH);
+    let work = lower(&program, &|v| places[&v].address())?;
     let mut run = Execution { memory, scratch: Scratch::new(work.scratch), findings: Vec::new() };
     work.work.iter().for_each(|work| run.work(compiler, work));
 
     let results = placed.results(&places, &mut run);
-    Outcome { results, findings: run.findings }
+    Some(Outcome { results, findings: run.findings })
 }
 
 /// Runs cases as the instructions of one program, which share launches. Returns the outcomes, the first of them with all
@@ -195,7 +216,7 @@ impl Scratch {
     }
 }
 
-struct Execution {
+pub struct Execution {
     memory: Memory,
     scratch: Scratch,
     findings: Vec<String>,
@@ -216,6 +237,7 @@ impl Execution {
                 self.memory.device.write(at, &vec![0; *bytes]);
             }
             Work::Product(product) => self.product(product),
+            Work::Attention(call) => library::attention(self, call),
         }
     }
 
@@ -276,20 +298,33 @@ impl Execution {
             let plus = |row: &Option<Vec<f64>>, j: usize| row.as_ref().map_or(0.0, |row| row[j]);
             let sum = |j: usize| (0..k).map(|x| a[i * k + x] * b[x * n + j]).sum::<f64>();
             let value = |j: usize| f64::from(alpha) * sum(j) + plus(&before, j) + plus(&bias, j);
-            let bytes = encode(c.dtype, &(0..n).map(value).collect::<Vec<f64>>());
-            let to = self.place(row_of(c.address, i).address, bytes.len());
-            self.memory.device.write(to, &bytes);
+            self.write(row_of(c.address, i).address, c.dtype, &(0..n).map(value).collect::<Vec<f64>>());
         }
     }
 
+    /// Writes elements one after the other.
+    pub fn write(&mut self, address: u64, dtype: DType, elements: &[f64]) {
+        let bytes = encode(dtype, elements);
+        let to = self.place(address, bytes.len());
+        self.memory.device.write(to, &bytes);
+    }
+
+    /// Numbers of 8 bytes.
+    pub fn longs(&mut self, address: u64, n: usize) -> Vec<i64> {
+        let at = self.place(address, 8 * n);
+        self.must_be_written("a library", at, 8 * n);
+        let bytes = self.memory.device.bytes(at)[..8 * n].chunks_exact(8);
+        bytes.map(|bytes| i64::from_le_bytes(bytes.try_into().expect("8 bytes"))).collect()
+    }
+
     /// The elements of `op(matrix)`, which is [rows, cols].
-    fn matrix(&mut self, matrix: &Matrix, rows: usize, cols: usize) -> Vec<f64> {
+    pub fn matrix(&mut self, matrix: &Matrix, rows: usize, cols: usize) -> Vec<f64> {
         let size = matrix.dtype.size_bytes();
         let mut elements = Vec::with_capacity(rows * cols);
         for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
             let (row, col) = if matrix.is_transposed { (j, i) } else { (i, j) };
             let at = self.place(matrix.address + ((row * matrix.stride + col) * size) as u64, size);
-            self.must_be_written("a product", at, size);
+            self.must_be_written("a library", at, size);
             elements.push(decode_one(matrix.dtype, self.memory.device.bytes(at)));
         }
         elements

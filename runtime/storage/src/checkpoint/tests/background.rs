@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::many_writers::Board;
 use super::*;
-use crate::checkpoint::background::Snapshot;
+use crate::checkpoint::background::{EndedSave, Snapshot};
 use crate::checkpoint::catalog::list;
 use crate::checkpoint::reader::Checkpoint;
 use crate::checkpoint::writer::WriterRank;
@@ -33,11 +33,11 @@ fn training_goes_on_while_a_snapshot_is_saved_and_does_not_change_it() {
     let (go_on, gate): (Sender<()>, Receiver<()>) = channel();
     let sum = move |value| gate.recv().map(|()| value);
 
-    let saving = quick_writer(root.path()).save_in_background(meta(1), ALONE, snapshot, None, sum).unwrap();
+    let saving = quick_writer(root.path()).save_in_background(meta(1), ALONE, snapshot, |_| Ok(()), None, sum).unwrap();
     weights.fill(2.0);
     assert!(!saving.is_finished());
     (0..3).for_each(|_| go_on.send(()).unwrap());
-    let (snapshot, saved) = saving.wait();
+    let EndedSave { snapshot, saved, .. } = saving.wait();
 
     let id = saved.unwrap();
     assert_eq!(read(&id.path), [1.0; 8]);
@@ -60,10 +60,10 @@ fn snapshot_is_reused_and_the_leader_removes_old_checkpoints() {
             add(&mut snapshot, writer_rank as usize * 4, &[step as f32; 4]);
             let (writer_rank, board) = (WriterRank { writer: writer_rank, n_writers: 2 }, board.clone());
             let sum = move |value| board.sum(value);
-            writer.save_in_background(meta(step), writer_rank, snapshot, Some(2), sum).unwrap()
+            writer.save_in_background(meta(step), writer_rank, snapshot, |_| Ok(()), Some(2), sum).unwrap()
         });
         snapshots = savings.map(|saving| {
-            let (snapshot, saved) = saving.wait();
+            let EndedSave { snapshot, saved, .. } = saving.wait();
             assert_eq!(read(&saved.unwrap().path), [step as f32; 8]);
             snapshot
         });
@@ -79,8 +79,9 @@ fn waiting_for_a_failed_background_save_returns_its_error() {
     let mut snapshot = Snapshot::default();
     add(&mut snapshot, 0, &[1.0; 4]);
 
-    let saving = quick_writer(root.path()).save_in_background(meta(1), ALONE, snapshot, None, Ok::<_, String>).unwrap();
+    let saving = quick_writer(root.path())
+        .save_in_background(meta(1), ALONE, snapshot, |_| Ok(()), None, Ok::<_, String>)
+        .unwrap();
 
-    let (_, saved) = saving.wait();
-    assert!(saved.unwrap_err().to_string().contains("hole or overlap"));
+    assert!(saving.wait().saved.unwrap_err().to_string().contains("hole or overlap"));
 }

@@ -101,6 +101,35 @@ fn retention_removes_nothing_while_no_checkpoint_is_valid() {
 }
 
 #[test]
+fn retention_keeps_what_it_cannot_read_and_counts_only_what_verifies() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = quick_writer(root.path());
+    let ids: Vec<_> = (1..=6).map(|step| save_state(&writer, step).unwrap()).collect();
+    let unreadable = ids[1].path.join("MANIFEST");
+    fs::remove_file(&unreadable).unwrap();
+    fs::create_dir(&unreadable).unwrap();
+    fs::write(ids[4].path.join("MANIFEST"), "damaged").unwrap();
+
+    let removed = writer.retain(2, &ids[5]).unwrap();
+
+    assert_eq!(steps(root.path()), [(6, 3), (5, 3), (4, 3), (2, 3)]);
+    assert_eq!(removed, [ids[2].path.clone(), ids[0].path.clone()]);
+}
+
+#[test]
+fn retention_removes_nothing_while_the_newest_checkpoint_cannot_be_read() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = quick_writer(root.path());
+    let ids: Vec<_> = (1..=3).map(|step| save_state(&writer, step).unwrap()).collect();
+    fs::remove_file(ids[2].path.join("COMMIT")).unwrap();
+    fs::create_dir(ids[2].path.join("COMMIT")).unwrap();
+
+    assert!(writer.retain(1, &ids[2]).is_err());
+
+    assert_eq!(steps(root.path()), [(3, 3), (2, 3), (1, 3)]);
+}
+
+#[test]
 fn restarted_run_keeps_its_saves_beside_the_checkpoints_of_a_longer_run() {
     let root = tempfile::tempdir().unwrap();
     let writer = quick_writer(root.path());

@@ -1,13 +1,14 @@
 //! CHECKPOINT-3 and CHECKPOINT-6: every damaged bit is detected, the previous checkpoint is used, and a hostile manifest
 //! is refused.
 
-use std::fs;
 use std::path::PathBuf;
+use std::{fs, io};
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::commit::Commit;
+use crate::checkpoint::error::ReadFailure;
 use crate::checkpoint::index::{Index, TensorEntry};
 use crate::checkpoint::manifest::{Manifest, ManifestError};
 
@@ -83,6 +84,35 @@ fn missing_file_is_named() {
     }
 }
 
+/// Why the newest checkpoint cannot be judged, after checking that no older one is used in its place.
+fn refusal(root: &Path) -> CheckpointError {
+    let refused = latest_valid(root).unwrap_err();
+    assert_eq!(refused.read_failure(), ReadFailure::Unreadable, "{refused}");
+    refused
+}
+
+#[test]
+fn file_that_cannot_be_read_is_an_error_instead_of_a_fallback_to_an_older_checkpoint() {
+    for file in FILES {
+        let (root, newer) = two_checkpoints();
+        let path = newer.join(file);
+        fs::rename(&path, newer.join("away")).unwrap();
+        // Root ignores permissions, so a directory stands for a file that refuses to be read.
+        fs::create_dir(&path).unwrap();
+
+        assert_eq!(refusal(root.path()), CheckpointError::NotAFile { path });
+    }
+}
+
+#[test]
+fn failed_system_call_is_no_damage() {
+    for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::StaleNetworkFileHandle, io::ErrorKind::Other] {
+        let error = CheckpointError::io("read", "COMMIT", &kind.into());
+
+        assert_eq!(error.read_failure(), ReadFailure::Unreadable, "{error}");
+    }
+}
+
 #[test]
 fn link_in_place_of_a_file_is_not_followed() {
     let (root, newer) = two_checkpoints();
@@ -90,7 +120,7 @@ fn link_in_place_of_a_file_is_not_followed() {
     fs::rename(&path, root.path().join("elsewhere")).unwrap();
     std::os::unix::fs::symlink(root.path().join("elsewhere"), &path).unwrap();
 
-    assert_eq!(reason(root.path()), CheckpointError::NotAFile { path });
+    assert_eq!(refusal(root.path()), CheckpointError::NotAFile { path });
 }
 
 #[test]
@@ -111,7 +141,12 @@ fn forge(change: impl FnOnce(&Path, &mut Manifest)) -> ManifestError {
     let Manifest { step, generation, .. } = manifest;
     fs::write(newer.join("MANIFEST"), encoded).unwrap();
     fs::write(newer.join("COMMIT"), Commit { step, generation, writers: 1, manifest_blake3 }.encode()).unwrap();
-    match reason(root.path()) {
+    let refused = match latest_valid(root.path()) {
+        // A later build may have written it.
+        Err(_) => refusal(root.path()),
+        Ok(_) => reason(root.path()),
+    };
+    match refused {
         CheckpointError::BadManifest { reason, .. } => reason,
         other => panic!("expected a refused manifest, got {other}"),
     }
@@ -132,6 +167,9 @@ fn forge_index(change: impl FnOnce(&mut Index)) -> ManifestError {
 #[test]
 fn forged_manifests_are_refused() {
     assert!(matches!(forge(|_, m| m.format = 3), ManifestError::Format(3)));
+    let later_build = ManifestError::Format(3);
+    let later_build = CheckpointError::BadManifest { path: "MANIFEST".into(), reason: later_build };
+    assert_eq!(later_build.read_failure(), ReadFailure::Unreadable);
     assert!(matches!(forge(|_, m| m.step = 7), ManifestError::Identity));
     assert!(matches!(forge(|_, m| m.job = "other".into()), ManifestError::Identity));
     assert!(matches!(forge(|_, m| m.hash_chunk_bytes = 0), ManifestError::Number(_)));

@@ -48,7 +48,7 @@ fn lazy_reads_open_only_the_files_they_need_and_detect_their_damage() {
     assert_eq!(row(&checkpoint, 3), Ok([3; 8]));
     let damaged = row(&checkpoint, 2).unwrap_err();
     assert!(matches!(damaged, CheckpointError::FileHash { path, .. } if path.ends_with("rank-00002-0000.safetensors")));
-    assert!(matches!(row(&checkpoint, 0), Err(CheckpointError::Io { .. })));
+    assert!(matches!(row(&checkpoint, 0), Err(CheckpointError::MissingFile { .. })));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{Matrix, dot};
 use phalanx_strategies::passes::context_parallel::chunks;
-use phalanx_strategies::program::{Attention, AttentionPart};
+use phalanx_strategies::program::{Attention, AttentionPart, CachedAttention};
 
 /// Queries, keys and values, each with the first column of its first head.
 struct Operands<'a> {
@@ -25,6 +25,17 @@ impl<'a> Operands<'a> {
     fn part(part: &AttentionPart, q: &'a Matrix, kv: &'a Matrix, doc_start: &Matrix) -> Operands<'a> {
         let seen = seen(part, &doc_start.at);
         Operands { part: *part, q: (q, 0), k: (kv, 0), v: (kv, kv.cols / 2), seen }
+    }
+
+    fn cached(a: &CachedAttention, x: &'a [Matrix]) -> Operands<'a> {
+        let part = AttentionPart { heads: a.heads, n_ranks: 1, q_rank: 0, kv_rank: 0, n_kv_ranks: 1, carried: false };
+        let of_token = |(token, position): (usize, &f64)| {
+            let (first, position) = (first_row(a, token), *position as usize);
+            let from = a.heads.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            (first + from..=first + position).collect()
+        };
+        let seen = x[1].at.iter().enumerate().map(of_token).collect();
+        Operands { part, q: (&x[0], 0), k: (&x[2], 0), v: (&x[2], x[2].cols / 2), seen }
     }
 
     fn head(&self, of: (&'a Matrix, usize), token: usize, head: usize) -> &'a [f64] {
@@ -127,6 +138,24 @@ pub fn whole_backward(a: &Attention, x: &[Matrix]) -> Vec<Vec<f64>> {
         add(&mut dqkv, token * cols + firsts[of as usize] + head * d, gradient);
     });
     vec![dqkv]
+}
+
+/// The first row of the cache of a token's sequence.
+fn first_row(a: &CachedAttention, token: usize) -> usize {
+    token / a.heads.seq_len * a.capacity
+}
+
+pub fn cached(a: &CachedAttention, x: &[Matrix]) -> Vec<Vec<f64>> {
+    Operands::cached(a, x).forward(None)
+}
+
+pub fn cache_write(a: &CachedAttention, x: &[Matrix]) -> Vec<f64> {
+    let (mut cache, columns) = (x[2].at.clone(), x[2].cols);
+    for (token, (qkv, position)) in x[0].rows().zip(&x[1].at).enumerate() {
+        let row = first_row(a, token) + *position as usize;
+        cache[row * columns..][..columns].copy_from_slice(&qkv[qkv.len() - columns..]);
+    }
+    cache
 }
 
 pub fn part(part: &AttentionPart, x: &[Matrix]) -> Vec<Vec<f64>> {

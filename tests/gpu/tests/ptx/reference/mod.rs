@@ -45,6 +45,8 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Attention(a) => attention::whole(a, &x),
         Op::AttentionBackward(a) => attention::whole_backward(a, &x),
         Op::AttentionPart(part) => attention::part(part, &x),
+        Op::CacheWrite(a) => vec![attention::cache_write(a, &x)],
+        Op::CachedAttention(a) => attention::cached(a, &x),
         Op::AttentionPartBackward { part, carried_q, carried_kv } => {
             attention::part_backward(part, *carried_q, *carried_kv, &x)
         }

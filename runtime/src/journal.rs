@@ -1,0 +1,196 @@
+//! Files to which a job appends while it runs: its measurements and its history.
+//!
+//! Invariants:
+//! - JOURNAL-1 A file that cannot be written (a full disk, a quota, a lost mount) ends nothing: its records wait in memory, and
+//!   every further record tries again. Records beyond [`WAITING_BYTES_MAX`] are dropped and counted.
+//! - JOURNAL-2 The file has whole records in their order, except for a last one that is incomplete until the file can be
+//!   written again.
+
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Limit of the records that wait in memory: some ten thousand steps.
+const WAITING_BYTES_MAX: usize = 4 << 20;
+
+/// A file that grows by records.
+pub(crate) struct Journal {
+    path: PathBuf,
+    open: Open,
+    /// The file, once it could be opened.
+    file: Option<Box<dyn Write + Send>>,
+    /// Bytes to write before the next record.
+    waiting: Vec<u8>,
+    n_dropped: u64,
+    error: Option<io::Error>,
+}
+
+type Open = Box<dyn FnMut(&Path) -> io::Result<Box<dyn Write + Send>> + Send>;
+
+impl Journal {
+    /// A journal in the file that `open` opens, now or as soon as that succeeds.
+    pub(crate) fn new(
+        path: PathBuf,
+        open: impl FnMut(&Path) -> io::Result<Box<dyn Write + Send>> + Send + 'static,
+    ) -> Journal {
+        let (open, waiting): (Open, _) = (Box::new(open), Vec::new());
+        let mut journal = Journal { path, open, file: None, waiting, n_dropped: 0, error: None };
+        journal.retry();
+        journal
+    }
+
+    /// Appends a record (JOURNAL-1). Allocates nothing while the file can be written.
+    pub(crate) fn append(&mut self, record: &[u8]) {
+        let n_written = match &mut self.file {
+            Some(file) if self.waiting.is_empty() => {
+                let (n_written, outcome) = write(&mut **file, record);
+                self.error = outcome.err();
+                n_written
+            }
+            _ => 0,
+        };
+        let rest = &record[n_written..];
+        if !rest.is_empty() {
+            // The rest of a record that was begun must follow it.
+            if n_written == 0 && self.waiting.len() + rest.len() > WAITING_BYTES_MAX {
+                self.n_dropped += 1;
+            } else {
+                self.waiting.extend_from_slice(rest);
+            }
+            self.retry();
+        }
+    }
+
+    /// Tries to write the records that wait.
+    pub(crate) fn retry(&mut self) {
+        if self.file.is_none() {
+            match (self.open)(&self.path) {
+                Ok(file) => self.file = Some(file),
+                Err(error) => return self.error = Some(error),
+            }
+        }
+        let file = self.file.as_mut().expect("it is open now");
+        let (n_written, outcome) = write(&mut **file, &self.waiting);
+        self.waiting.drain(..n_written);
+        self.error = outcome.err();
+    }
+
+    /// Why the file lacks records, as a sentence; `None` while it has all of them.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let error = self.error.as_ref()?;
+        Some(format!("cannot write {}: {error}; records wait in memory", self.path.display()))
+    }
+
+    /// The records that the file will never have.
+    pub(crate) const fn n_dropped(&self) -> u64 {
+        self.n_dropped
+    }
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal").field("path", &self.path).field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+/// Writes as many of the bytes as the file takes; returns their number.
+fn write(file: &mut dyn Write, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut n_written = 0;
+    while n_written < bytes.len() {
+        match file.write(&bytes[n_written..]) {
+            Ok(0) => return (n_written, Err(ErrorKind::WriteZero.into())),
+            Ok(n) => n_written += n,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return (n_written, Err(error)),
+        }
+    }
+    (n_written, Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// A disk with room for some bytes.
+    #[derive(Clone, Default)]
+    struct Disk(Arc<Mutex<(usize, Vec<u8>)>>);
+
+    impl Disk {
+        fn has_room_for(&self, n_bytes: usize) {
+            self.0.lock().unwrap().0 = n_bytes;
+        }
+
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().1.clone()).unwrap()
+        }
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut disk = self.0.lock().unwrap();
+            let n = bytes.len().min(disk.0);
+            disk.0 -= n;
+            disk.1.extend_from_slice(&bytes[..n]);
+            if n == 0 { Err(ErrorKind::StorageFull.into()) } else { Ok(n) }
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn journal(disk: &Disk) -> Journal {
+        let disk = disk.clone();
+        Journal::new("metrics.jsonl".into(), move |_| Ok(Box::new(disk.clone())))
+    }
+
+    // JOURNAL-1, JOURNAL-2
+    #[test]
+    fn records_of_a_full_disk_follow_once_it_has_room() {
+        let disk = Disk::default();
+        let mut journal = journal(&disk);
+        disk.has_room_for(6);
+
+        ["one\n", "two\n", "three\n"].into_iter().for_each(|record| journal.append(record.as_bytes()));
+        let (text, fault) = (disk.text(), journal.fault());
+        disk.has_room_for(1000);
+        journal.append(b"four\n");
+
+        assert_eq!(text, "one\ntw");
+        assert!(fault.unwrap().starts_with("cannot write metrics.jsonl: "));
+        assert_eq!((disk.text().as_str(), journal.fault()), ("one\ntwo\nthree\nfour\n", None));
+    }
+
+    // JOURNAL-1
+    #[test]
+    fn file_that_cannot_be_opened_is_opened_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("later");
+        let mut journal = Journal::new(folder.join("log"), |path| {
+            Ok(Box::new(std::fs::File::options().append(true).create(true).open(path)?))
+        });
+
+        journal.append(b"a\n");
+        assert!(journal.fault().is_some());
+        std::fs::create_dir(&folder).unwrap();
+        journal.append(b"b\n");
+
+        assert_eq!(std::fs::read_to_string(folder.join("log")).unwrap(), "a\nb\n");
+        assert_eq!(journal.fault(), None);
+    }
+
+    // JOURNAL-1
+    #[test]
+    fn records_in_memory_are_bounded_and_dropped_ones_are_counted() {
+        let disk = Disk::default();
+        let mut journal = journal(&disk);
+        let record = [&[b'x'; 1023][..], b"\n"].concat();
+
+        (0..5000).for_each(|_| journal.append(&record));
+        disk.has_room_for(usize::MAX);
+        journal.retry();
+
+        let n_written = disk.text().lines().count();
+        assert_eq!(n_written, WAITING_BYTES_MAX / 1024);
+        assert_eq!((journal.n_dropped(), journal.fault()), (5000 - n_written as u64, None));
+    }
+}

@@ -1,0 +1,52 @@
+//! Whether a node sees the job's output folder: otherwise its ranks would write their parts of a checkpoint where no other rank
+//! finds them, and the first save would fail.
+
+use crate::config::output::OutputSection;
+use crate::error::JobError;
+use phalanx_strategies::elastic::identity::JobId;
+
+/// Folder of a job, in its output folder, for the coordinator's files.
+pub(crate) const CONTROL: &str = "control";
+/// File in that folder with the addresses of the active coordinator, for operators and nodes that share the folder.
+pub(crate) const ADDRESS: &str = "address";
+/// File in that folder with the number of the job.
+pub(crate) const JOB: &str = "job";
+
+/// Checks that the output folder of this node is that of the job, by the job's number in it. Checkpoints in another folder or
+/// in an object store do not need that.
+///
+/// # Errors
+/// When the number is absent or another one.
+pub(crate) fn check(output: &OutputSection, job: JobId) -> Result<(), JobError> {
+    if output.checkpoint_dir.is_some() {
+        return Ok(());
+    }
+    let mark = output.output_dir.join(CONTROL).join(JOB);
+    let found = match std::fs::read_to_string(&mark) {
+        Ok(text) if text.trim() == job.0.to_string() => return Ok(()),
+        Ok(text) => format!("{:?}", text.trim().chars().take(40).collect::<String>()),
+        Err(error) => format!("none ({error})"),
+    };
+    Err(JobError::NotShared { path: output.output_dir.clone(), expected: job.0, mark, found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_with_the_number_of_another_job_or_none_is_refused_unless_checkpoints_are_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = OutputSection { output_dir: dir.path().to_owned(), ..OutputSection::default() };
+        let elsewhere = OutputSection { checkpoint_dir: Some("s3://bucket/run".into()), ..output.clone() };
+
+        let absent = check(&output, JobId(7)).unwrap_err().to_string();
+        std::fs::create_dir(dir.path().join(CONTROL)).unwrap();
+        std::fs::write(dir.path().join(CONTROL).join(JOB), "8\n").unwrap();
+        let other = check(&output, JobId(7)).unwrap_err().to_string();
+
+        assert!(absent.contains("job 7") && absent.contains("none"), "{absent}");
+        assert!(other.contains("job 7") && other.contains("\"8\""), "{other}");
+        assert!(check(&output, JobId(8)).is_ok() && check(&elsewhere, JobId(7)).is_ok());
+    }
+}

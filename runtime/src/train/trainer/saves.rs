@@ -1,0 +1,76 @@
+//! Saves of a run in progress. A checkpoint that cannot be saved does not end the run, unless the user requires it or the run
+//! ends with it.
+
+use super::Trainer;
+use crate::error::JobError;
+use crate::events::Event;
+use crate::train::saving::{SaveOutcome, Saving, Stalled};
+use phalanx_storage::checkpoint::error::CheckpointError;
+
+/// Where a trainer reports what happens.
+pub(crate) type Emit<'a> = dyn FnMut(Event) + 'a;
+
+impl Trainer<'_> {
+    /// Saves a checkpoint that is due or requested: beside training, or while nothing trains if the run `ends` with it.
+    pub(super) fn save_due(
+        &mut self,
+        saving: &mut Saving,
+        ends: bool,
+        is_required: bool,
+        emit: &mut Emit<'_>,
+    ) -> Result<(), JobError> {
+        if ends {
+            let before = saving.wait(&mut self.team)?;
+            self.conclude(before, is_required, emit)?;
+            // Nothing trains during this save, so it needs no copy.
+            let outcome = self.save(saving)?;
+            return self.conclude(Some(outcome), true, emit);
+        }
+        let before = match saving.wait_while_answered(&mut self.team, is_required)? {
+            Ok(before) => before,
+            Err(Stalled { step }) => {
+                let reason = format!("the save of step {step} still waits for its store");
+                emit(Event::NotSaved { step: self.state.step, reason });
+                return Ok(());
+            }
+        };
+        self.conclude(before, is_required, emit)?;
+        saving.begin(&*self.machine, &self.programs.train, &self.state, &self.team)
+    }
+
+    /// Reports how a save ended, on all ranks together.
+    ///
+    /// # Errors
+    /// When it failed and is required, or a peer is lost.
+    pub(crate) fn conclude(
+        &mut self,
+        outcome: Option<SaveOutcome>,
+        is_required: bool,
+        emit: &mut Emit<'_>,
+    ) -> Result<(), JobError> {
+        let Some(SaveOutcome { step, saved, retained }) = outcome else { return Ok(()) };
+        if let Err(error) = retained {
+            emit(Event::Note(format!("older checkpoints remain, and the next save removes them: {error}")));
+        }
+        let saved = match saved {
+            Err(error) if is_required => return Err(error.into()),
+            saved => saved,
+        };
+        // The leader reports, but another rank may know why.
+        let own = saved.as_ref().err().filter(|error| !matches!(error, CheckpointError::OthersFailed { .. }));
+        let reasons = self.team.gather_texts(own.map(ToString::to_string).unwrap_or_default())?;
+        emit(match saved {
+            Ok(path) => Event::Saved { step, path },
+            Err(error) => {
+                let reason = reasons.into_iter().find(|reason| !reason.is_empty());
+                Event::NotSaved { step, reason: reason.unwrap_or_else(|| error.to_string()) }
+            }
+        });
+        Ok(())
+    }
+
+    /// Saves a checkpoint while nothing trains.
+    pub(crate) fn save(&mut self, saving: &Saving) -> Result<SaveOutcome, JobError> {
+        saving.save(&*self.machine, &self.programs.train, &self.state, &mut self.team)
+    }
+}

@@ -1,0 +1,74 @@
+//! Keys for S3 from the file that AWS's own tools share. A process cannot replace its environment, but its user can replace this
+//! file: keys that expire while a job runs are replaced without ending it.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+
+use object_store::aws::AmazonS3Builder;
+
+/// Variables that name keys of a higher rank than those of the file.
+const STRONGER: [&str; 4] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+];
+
+/// A key, its secret, and the token of a key that expires.
+#[derive(Clone, PartialEq, Eq)]
+struct Keys {
+    id: String,
+    secret: String,
+    token: Option<String>,
+}
+
+/// Adds the keys of the profile `AWS_PROFILE`, by default `default`, in the file `AWS_SHARED_CREDENTIALS_FILE`, by default
+/// `~/.aws/credentials`, unless the environment names others. Without file or profile, the machine's role remains.
+pub(super) fn with_shared_keys(builder: AmazonS3Builder) -> AmazonS3Builder {
+    if STRONGER.iter().any(|name| env::var_os(name).is_some()) {
+        return builder;
+    }
+    let of_user = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".aws/credentials"));
+    let path = env::var_os("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from).or_else(of_user);
+    let text = path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let profile = env::var("AWS_PROFILE").unwrap_or_else(|_| "default".into());
+    let Some(Keys { id, secret, token }) = keys_of(&text, &profile) else { return builder };
+    let builder = builder.with_access_key_id(id).with_secret_access_key(secret);
+    match token {
+        Some(token) => builder.with_token(token),
+        None => builder,
+    }
+}
+
+/// The keys of a profile: lines `name = value` below `[profile]`.
+fn keys_of(text: &str, profile: &str) -> Option<Keys> {
+    let lines = text.lines().map(str::trim);
+    let header = format!("[{profile}]");
+    let section = lines.skip_while(|line| *line != header).skip(1).take_while(|line| !line.starts_with('['));
+    let pairs: Vec<(&str, &str)> = section.filter_map(|line| line.split_once('=')).collect();
+    let value = |name: &str| pairs.iter().find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned());
+    Some(Keys {
+        id: value("aws_access_key_id")?,
+        secret: value("aws_secret_access_key")?,
+        token: value("aws_session_token"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "[default]\naws_access_key_id = A\naws_secret_access_key=s=1\n\n\
+                        [other]\n# of the night shift\naws_access_key_id=B\naws_secret_access_key=t\naws_session_token = u\n\
+                        [empty]\n[half]\naws_access_key_id=C\n";
+
+    #[test]
+    fn profile_has_the_keys_below_its_name_only() {
+        let keys = |profile| keys_of(FILE, profile).map(|keys| (keys.id, keys.secret, keys.token));
+
+        assert_eq!(keys("default"), Some(("A".into(), "s=1".into(), None)));
+        assert_eq!(keys("other"), Some(("B".into(), "t".into(), Some("u".into()))));
+        assert_eq!((keys("empty"), keys("half"), keys("absent")), (None, None, None));
+    }
+}

@@ -1,0 +1,73 @@
+//! Nodes whose inputs differ from those of the job.
+
+use super::*;
+use crate::elastic::inputs::Input;
+
+fn input(value: &str) -> Vec<Input> {
+    vec![
+        Input { name: "tokenizer".into(), value: "1".into() },
+        Input { name: "`datasets[0]`".into(), value: value.into() },
+    ]
+}
+
+fn start_node(job: &mut Job, node: u32, value: &str) {
+    job.start_node(node);
+    let supervisor = job.nodes.remove(&NodeId(node)).unwrap();
+    job.nodes.insert(NodeId(node), supervisor.with_inputs(input(value)));
+}
+
+// COORDINATOR-15
+#[test]
+fn node_with_other_data_is_refused_also_after_a_succession_and_the_job_goes_on() {
+    let mut job = Job::start(shards(2), 0, Schedule::default());
+    (0..2).for_each(|node| start_node(&mut job, node, "a"));
+    job.run_until("training", |job| job.step() >= Step(5));
+    for node in [2, 3] {
+        let step = job.step();
+        start_node(&mut job, node, "b");
+
+        job.run_until("the refusal", |job| !job.nodes.contains_key(&NodeId(node)));
+
+        let (_, reason) = job.refused.last().unwrap();
+        assert!(reason.starts_with(&format!("node {node} has another `datasets[0]`: b instead of a")), "{reason}");
+        assert!(job.coordinator.status(job.now).nodes.iter().all(|other| other.node != NodeId(node)));
+        job.run_until("further steps", |job| job.step() > Step(step.0 + 5));
+        job.succeed();
+    }
+    job.run_until("training", |job| job.running(shards(2)));
+}
+
+// COORDINATOR-15
+#[test]
+fn inputs_of_the_first_node_decide_also_for_the_next_coordinator_before_there_is_a_world() {
+    let mut job = Job::start(shards(2), 0, Schedule::default());
+    // One node is too few for any world.
+    job.policy.dp_shard_min = 2;
+    job.succeed();
+    start_node(&mut job, 0, "a");
+    job.run_for(5);
+    assert_eq!(job.coordinator.record().world_plan, None);
+    job.nodes.clear();
+    job.succeed();
+
+    start_node(&mut job, 1, "b");
+    job.run_until("the refusal", |job| !job.nodes.contains_key(&NodeId(1)));
+
+    assert_eq!(job.coordinator.record().inputs, Some(input("a")));
+}
+
+// COORDINATOR-15
+#[test]
+fn job_of_one_machine_is_later_led_over_nodes_that_name_their_inputs() {
+    let mut job = Job::start(shards(2), 2, Schedule::default());
+    job.run_until("training", |job| job.step() >= Step(5));
+    assert_eq!(job.coordinator.record().inputs, None);
+    job.nodes.clear();
+    job.members.clear();
+    job.succeed();
+
+    (2..4).for_each(|node| start_node(&mut job, node, "a"));
+    job.run_until("the decision", |job| job.coordinator.record().inputs.is_some());
+
+    assert_eq!((&job.refused, job.coordinator.record().inputs.clone()), (&vec![], Some(input("a"))));
+}
