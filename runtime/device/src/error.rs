@@ -67,6 +67,12 @@ pub enum CollectiveError {
         /// The memory of the operand.
         found: Space,
     },
+    /// Bits were changed on their way between two ranks.
+    #[error("what arrived from rank {peer} is not what it sent: the checksum of a frame differs")]
+    Damaged {
+        /// The sender, by its number in the world.
+        peer: u32,
+    },
     /// The device failed. Its state is lost, and only a new process can use it again.
     #[error("{reason}")]
     Device {

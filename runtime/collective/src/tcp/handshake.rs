@@ -17,7 +17,7 @@ use std::net::TcpStream;
 use phalanx_device::CollectiveError;
 use phalanx_device::world::{World, WorldId};
 
-const MAGIC: u64 = 0x5048_4c58_5443_5032;
+const MAGIC: u64 = 0x5048_4c58_5443_5033;
 const HELLO_BYTES: usize = 8 * 8 + NONCE_BYTES;
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;

@@ -280,9 +280,10 @@ impl TcpPlane {
         let mut bytes = [0; HEADER_BYTES];
         let io = |error: std::io::Error| CollectiveError::io("read", &error);
         socket.read_exact(&mut bytes).map_err(io)?;
-        let header = Header::decode(&bytes, self.world.id())?;
+        let (header, checksum) = Header::open(&bytes, self.world.id(), self.world.name_of(peer))?;
         let body = &mut body[..header.len as usize];
         socket.read_exact(body).map_err(io)?;
+        checksum.verify(body)?;
         if is_first == (header.kind == FrameKind::Data) {
             let (field, expected, found) = ("kind of a frame on this connection", 0, 1);
             return Err(CollectiveError::Invalid { field, expected, found });
@@ -372,10 +373,10 @@ impl TcpPlane {
                 ..Header::bare(FrameKind::Data, self.world.id())
             };
             let frame = &mut chunk[..HEADER_BYTES + range.len()];
-            frame[..HEADER_BYTES].copy_from_slice(&header.encode());
             if !fetch(&mut lock(group), job, range, &mut frame[HEADER_BYTES..]) {
                 return Ok(());
             }
+            header.seal(frame);
             socket.write_all(frame)?;
         }
         lock(group).on_sent(self, job);
@@ -397,7 +398,7 @@ fn fetch(group: &mut TcpGroup, job: &Job, range: Range<usize>, to: &mut [u8]) ->
 /// Writes a frame in one piece, through `chunk`.
 fn write_frame(socket: &mut TcpStream, header: &Header, body: &[u8], chunk: &mut [u8]) -> std::io::Result<()> {
     let frame = &mut chunk[..HEADER_BYTES + body.len()];
-    frame[..HEADER_BYTES].copy_from_slice(&header.encode());
     frame[HEADER_BYTES..].copy_from_slice(body);
+    header.seal(frame);
     socket.write_all(frame)
 }

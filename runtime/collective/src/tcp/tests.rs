@@ -1,6 +1,7 @@
 //! Tests of TCP only: peers that die or leave, unauthenticated connections.
 
-use std::net::{SocketAddr, TcpStream};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::collective::TcpRank;
@@ -86,7 +87,7 @@ fn ranks_connect_although_a_stranger_holds_a_connection() {
     let (listeners, addresses) = listeners(2);
     let config = TcpConfig::default();
     let mut stranger = TcpStream::connect(addresses[0]).unwrap();
-    std::io::Write::write_all(&mut stranger, &[1; 500]).unwrap();
+    stranger.write_all(&[1; 500]).unwrap();
 
     let join = |rank: u32| TcpRank::join(&world, rank, &listeners[rank as usize], &addresses, &config);
     let joined = std::thread::scope(|scope| {
@@ -95,4 +96,61 @@ fn ranks_connect_although_a_stranger_holds_a_connection() {
     });
 
     assert!(joined.iter().all(Result::is_ok), "{joined:?}");
+}
+
+/// The address of a listener that passes the bytes of its connections on to `to`, and from there back, but flips one bit in byte
+/// `flipped` of those of each connection to `to`.
+fn line_that_flips_a_bit(to: SocketAddr, flipped: usize) -> SocketAddr {
+    let line = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = line.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for near in line.incoming() {
+            let (near, far) = (near.unwrap(), TcpStream::connect(to).unwrap());
+            let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            std::thread::spawn(move || pass_on(near, far, Some(flipped)));
+            std::thread::spawn(move || pass_on(back.0, back.1, None));
+        }
+    });
+    address
+}
+
+/// Passes bytes on until one end closes.
+fn pass_on(mut from: TcpStream, mut to: TcpStream, flipped: Option<usize>) {
+    let (mut bytes, mut n_passed) = ([0; 4096], 0);
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        if let Some(at) = flipped.and_then(|at| at.checked_sub(n_passed)).filter(|at| *at < n) {
+            bytes[at] ^= 0x10;
+        }
+        n_passed += n;
+        if to.write_all(&bytes[..n]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+// FRAME-1
+#[test]
+fn bit_that_flips_on_the_wire_ends_the_world_and_reaches_no_sum() {
+    // In the announcement, in a header and in the middle of a tensor.
+    for flipped in [200, 262_350, 400_000] {
+        let world = World::of_one_group(ID, 2).unwrap();
+        let (listeners, mut addresses) = listeners(2);
+        addresses[0] = line_that_flips_a_bit(addresses[0], flipped);
+        let config = TcpConfig { sockets_per_pair: 1, ..TcpConfig::default() };
+        let sum = |rank: u32| {
+            let joined = TcpRank::join(&world, rank, &listeners[rank as usize], &addresses, &config).unwrap();
+            let mut tensor = vec![1.0f32; 600_000];
+            (joined.communicator(0).unwrap().all_reduce(&mut tensor), joined)
+        };
+
+        let outcomes = std::thread::scope(|scope| {
+            let other = scope.spawn(|| sum(1));
+            [sum(0).0, other.join().unwrap().0]
+        });
+
+        let damaged = "rank 0: what arrived from rank 1 is not what it sent: the checksum of a frame differs";
+        let [here, there] = outcomes.map(|outcome| outcome.unwrap_err().to_string());
+        assert!(here.contains(damaged) && there.contains(damaged), "byte {flipped}: {here}; {there}");
+    }
 }
