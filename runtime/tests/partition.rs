@@ -1,5 +1,6 @@
-//! A job over machines with a one-way partition. The machines are network namespaces on one bridge; a wrong neighbour entry
-//! drops all packets from one to another. The tests are skipped where this process may not create namespaces.
+//! A job over machines whose network fails: one-way partitions, and connections that are reset. The machines are network namespaces
+//! on one bridge; a wrong neighbour entry drops all packets from one to another. The tests are skipped where this process may not
+//! create namespaces.
 
 mod support;
 
@@ -74,6 +75,12 @@ impl Network {
         assert!(ip(&["-n", &self.names[from], "neigh", "del", &address(to), "dev", "net"]));
     }
 
+    /// Resets all TCP connections from one machine to another; what they carry is lost.
+    fn reset(&self, from: usize, to: usize) {
+        let kill = ["netns", "exec", &self.names[from], "ss", "-K", "dst", &address(to)];
+        assert!(ip(&kill), "{kill:?}");
+    }
+
     /// The status of the job, from its coordinator.
     fn status(&self, p: &Project) -> Option<serde_json::Value> {
         let place = Some(self.names[COORDINATOR].as_str());
@@ -113,12 +120,7 @@ fn survives(what: &str, from: usize, to: usize, max_steps: &str) {
     let Some(network) = Network::new(what) else { return };
     p.train(&[&JOB[..], &long, &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
     let job = Job::start_at(&p, 2, &long, network.addresses());
-    let until_mesh = |n: u64| {
-        until("a mesh", || {
-            let status = network.status(&p)?;
-            (status["activity"] == "running" && status["mesh"]["dp_shard"].as_u64() == Some(n)).then_some(())
-        });
-    };
+    let until_mesh = |n| until_mesh(&network, &p, n);
     until_mesh(2);
     job.until_step(20);
 
@@ -136,6 +138,40 @@ fn survives(what: &str, from: usize, to: usize, max_steps: &str) {
 
     println!("{what}: trains again after {took:?}, on both nodes {back:?} after the end of the partition");
     assert!(took < Duration::from_secs(1) + SLACK, "{took:?}");
+    assert!(back < OUTAGE + SLACK, "{back:?}");
+    assert_eq!(job.finish(), p.model_bytes("straight"));
+}
+
+/// Waits until the job trains with so many shards.
+fn until_mesh(network: &Network, p: &Project, n: u64) {
+    until("a mesh", || {
+        let status = network.status(p)?;
+        (status["activity"] == "running" && status["mesh"]["dp_shard"].as_u64() == Some(n)).then_some(())
+    });
+}
+
+#[test]
+fn nodes_whose_connections_are_reset_again_and_again_train_together_soon_after_the_last_reset() {
+    let long = [&["--max_steps", "3000"], &PATIENCE[..]].concat();
+    let p = Project::new();
+    let Some(network) = Network::new("reset") else { return };
+    p.train(&[&JOB[..], &long, &["--dp_shard_size", "1", "--output_dir", "straight"]].concat()).succeeds();
+    let job = Job::start_at(&p, 2, &long, network.addresses());
+    until_mesh(&network, &p, 2);
+    job.until_step(20);
+
+    let began = Instant::now();
+    while began.elapsed() < OUTAGE {
+        network.reset(1, 2);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let n_steps = job.n_steps();
+    let last = Instant::now();
+    until_mesh(&network, &p, 2);
+    let back = last.elapsed();
+    job.until_step(n_steps + 2);
+
+    println!("reset: both nodes train {back:?} after the last reset");
     assert!(back < OUTAGE + SLACK, "{back:?}");
     assert_eq!(job.finish(), p.model_bytes("straight"));
 }
