@@ -89,6 +89,18 @@ pub enum JobError {
     /// A checkpoint of another job.
     #[error("checkpoint {path} does not fit this job: {reason}", path = path.display())]
     Mismatch { path: PathBuf, reason: String },
+    /// The newest checkpoint is of a run with another model, data, batch or learning rate.
+    #[error(
+        "checkpoint {path} is of another run; this job has other values of {changed}: keep both by setting another `output_dir`, begin again with `--resume_from_checkpoint none`, or continue from it all the same with `--resume_from_checkpoint {path}`",
+        path = path.display()
+    )]
+    AnotherRun { path: PathBuf, changed: String },
+    /// The checkpoint is of a later step than the last one of this job.
+    #[error(
+        "checkpoint {path} is of step {step}, but this job ends at step {last}: raise `max_steps` or `num_epochs`, set another `output_dir`, or begin again with `--resume_from_checkpoint none`",
+        path = path.display()
+    )]
+    BeyondTheEnd { path: PathBuf, step: u64, last: u64 },
     /// Loss or gradient is NaN or infinite.
     #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
     NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },

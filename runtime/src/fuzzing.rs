@@ -73,7 +73,7 @@ pub fn kept_metrics(file: &File, last_step: u64) -> std::io::Result<(u64, u64)> 
 
 /// Keys whose values differ between the configuration of a checkpoint and the current one.
 pub fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
-    crate::train::saving::changed_keys(then, now)
+    crate::train::same_run::changes(then, now).notable
 }
 
 /// Reads `config.json`; returns its vocabulary size.

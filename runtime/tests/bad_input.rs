@@ -168,11 +168,12 @@ fn checkpoints_that_cannot_be_read_or_are_all_damaged_are_kept_and_no_run_begins
 #[test]
 fn full_disk_keeps_the_previous_checkpoint_and_is_reported() {
     let p = Project::new();
-    p.train(&["--max_steps", "5"]).succeeds();
+    let constant = ["--lr_scheduler", "constant"];
+    p.train(&[&constant[..], &["--max_steps", "5"]].concat()).succeeds();
     let before = p.checkpoints("out");
-    let long = "--max_steps 1000000 --gradient_accumulation_steps 64 --save_steps none --resume_from_checkpoint auto \
-                --checkpoint_required true";
-    let script = format!("trap '' XFSZ; exec {} train job.yaml {long}", env!("CARGO_BIN_EXE_phalanx"));
+    let long = "--max_steps 1000000 --gradient_accumulation_steps 64 --save_steps none --checkpoint_required true";
+    let (program, checkpoint) = (env!("CARGO_BIN_EXE_phalanx"), before[0].display());
+    let script = format!("trap '' XFSZ; exec {program} train job.yaml {long} --resume_from_checkpoint {checkpoint}");
     let mut full = Command::new("bash");
     full.args(["-c", &script]).current_dir(p.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut full = full.spawn().unwrap();
@@ -189,7 +190,7 @@ fn full_disk_keeps_the_previous_checkpoint_and_is_reported() {
     assert_ne!(full.code, Some(0), "{}", full.stdout);
     assert!(full.stderr.contains("rank-00000-0000.safetensors"), "{}", full.stderr);
     assert_eq!(p.checkpoints("out"), before, "the failed save left no files, and the previous checkpoint remains");
-    let resumed = p.train(&["--max_steps", "10"]).succeeds();
+    let resumed = p.train(&[&constant[..], &["--max_steps", "10"]].concat()).succeeds();
     assert!(resumed.stdout.contains("resuming at step 5"), "{}", resumed.stdout);
 }
 

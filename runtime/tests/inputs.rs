@@ -73,16 +73,17 @@ fn node_with_other_data_or_another_base_model_is_refused_and_the_job_goes_on() {
 #[test]
 fn checkpoint_of_a_run_on_other_data_or_of_another_base_model_is_refused() {
     let p = project();
-    p.train(&["--max_steps", "5"]).succeeds();
+    let constant = ["--lr_scheduler", "constant"];
+    p.train(&[&constant[..], &["--max_steps", "5"]].concat()).succeeds();
     let text = std::fs::read(p.path("text.txt")).unwrap();
     std::fs::write(p.path("text.txt"), "Some other text altogether. ".repeat(400)).unwrap();
 
-    let of_data = p.train(&[]);
+    let of_data = p.train(&constant);
     std::fs::write(p.path("text.txt"), text).unwrap();
     change_weights(&p.path("base"));
-    let of_model = p.train(&[]);
+    let of_model = p.train(&constant);
     change_weights(&p.path("base"));
-    let of_run = p.train(&[]);
+    let of_run = p.train(&constant);
 
     of_data.refuses(&[
         "step-0000000005",

@@ -11,7 +11,8 @@ use support::job::{PATIENCE, signal, until};
 use support::{Project, Run, ranks_of};
 
 /// Longer than the job of any test here.
-const LONG: [&str; 6] = ["--max_steps", "1000000", "--save_steps", "none", "--logging_steps", "1"];
+const LONG: [&str; 8] =
+    ["--max_steps", "1000000", "--save_steps", "none", "--logging_steps", "1", "--lr_scheduler", "constant"];
 
 fn train(p: &Project, overrides: &[&str]) -> Command {
     p.command(&[&["train", "job.yaml"], overrides].concat())
@@ -91,7 +92,8 @@ fn job_whose_reader_has_died_trains_on_and_is_saved_by_a_signal() {
 
         assert_eq!(ends(&mut job), Some(0));
         let n_steps = n_steps(&p);
-        let resumed = p.train(&["--max_steps", &(n_steps + 1).to_string()]).succeeds();
+        let one_more = ["--max_steps", &(n_steps + 1).to_string()];
+        let resumed = p.train(&[&LONG[..], &one_more].concat()).succeeds();
         assert!(resumed.stdout.contains(&format!("resuming at step {n_steps} ")), "{}", resumed.stdout);
     }
 }
@@ -156,10 +158,8 @@ fn closed_terminal_saves_the_job_unless_it_runs_under_nohup() {
     assert!(!p.checkpoints("out").is_empty() && n_steps < 1_000_000);
 
     let last = (n_steps + 200).to_string();
-    let script = format!(
-        "trap '' HUP; exec {} train job.yaml --max_steps {last} --save_steps none",
-        env!("CARGO_BIN_EXE_phalanx")
-    );
+    let (program, long) = (env!("CARGO_BIN_EXE_phalanx"), LONG.join(" "));
+    let script = format!("trap '' HUP; exec {program} train job.yaml {long} --max_steps {last}");
     let mut nohup = Command::new("bash");
     nohup.args(["-c", &script]).current_dir(p.dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut nohup = nohup.spawn().unwrap();

@@ -81,19 +81,48 @@ fn fp16_run_skips_steps_that_overflow_and_resumes_with_its_loss_scale() {
 }
 
 #[test]
-fn checkpoint_of_another_model_is_refused_and_changed_keys_are_named() {
+fn checkpoint_of_another_run_is_refused_unless_it_is_named() {
+    let p = Project::new();
+    p.train(&["--max_steps", "5"]).succeeds();
+    let checkpoint = "out/checkpoints/step-0000000005.g0001";
+
+    let other_shape = ["--model.vocab_size", "300", "--resume_from_checkpoint", checkpoint];
+    p.train(&other_shape).refuses(&[checkpoint, "model.embed_tokens.weight", "[264, 32]", "[300, 32]"]);
+    p.train(&["--max_steps", "5", "--learning_rate", "1e-3"]).refuses(&[
+        checkpoint,
+        "`learning_rate`, 0.001 instead of 0.01",
+        "--resume_from_checkpoint none",
+        "`output_dir`",
+    ]);
+    p.train(&["--max_steps", "5", "--micro_batch_size", "3"]).refuses(&["the sequences per step, 6 instead of 4"]);
+    p.train(&["--max_steps", "8"]).refuses(&["`max_steps`, 8 instead of 5"]);
+    let changed = ["--max_steps", "8", "--learning_rate", "1e-3", "--resume_from_checkpoint", checkpoint];
+    let told = p.train(&changed).succeeds().stdout;
+
+    assert!(told.contains("changed since the checkpoint was saved: learning_rate, max_steps"), "{told}");
+}
+
+#[test]
+fn checkpoint_beyond_the_last_step_is_refused_and_one_at_the_last_step_is_done() {
+    let p = Project::new();
+    let constant = ["--lr_scheduler", "constant", "--warmup_steps", "0"];
+    p.train(&[&constant[..], &["--max_steps", "5"]].concat()).succeeds();
+
+    p.train(&[&constant[..], &["--max_steps", "3"]].concat()).refuses(&["of step 5", "ends at step 3", "`max_steps`"]);
+    let done = p.train(&[&constant[..], &["--max_steps", "5"]].concat()).succeeds().stdout;
+
+    assert!(done.contains("all 5 steps were already done"), "{done}");
+}
+
+#[test]
+fn empty_resume_key_begins_again() {
     let p = Project::new();
     p.train(&["--max_steps", "5"]).succeeds();
 
-    let other = p.train(&["--model.vocab_size", "300"]);
-    let changed = p.train(&["--learning_rate", "1e-3"]).succeeds();
+    let again = p.train(&["--max_steps", "5", "--resume_from_checkpoint", ""]).succeeds().stdout;
 
-    other.refuses(&["step-0000000005", "model.embed_tokens.weight", "[264, 32]", "[300, 32]"]);
-    assert!(
-        changed.stdout.contains("changed since the checkpoint was saved: learning_rate, max_steps"),
-        "{}",
-        changed.stdout
-    );
+    assert!(again.contains("step     1  loss"), "{again}");
+    assert!(!again.contains("already done"), "{again}");
 }
 
 #[test]

@@ -36,8 +36,9 @@ section! {
         /// File for a trace of the third step of this run, for chrome://tracing or Perfetto: one track per rank and one
         /// span per instruction, with the names of `phalanx plan --trace`.
         pub trace: Option<PathBuf> = None;
-        /// auto resumes from the newest valid checkpoint of this job, if there is one; none starts from scratch; a path
-        /// names a checkpoint.
+        /// auto resumes from the newest valid checkpoint, if there is one, and refuses one of a run with another model, data,
+        /// batch or learning rate; none and the empty value start from scratch; a path names a checkpoint, from which the run
+        /// continues also with other keys.
         pub resume_from_checkpoint: Resume = Resume::Auto;
     }
 }
@@ -63,6 +64,10 @@ pub enum Resume {
 impl Setting for Resume {
     fn fits() -> String {
         "auto, none or the path of a checkpoint".into()
+    }
+    // As in Axolotl's files, where the empty key means that nothing is resumed.
+    fn empty() -> Option<Self> {
+        Some(Self::Never)
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {

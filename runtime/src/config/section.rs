@@ -26,7 +26,8 @@ pub struct KeyDoc {
 pub(crate) trait Section: Sized {
     /// Every key of the section, in the order of the struct.
     fn keys() -> Vec<KeyDoc>;
-    /// Reads the section from the mapping at `at`; absent and empty keys take their defaults.
+    /// Reads the section from the mapping at `at`; absent keys take their defaults, and so do empty ones unless their type has a
+    /// value of its own for them.
     fn read_section(keys: &Mapping, at: &At<'_>) -> Result<Self, ConfigError>;
     /// Adds every key with its value.
     fn write_section(&self, keys: &mut Mapping);
@@ -105,6 +106,11 @@ macro_rules! section {
                 let mut section = Self::default();
                 $(
                     let key = stringify!($field).trim_start_matches("r#");
+                    if let (Some(serde_yaml_ng::Value::Null), Some(empty)) =
+                        (keys.get(key), <$ty as $crate::config::setting::Setting>::empty())
+                    {
+                        section.$field = empty;
+                    }
                     if let Some(value) = keys.get(key).filter(|value| !value.is_null()) {
                         let at = at.key(key);
                         let read = <$ty as $crate::config::setting::Setting>::read(value, &at)?;

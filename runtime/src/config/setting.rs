@@ -19,6 +19,10 @@ pub(crate) trait Setting: Sized {
     fn number(&self) -> Option<f64> {
         None
     }
+    /// The meaning of an empty value, if it is not the key's default.
+    fn empty() -> Option<Self> {
+        None
+    }
 }
 
 /// A range that a number must lie in.

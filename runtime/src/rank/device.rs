@@ -556,6 +556,9 @@ impl<'a> Device<'a> {
             save_steps: output.save_steps,
             checkpoint_required: output.checkpoint_required,
         };
+        if first_step == self.run.total_steps && instance.from_disk {
+            event_sink.emit(Event::Note(format!("all {first_step} steps were already done")));
+        }
         if trains {
             let ended = instance.trainer.train(&data, saving, &self.control, &mut |event| event_sink.emit(event))?;
             if ended == Pause::Paused {

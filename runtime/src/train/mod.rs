@@ -10,6 +10,7 @@
 //! - `threads`: a run whose ranks are threads of this process; `event_sink`: the outputs for a rank's events.
 //! - `inputs`: digests of what a run trains on, which nodes and checkpoints compare.
 //! - `output_lock`: one job at a time in a folder.
+//! - `same_run`: whether a checkpoint is of the run that resumes.
 //! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
 //!   memory meanwhile; `export`: the trained model.
 //! - `step_trace`: one step measured instruction by instruction.
@@ -33,6 +34,7 @@ pub mod plan;
 pub(crate) mod preparation;
 pub(crate) mod programs;
 pub mod progress;
+pub(crate) mod same_run;
 pub(crate) mod saving;
 pub(crate) mod shadow;
 mod staging;

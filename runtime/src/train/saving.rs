@@ -3,6 +3,7 @@
 use super::background::{Ballot, Ongoing, Waited};
 use super::export::JOB_YAML;
 use super::inputs::{INPUTS_JSON, RunInputs};
+use super::same_run::{Changes, changes};
 use super::state_copy::StateCopy;
 use super::team::Team;
 use super::weights::{self, Tensor};
@@ -26,7 +27,7 @@ use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Axis;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
@@ -360,7 +361,11 @@ impl Saving {
         let state = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
         self.check_inputs(&checkpoint)?;
         let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
-        Ok((state, changed_keys(&then, self.own_extra(JOB_YAML).unwrap_or_default())))
+        let Changes { of_another_run, notable } = changes(&then, self.own_extra(JOB_YAML).unwrap_or_default());
+        match of_another_run {
+            Some(changed) => Err(JobError::AnotherRun { path: path.to_owned(), changed }),
+            None => Ok((state, notable)),
+        }
     }
 
     /// Refuses a checkpoint of a run on other data or on another base model. Checkpoints of early versions have no digests.
@@ -430,28 +435,6 @@ pub(crate) fn snapshot_bytes(c: &Compiled) -> usize {
 
 const fn writer_rank(team: &Team) -> WriterRank {
     WriterRank { writer: team.mesh_rank.rank as u32, n_writers: team.n_ranks() as u32 }
-}
-
-/// Keys of the configuration that differ from the checkpoint's: a run that resumes with them is not the run that was
-/// started, and the user should know.
-pub(crate) fn changed_keys(then: &[u8], now: &[u8]) -> Vec<String> {
-    type Keys = BTreeMap<String, serde_yaml_ng::Value>;
-    let parse = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
-    let (then, now) = (parse(then), parse(now));
-    // These keys do not change what is computed.
-    let shown = [
-        "output_dir",
-        "checkpoint_dir",
-        "checkpoint_required",
-        "resume_from_checkpoint",
-        "logging_steps",
-        "save_steps",
-        "save_total_limit",
-        "threads",
-        "trace",
-    ];
-    let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
-    keys.into_iter().filter(|k| !shown.contains(&k.as_str()) && then.get(*k) != now.get(*k)).cloned().collect()
 }
 
 /// Reads one tensor of a checkpoint into the machine.

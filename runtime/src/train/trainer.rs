@@ -190,6 +190,10 @@ impl<'a> Trainer<'a> {
     /// changed since.
     pub(crate) fn restore(&mut self, saving: &Saving, path: &std::path::Path) -> Result<Vec<String>, JobError> {
         let (state, changed) = saving.restore(path, &mut *self.machine, &self.programs.train)?;
+        let last = self.run.total_steps;
+        if state.step > last {
+            return Err(JobError::BeyondTheEnd { path: path.to_owned(), step: state.step, last });
+        }
         self.state = state;
         Ok(changed)
     }

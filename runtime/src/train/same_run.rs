@@ -1,0 +1,213 @@
+//! Whether a checkpoint is of the run that resumes: a run continues by itself only with the model, the data, the batch, the
+//! learning rates and the optimizer with which it began.
+//!
+//! Digests of tokens, tokenizer and base weights are compared elsewhere (`inputs`), so their paths may change. So may the mesh,
+//! the number format, and all keys of output and elasticity: a run continues on other machines. A user who wants other learning
+//! rates from some step on names the checkpoint.
+
+use crate::config::JobConfig;
+use crate::config::adapter::AdapterSection;
+use crate::config::datasets::DataSection;
+use crate::config::model::ModelSection;
+use crate::config::optimizer::OptimizerSection;
+use crate::config::output::Resume;
+use crate::config::schedule::{LrScheduler, ScheduleSection};
+use crate::config::section::Section;
+use serde_yaml_ng::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The keys of a configuration, with their values.
+type Keys = BTreeMap<String, Value>;
+
+/// Keys of these sections that may differ within a run: contents that are compared by digest, and what does not change what is
+/// computed. The batch is compared as a whole.
+const FREE: [&str; 8] = [
+    "base_model",
+    "tokenizer",
+    "dataset_prepared_path",
+    "eval_steps",
+    "offload_optimizer",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "microbatches_per_step",
+];
+/// Keys that set the length of the run. Most schedules of the learning rate depend on it.
+const LENGTH: [&str; 2] = ["max_steps", "num_epochs"];
+/// Keys that change neither what is computed nor how.
+const SHOWN: [&str; 9] = [
+    "output_dir",
+    "checkpoint_dir",
+    "checkpoint_required",
+    "resume_from_checkpoint",
+    "logging_steps",
+    "save_steps",
+    "save_total_limit",
+    "threads",
+    "trace",
+];
+
+/// How the configuration of a checkpoint differs from that of the job that resumes from it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// Why the checkpoint is of another run, unless it is of the same run or the user has named it.
+    pub(crate) of_another_run: Option<String>,
+    /// Keys that differ and change how the run continues.
+    pub(crate) notable: Vec<String>,
+}
+
+/// Compares the configuration of a checkpoint with this job's, both as YAML. A configuration that cannot be read, as of an early
+/// version, is compared by the text of its keys and refuses nothing.
+pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
+    let read = |yaml: &[u8]| JobConfig::from_yaml_str(std::str::from_utf8(yaml).ok()?, &[]).ok();
+    let keys = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
+    let (Some(before), Some(after)) = (read(then), read(now)) else {
+        return Changes { of_another_run: None, notable: differing(&keys(then), &keys(now)) };
+    };
+    // Read and written again, so that keys that are newer than the checkpoint have their defaults.
+    let (then, now) = (keys(before.to_yaml().as_bytes()), keys(after.to_yaml().as_bytes()));
+    let notable = differing(&then, &now);
+    let of_another_run = match &after.output.resume_from_checkpoint {
+        Resume::Path(_) => None,
+        Resume::Auto | Resume::Never => another_run((&before, &then), (&after, &now)),
+    };
+    Changes { of_another_run, notable }
+}
+
+/// The keys that differ, without those that only show or keep what is computed.
+fn differing(then: &Keys, now: &Keys) -> Vec<String> {
+    let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
+    keys.into_iter().filter(|k| !SHOWN.contains(&k.as_str()) && then.get(*k) != now.get(*k)).cloned().collect()
+}
+
+fn another_run((before, then): (&JobConfig, &Keys), (after, now): (&JobConfig, &Keys)) -> Option<String> {
+    let rates_depend_on_length =
+        after.schedule.lr_scheduler != LrScheduler::Constant || after.schedule.warmup_ratio.is_some();
+    let is_free = |key: &str| FREE.contains(&key) || LENGTH.contains(&key) && !rates_depend_on_length;
+    let same = |key: &str| without_places(then.get(key)) == without_places(now.get(key));
+    let sections = [
+        ModelSection::keys(),
+        DataSection::keys(),
+        ScheduleSection::keys(),
+        OptimizerSection::keys(),
+        AdapterSection::keys(),
+    ];
+    let keys = sections.iter().flatten().map(|doc| doc.key).chain(["seed"]);
+    let changed = keys.filter(|key| !is_free(key) && !same(key));
+    let mut found: Vec<String> = changed.map(|key| sentence(key, then.get(key), now.get(key))).collect();
+    let batch = (before.sequences_per_step(), after.sequences_per_step());
+    if batch.0 != batch.1 {
+        found.push(format!("the sequences per step, {} instead of {}", batch.1, batch.0));
+    }
+    (!found.is_empty()).then(|| found.join(", "))
+}
+
+fn sentence(key: &str, then: Option<&Value>, now: Option<&Value>) -> String {
+    let shown = |value: Option<&Value>| match value {
+        None | Some(Value::Null) => Some("none".to_owned()),
+        Some(Value::Bool(x)) => Some(x.to_string()),
+        Some(Value::Number(x)) => Some(x.to_string()),
+        Some(Value::String(x)) if x.len() <= 40 => Some(x.clone()),
+        Some(_) => None,
+    };
+    match (shown(then), shown(now)) {
+        (Some(then), Some(now)) => format!("`{key}`, {now} instead of {then}"),
+        _ => format!("`{key}`"),
+    }
+}
+
+/// The value of a key without paths of data sets, whose contents are compared by digest.
+fn without_places(value: Option<&Value>) -> Option<Value> {
+    let mut value = value?.clone();
+    for entry in value.as_sequence_mut().into_iter().flatten() {
+        if let Some(keys) = entry.as_mapping_mut() {
+            keys.remove("path");
+        }
+    }
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: &str = "base_model: m\ndatasets: [{path: text.txt, type: completion}]\nmax_steps: 10\n";
+
+    fn job(more: &str) -> Vec<u8> {
+        JobConfig::from_yaml_str(&format!("{JOB}{more}"), &[]).unwrap().to_yaml().into_bytes()
+    }
+
+    fn refusal(then: &str, now: &str) -> Option<String> {
+        changes(&job(then), &job(now)).of_another_run
+    }
+
+    #[test]
+    fn every_change_of_model_data_batch_or_learning_rate_is_another_run() {
+        let changed = [
+            ("learning_rate: 1e-4", "learning_rate: 2e-4", "`learning_rate`, 0.0002 instead of 0.0001"),
+            ("seed: 1", "seed: 2", "`seed`, 2 instead of 1"),
+            ("micro_batch_size: 2", "micro_batch_size: 4", "the sequences per step, 4 instead of 2"),
+            ("sequence_len: 64", "sequence_len: 128", "`sequence_len`, 128 instead of 64"),
+            ("lr_scheduler: linear", "lr_scheduler: cosine", "`lr_scheduler`, cosine instead of linear"),
+            ("", "adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true", "`lora_r`, 8 instead of none"),
+            ("optimizer: adamw", "optimizer: sgd", "`optimizer`, sgd instead of adamw"),
+            ("weight_decay: 0.1", "weight_decay: 0", "`weight_decay`, 0.0 instead of 0.1"),
+        ];
+        for (then, now, expected) in changed {
+            let found = refusal(then, now).unwrap_or_default();
+            assert!(found.contains(expected), "{now}: {found}");
+        }
+    }
+
+    #[test]
+    fn other_machines_places_and_precision_are_the_same_run() {
+        for now in ["output_dir: b", "save_steps: 5", "bf16: true", "threads: 1", "elastic: {spare_ranks: 1}"] {
+            assert_eq!(refusal("", now), None, "{now}");
+        }
+        let wide = "microbatches_per_step: 4\ndp_shard_size: 2";
+        assert_eq!(refusal("gradient_accumulation_steps: 4", wide), None);
+        let moved = JobConfig::from_yaml_str(&JOB.replace("text.txt", "elsewhere/text.txt").replace(": m", ": n"), &[]);
+        assert_eq!(changes(&job(""), moved.unwrap().to_yaml().as_bytes()).of_another_run, None);
+    }
+
+    #[test]
+    fn other_numbers_of_ranks_change_the_batch_unless_it_is_fixed() {
+        let found = refusal("gradient_accumulation_steps: 2", "gradient_accumulation_steps: 2\ndp_shard_size: 2");
+
+        assert_eq!(found.as_deref(), Some("the sequences per step, 4 instead of 2"));
+    }
+
+    #[test]
+    fn run_with_a_constant_rate_may_become_longer_and_others_may_not() {
+        let longer = |schedule: &str| {
+            let now = JobConfig::from_yaml_str(&format!("{}{schedule}", JOB.replace("10", "20")), &[]).unwrap();
+            changes(&job(schedule), now.to_yaml().as_bytes()).of_another_run
+        };
+
+        assert_eq!(longer("lr_scheduler: constant\nwarmup_steps: 3"), None);
+        assert_eq!(longer("lr_scheduler: cosine").as_deref(), Some("`max_steps`, 20 instead of 10"));
+        assert_eq!(
+            longer("lr_scheduler: constant\nwarmup_ratio: 0.1").as_deref(),
+            Some("`max_steps`, 20 instead of 10")
+        );
+    }
+
+    #[test]
+    fn named_checkpoint_is_continued_and_the_changed_keys_are_told() {
+        let found = changes(&job("learning_rate: 1e-4"), &job("learning_rate: 2e-4\nresume_from_checkpoint: out/c"));
+
+        assert_eq!(found, Changes { of_another_run: None, notable: vec!["learning_rate".into()] });
+    }
+
+    #[test]
+    fn keys_that_are_newer_than_the_checkpoint_have_their_defaults() {
+        let then = String::from_utf8(job("")).unwrap();
+        let old: String = then.lines().filter(|line| !line.starts_with("shuffle")).map(|l| format!("{l}\n")).collect();
+        assert_ne!(old, then);
+
+        assert_eq!(changes(old.as_bytes(), &job("")), Changes::default());
+        assert_eq!(
+            changes(old.as_bytes(), &job("shuffle: false")).of_another_run.as_deref(),
+            Some("`shuffle`, false instead of true")
+        );
+    }
+}
