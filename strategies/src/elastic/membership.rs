@@ -99,6 +99,14 @@ impl Membership {
         }
     }
 
+    /// Checks that a report is the latest of its node (`MEMBERSHIP-1`).
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn check(&self, report: &Report) -> Result<(), Stale> {
+        self.nodes.get(&report.node).map_or(Ok(()), |node| check_latest(node, report))
+    }
+
     /// Handles a node's report.
     ///
     /// # Errors

@@ -22,6 +22,8 @@
 //!   that no committed step is lost with them.
 //! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`, `COORDINATOR-12` in
 //!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`.
+//! - `COORDINATOR-16` A report of another job, or one that is older than the latest of its node, changes nothing; nor does its
+//!   node become known, judged or refused by it.
 
 mod change;
 mod compute;
@@ -276,6 +278,7 @@ impl Coordinator {
             return Err(Stale::Job { found: report.job, have: self.job });
         }
         self.handle_timeout(now);
+        self.membership.check(report)?;
         if self.refuses(report) {
             return Ok(());
         }

@@ -71,3 +71,24 @@ fn job_of_one_machine_is_later_led_over_nodes_that_name_their_inputs() {
 
     assert_eq!((&job.refused, job.coordinator.record().inputs.clone()), (&vec![], Some(input("a"))));
 }
+
+// COORDINATOR-16
+#[test]
+fn report_of_an_earlier_start_of_a_node_with_other_data_changes_nothing() {
+    let mut job = Job::start(shards(2), 0, Schedule::default());
+    (0..2).for_each(|node| start_node(&mut job, node, "a"));
+    job.run_until("training", |job| job.step() >= Step(5));
+    let mut earlier =
+        Supervisor::new(job.now, JobId(1), NodeId(1), Incarnation(0), 1, Timing::default()).with_inputs(input("b"));
+    earlier.handle_timeout(job.now);
+    let sent = std::iter::from_fn(|| earlier.poll_command());
+    let report = sent.filter_map(|c| if let supervisor::Command::Send(report) = c { Some(report) } else { None });
+    let report = report.last().unwrap();
+    let mut expected = job.coordinator.clone();
+    expected.handle_timeout(job.now);
+
+    let result = job.coordinator.handle_report(job.now, &report);
+
+    assert!(matches!(result, Err(Stale::Incarnation { .. })), "{result:?}");
+    assert_eq!(format!("{:?}", job.coordinator), format!("{expected:?}"));
+}
