@@ -168,6 +168,17 @@ impl Membership {
         Ok(())
     }
 
+    /// Handles the report of a node that may not take part: its processes are evicted, and it proves as any other that earlier
+    /// ones are dead (`MEMBERSHIP-3`).
+    ///
+    /// # Errors
+    /// As [`Membership::handle_report`].
+    pub fn handle_refused(&mut self, now: Instant, report: &Report) -> Result<(), Stale> {
+        self.check(report)?;
+        self.evicted.extend(report.members.iter().map(|member| member.worker));
+        self.handle_report(now, report)
+    }
+
     /// Gives up nodes that are silent for too long (`MEMBERSHIP-2`).
     pub fn handle_timeout(&mut self, now: Instant) {
         if now >= self.awake + self.timing.heartbeat * 3 / 2 {

@@ -280,6 +280,13 @@ impl Coordinator {
         self.handle_timeout(now);
         self.membership.check(report)?;
         if self.refuses(report) {
+            // Members of the world may have run there before.
+            if self.membership.boot(report.node).is_some() || self.takes_part(report.node) {
+                self.membership.handle_refused(now, report)?;
+                self.take_news(now);
+                self.find_dead_ranks(now, report.node);
+                self.advance(now);
+            }
             return Ok(());
         }
         self.membership.handle_report(now, report)?;
