@@ -89,7 +89,7 @@ impl Sim {
     pub(super) fn set_rate(&mut self, machine: Machine, percent: u64) {
         let now = self.now;
         let clock = self.clock(machine);
-        clock.change(now, percent, clock.stopped);
+        clock.change(now, percent.max(1), clock.stopped);
         self.arm_machine(machine);
     }
 
