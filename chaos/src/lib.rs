@@ -2,6 +2,7 @@
 //!
 //! - [`sim`]: the machines of `phalanx_strategies::elastic` on a simulated network, store and clock, from one seed.
 //! - [`plan`]: the faults, as data; drawn from the seed, or read from a file.
+//! - [`environment`]: the faults of storage, clocks and data, and strangers; [`help`]: all faults in one table.
 //! - [`invariants`]: the invariants of a run, one per file.
 //! - [`state`]: a stand-in for weights.
 //! - [`shrink`]: minimizes a failing plan.
@@ -12,6 +13,8 @@
 //! Deliberately absent: hooks in production code. The simulator uses only the interfaces of the machines.
 
 pub mod dice;
+pub mod environment;
+pub mod help;
 pub mod invariants;
 pub mod mutation;
 pub mod plan;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
+use phalanx_chaos::help::FAULTS;
 use phalanx_chaos::mutation::Mutation;
 use phalanx_chaos::plan::{Fault, Plan};
 use phalanx_chaos::shrink::shrink;
@@ -21,6 +22,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Simulates jobs under faults.
+    #[command(after_long_help = FAULTS)]
     Sim(Sim),
 }
 

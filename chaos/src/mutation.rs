@@ -37,11 +37,29 @@ pub enum Mutation {
     LeaveCatchingUpBehind,
     /// The supervisor never hears of a process that could not be started.
     ForgetFailedStarts,
+    /// The store replaces a record whichever record its writer has read.
+    ForgetConditions,
+    /// A coordinator that cannot read the record begins without one.
+    BeginWithoutRecord,
+    /// A part of a checkpoint counts as saved although the store has refused it.
+    TrustFailedSaves,
+    /// A rank that cannot read a checkpoint begins with the initial weights.
+    RestartIfUnreadable,
+    /// The machines' timers use the time of day.
+    TrustTimeOfDay,
+    /// Nodes do not report what they train on.
+    ForgetInputs,
+    /// The record does not keep what the job trains on.
+    ForgetDecisions,
+    /// Receivers do not compare jobs.
+    BelieveStrangers,
+    /// Receivers do not compare the numbers of reports.
+    BelieveReplays,
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Mutation; 15] = [
+    pub const ALL: [Mutation; 24] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -57,5 +75,14 @@ impl Mutation {
         Mutation::SkipACatchUpPart,
         Mutation::LeaveCatchingUpBehind,
         Mutation::ForgetFailedStarts,
+        Mutation::ForgetConditions,
+        Mutation::BeginWithoutRecord,
+        Mutation::TrustFailedSaves,
+        Mutation::RestartIfUnreadable,
+        Mutation::TrustTimeOfDay,
+        Mutation::ForgetInputs,
+        Mutation::ForgetDecisions,
+        Mutation::BelieveStrangers,
+        Mutation::BelieveReplays,
     ];
 }

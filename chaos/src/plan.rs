@@ -2,6 +2,7 @@
 //! replayed.
 
 use crate::dice::Dice;
+use crate::environment::EnvironmentFault;
 use phalanx_strategies::elastic::coordinator::Activity;
 use phalanx_strategies::elastic::identity::{MemberId, NodeId};
 use serde::{Deserialize, Serialize};
@@ -123,6 +124,9 @@ pub enum Fault {
         /// Time from its removal to its restart.
         back_after_ms: u64,
     },
+    /// A fault of storage, clocks or data, or strangers.
+    #[serde(untagged)]
+    Environment(EnvironmentFault),
 }
 
 /// A fault and when it is injected.
@@ -178,6 +182,13 @@ impl Plan {
                 plan.push(Planned { at_ms, during: None, fault: Fault::FailStarts { node, for_ms } });
                 plan.push(Planned { at_ms, during: None, fault: Fault::KillRank { member } });
             }
+        }
+        // Likewise.
+        let mut dice = Dice::new(seed, "environment");
+        for _ in 0..dice.pick(0..8).saturating_sub(4) {
+            let fault = Fault::Environment(EnvironmentFault::random(&mut dice, n_nodes));
+            let during = EnvironmentFault::random_phase(&mut dice);
+            plan.push(Planned { at_ms: dice.pick(800..span_ms), during, fault });
         }
         plan.sort_by_key(|planned| planned.at_ms);
         Plan(plan)

@@ -7,13 +7,16 @@ mod committed_steps;
 mod ending;
 mod exactly_once;
 mod golden;
+mod leases;
 mod nothing_lost;
 mod nothing_stale;
 mod one_world;
+mod same_inputs;
+mod strangers;
 mod two_copies;
 
 use phalanx_strategies::elastic::commit::Version;
-use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::incident::Timeline;
 use phalanx_strategies::elastic::message::{DesiredStateId, Record, WorldPlan};
 use phalanx_strategies::elastic::shadow::Shard;
@@ -115,6 +118,29 @@ pub enum Observation<'a> {
     },
     /// A lasting fault of this node is over.
     Undisturbed(NodeId),
+    /// A fault disturbs coordinators or their store, so that another one may take over.
+    CoordinationDisturbed {
+        /// Whether the fault lasts until [`Observation::CoordinationUndisturbed`].
+        lasts: bool,
+    },
+    /// A lasting fault of the coordinators or their store is over.
+    CoordinationUndisturbed,
+    /// A machine starts.
+    NodeStarted {
+        /// The node.
+        node: NodeId,
+        /// Incarnation of its supervisor.
+        boot: Incarnation,
+        /// What its ranks train on.
+        data_set: u64,
+    },
+    /// A message was delivered to a receiver that must ignore it.
+    Stranger {
+        /// The message.
+        what: &'a str,
+        /// Whether the receiver has changed otherwise than by the time that has passed.
+        has_effect: bool,
+    },
     /// An incident is over.
     Resumed(&'a Timeline),
 }
@@ -156,5 +182,8 @@ pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
         Box::new(attribution::Attribution::default()),
         Box::new(all_joined::AllJoined::default()),
         Box::new(catch_up::CatchingUp),
+        Box::new(leases::Leases::default()),
+        Box::new(same_inputs::SameInputs::default()),
+        Box::new(strangers::Strangers),
     ]
 }

@@ -1,13 +1,15 @@
 //! Coordinators: candidates for the lease, the leader's state machine, and the shared store.
 
-use super::event::{CandidateEvent, Event};
+use super::event::{Attempt, CandidateEvent, Event, LeaseWrite, RecordWrite};
 use super::{Config, JOB, Sim};
+use crate::environment::Machine;
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use phalanx_strategies::elastic::coordinator::{self, Activity, Coordinator};
-use phalanx_strategies::elastic::identity::Generation;
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, NodeId, Term};
 use phalanx_strategies::elastic::message::{Record, Report, Stage, WorldPlan};
 use phalanx_strategies::elastic::succession::{self, Succession};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,6 +26,11 @@ pub struct Candidate {
     pub waiting: Vec<CandidateEvent>,
     /// The latest announced world.
     announced: Generation,
+    /// The term that it leads, and the version of the record in the store.
+    pub term: Option<Term>,
+    pub version: u64,
+    /// The latest report of each node that the coordinator has taken.
+    pub heard: BTreeMap<NodeId, (Incarnation, u64)>,
 }
 
 impl Candidate {
@@ -37,6 +44,9 @@ impl Candidate {
             stopped: 0,
             waiting: vec![],
             announced: Generation(0),
+            term: None,
+            version: 0,
+            heard: BTreeMap::new(),
         }
     }
 
@@ -47,7 +57,7 @@ impl Candidate {
 
 impl Sim {
     pub(super) fn start_candidate(&mut self, i: usize) {
-        let (now, timing) = (self.instant(), self.config.timing);
+        let (now, timing) = (self.candidate_now(i), self.config.timing);
         let candidate = &mut self.candidates[i];
         if candidate.is_up() {
             return;
@@ -61,6 +71,7 @@ impl Sim {
     pub(super) fn kill_candidate(&mut self, i: usize) {
         let candidate = &mut self.candidates[i];
         *candidate = Candidate { life: candidate.life, ..Candidate::new(candidate.id) };
+        self.set_stopped(Machine::Candidate(i), false);
     }
 
     /// The candidate that leads, if it is not deposed.
@@ -80,6 +91,10 @@ impl Sim {
         if self.is(Mutation::ForgetVotes) {
             report.members.iter_mut().for_each(|member| member.commit_state.voted = None);
         }
+        if self.is(Mutation::ForgetInputs) {
+            report.inputs.clear();
+        }
+        self.note_report(&report);
         for i in 0..self.candidates.len() {
             for delay in self.network.delays_to_coordinators(self.nodes[node].id) {
                 let what = CandidateEvent::Report(report.clone());
@@ -90,29 +105,10 @@ impl Sim {
     }
 
     pub(super) fn candidate_gets(&mut self, i: usize, life: u64, what: CandidateEvent) {
-        // A write may survive its dead candidate or be lost.
         let gone = self.candidates[i].life != life || !self.candidates[i].is_up();
         match what {
-            CandidateEvent::WriteLease { old, new, asked } => {
-                if gone && self.dice.percent(50) {
-                    return;
-                }
-                let result = self.store.replace_lease(old, new);
-                self.answer(i, life, CandidateEvent::LeaseWritten { asked, result });
-            }
-            CandidateEvent::WriteRecord(record) => {
-                if gone && (self.is(Mutation::TrustUnsyncedWrites) || self.dice.percent(50)) {
-                    return;
-                }
-                let accepted = self.store.write(record.clone(), !self.is(Mutation::ForgetFencing));
-                if accepted {
-                    self.mark(3, record.term.0, record.generation.0);
-                    self.observe(&Observation::Persisted(&record));
-                }
-                if !self.is(Mutation::TrustUnsyncedWrites) {
-                    self.answer(i, life, CandidateEvent::RecordWritten(accepted));
-                }
-            }
+            CandidateEvent::WriteLease(write) => self.lease_reaches_store(i, life, write, gone),
+            CandidateEvent::WriteRecord(write) => self.record_reaches_store(i, life, write, gone),
             _ if gone => {}
             what if self.candidates[i].stopped > 0 => self.candidates[i].waiting.push(what),
             what => {
@@ -122,13 +118,13 @@ impl Sim {
         }
     }
 
-    fn answer(&mut self, i: usize, life: u64, what: CandidateEvent) {
+    pub(super) fn answer(&mut self, i: usize, life: u64, what: CandidateEvent) {
         let at = self.now + self.dice.pick(200..3_000);
         self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
     }
 
     fn candidate_handles(&mut self, i: usize, what: CandidateEvent) {
-        let (now, start) = (self.instant(), self.start);
+        let now = self.candidate_now(i);
         let candidate = &mut self.candidates[i];
         let Some(succession) = &mut candidate.succession else { return };
         match what {
@@ -141,27 +137,39 @@ impl Sim {
             }
             CandidateEvent::Lease(lease) => succession.handle_lease(now, lease),
             CandidateEvent::LeaseWritten { asked, result } => {
-                let asked = start + std::time::Duration::from_micros(asked);
                 succession.handle_written(now, asked, result);
             }
-            CandidateEvent::Report(report) => {
-                if let Some(coordinator) = &mut candidate.coordinator {
-                    // Overtaken reports are rejected.
-                    let _ = coordinator.handle_report(now, &report);
+            CandidateEvent::Report(report) => self.coordinator_hears(i, report),
+            CandidateEvent::ReadRecord(term) => {
+                if candidate.term == Some(term) && candidate.coordinator.is_none() {
+                    self.read_record(i, term);
                 }
             }
-            CandidateEvent::RecordWritten(accepted) => {
-                if let Some(coordinator) = &mut candidate.coordinator {
+            CandidateEvent::RecordWritten { term, accepted, version } => {
+                candidate.version = version;
+                let coordinator = candidate.coordinator.as_mut().filter(|_| candidate.term == Some(term));
+                if let Some(coordinator) = coordinator {
                     coordinator.handle_persisted(now, accepted);
                 }
             }
-            CandidateEvent::WriteLease { .. } | CandidateEvent::WriteRecord(_) => {}
+            CandidateEvent::WriteLease(_) | CandidateEvent::WriteRecord(_) => {}
+        }
+    }
+
+    fn coordinator_hears(&mut self, i: usize, report: Report) {
+        let (now, is_right) = (self.candidate_now(i), self.is_right(&report));
+        let candidate = &mut self.candidates[i];
+        let Some(coordinator) = &mut candidate.coordinator else { return };
+        // Overtaken reports are rejected.
+        if coordinator.handle_report(now, &report).is_ok() && is_right {
+            candidate.heard.insert(report.node, (report.boot, report.number));
         }
     }
 
     /// Sends a request to the leading coordinator, if any.
     pub(super) fn ask(&mut self, request: impl FnOnce(&mut Coordinator, Instant)) {
-        let (now, Some(i)) = (self.instant(), self.leading()) else { return };
+        let Some(i) = self.leading() else { return };
+        let now = self.candidate_now(i);
         let candidate = &mut self.candidates[i];
         if let (0, Some(coordinator)) = (candidate.stopped, &mut candidate.coordinator) {
             request(coordinator, now);
@@ -169,33 +177,53 @@ impl Sim {
         }
     }
 
-    fn drive_candidate(&mut self, i: usize) {
-        let (now, life) = (self.instant(), self.candidates[i].life);
+    pub(super) fn drive_candidate(&mut self, i: usize) {
+        let life = self.candidates[i].life;
         while let Some(command) = self.candidates[i].succession.as_mut().and_then(Succession::poll_command) {
             let at = self.now + self.dice.pick(200..3_000);
             let to_me = |what| Event::ToCandidate { candidate: i, life, what };
             match command {
-                // Reads the store now, so the answer may be outdated on arrival.
-                succession::Command::Read => self.queue.push(at, to_me(CandidateEvent::Lease(self.store.lease))),
+                succession::Command::Read => {
+                    // Reads the store now, so the answer may be outdated on arrival.
+                    if let Some(at) = self.lease_is_read(at) {
+                        self.queue.push(at, to_me(CandidateEvent::Lease(self.store.lease)));
+                    }
+                }
                 succession::Command::Write { old, new } => {
-                    self.queue.push(at, to_me(CandidateEvent::WriteLease { old, new, asked: self.now }));
+                    let asked = self.candidate_now(i);
+                    let write = LeaseWrite { old, new, asked, attempt: Attempt::Awaited };
+                    self.queue.push(at, to_me(CandidateEvent::WriteLease(write)));
                 }
                 succession::Command::Lead(term) => {
-                    let record = self.store.record.clone();
-                    let Config { policy, timing, .. } = self.config;
                     self.outcome.n_terms += 1;
                     self.mark(4, term.0, i as u64);
                     self.observe(&Observation::Leads(term));
-                    self.candidates[i].announced = Generation(0);
-                    self.candidates[i].coordinator = Some(Coordinator::new(now, JOB, term, record, policy, timing));
+                    self.candidates[i].term = Some(term);
+                    self.read_record(i, term);
                 }
-                succession::Command::StepDown => self.candidates[i].coordinator = None,
+                succession::Command::StepDown => {
+                    (self.candidates[i].coordinator, self.candidates[i].term) = (None, None);
+                }
             }
         }
         while let Some(command) = self.candidates[i].coordinator.as_mut().and_then(Coordinator::poll_command) {
             self.perform(i, command);
         }
         self.arm(i);
+    }
+
+    /// Begins a term with the record in the store.
+    pub(super) fn begin_term(&mut self, i: usize, term: Term, mut record: Record) {
+        let now = self.candidate_now(i);
+        if self.is(Mutation::ForgetDecisions) {
+            record.inputs = None;
+        }
+        let Config { policy, timing, .. } = self.config;
+        let coordinator = Coordinator::new(now, JOB, term, record, policy, timing);
+        let candidate = &mut self.candidates[i];
+        (candidate.announced, candidate.version) = (Generation(0), self.store.version());
+        candidate.heard.clear();
+        candidate.coordinator = Some(coordinator);
     }
 
     fn perform(&mut self, i: usize, command: coordinator::Command) {
@@ -210,6 +238,7 @@ impl Sim {
                         self.announce(world_plan.clone());
                     }
                 }
+                self.note_desired_state(node, &desired_state);
                 for delay in self.network.delays_to_node(node) {
                     let desired_state = desired_state.clone();
                     self.queue
@@ -223,7 +252,8 @@ impl Sim {
                 self.outcome.incidents.push((self.now / 1_000, timeline));
             }
             coordinator::Command::Saved(checkpoint) => self.mark(6, checkpoint.generation.0, checkpoint.step.0),
-            coordinator::Command::Refused(..) | coordinator::Command::Mixed(..) => {}
+            coordinator::Command::Refused(..) => self.outcome.n_refused += 1,
+            coordinator::Command::Mixed(..) => {}
             coordinator::Command::Ended(_) => self.mark(8, self.step.0, 0),
         }
     }
@@ -231,13 +261,12 @@ impl Sim {
     fn persist(&mut self, i: usize, record: Record) {
         let life = self.candidates[i].life;
         let at = self.now + self.dice.pick(300..5_000);
+        let (term, over) = (record.term, self.candidates[i].version);
+        let what = CandidateEvent::WriteRecord(RecordWrite { record, over, attempt: Attempt::Awaited });
         if self.is(Mutation::TrustUnsyncedWrites) {
-            self.answer(i, life, CandidateEvent::RecordWritten(true));
-            let late = at + 50_000;
-            let what = CandidateEvent::WriteRecord(record);
-            return self.queue.push(late, Event::ToCandidate { candidate: i, life, what });
+            self.answer(i, life, CandidateEvent::RecordWritten { term, accepted: true, version: over + 1 });
+            return self.queue.push(at + 50_000, Event::ToCandidate { candidate: i, life, what });
         }
-        let what = CandidateEvent::WriteRecord(record);
         self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
     }
 
@@ -268,12 +297,12 @@ impl Sim {
         }
     }
 
-    fn arm(&mut self, i: usize) {
-        let since = |due: Instant| due.saturating_duration_since(self.start).as_micros() as u64;
+    pub(super) fn arm(&mut self, i: usize) {
         let candidate = &self.candidates[i];
         let own = candidate.succession.as_ref().and_then(Succession::poll_timeout);
         let led = candidate.coordinator.as_ref().and_then(Coordinator::poll_timeout);
-        let Some(due) = [own, led].into_iter().flatten().min().map(since) else { return };
+        let due = [own, led].into_iter().flatten().min();
+        let Some(due) = due.and_then(|due| self.when(&self.clocks.candidates[i], due)) else { return };
         if candidate.timer_at.is_none_or(|at| due < at) {
             let life = candidate.life;
             self.candidates[i].timer_at = Some(due);

@@ -205,7 +205,13 @@ impl Sim {
             (Source::Disk(checkpoint), _) if checkpoint.step == Step(0) => {
                 Some(runs.into_iter().flatten().map(|atom| (atom, state::value(state::INITIAL, atom))).collect())
             }
-            (Source::Disk(checkpoint), _) => Some(self.store.load(checkpoint, &runs)),
+            (Source::Disk(checkpoint), _) => match self.load(checkpoint, &runs) {
+                Ok(pieces) => Some(pieces),
+                Err(again_at) => {
+                    let what = RankEvent::Fetch { generation, base, transfer };
+                    return self.queue.push(again_at, Event::ToRank { worker, what });
+                }
+            },
             _ => None,
         };
         let Some(pieces) = pieces else {

@@ -2,13 +2,14 @@
 
 use crate::plan::Fault;
 use phalanx_strategies::elastic::commit::Version;
-use phalanx_strategies::elastic::identity::{Generation, Incarnation, Step, Worker};
+use phalanx_strategies::elastic::identity::{Generation, Incarnation, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Record, Report, Requests};
 use phalanx_strategies::elastic::recovery::Transfer;
 use phalanx_strategies::elastic::snapshot::Part;
 use phalanx_strategies::elastic::succession::Lease;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::time::Instant;
 
 /// An event. Nodes and candidates are given by index.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub enum Event {
     CandidateStarts { candidate: usize },
     /// A lasting fault is over.
     FaultEnds { fault: Fault },
+    /// A message comes that is not for its receiver.
+    Stranger,
     /// A collective may have become complete.
     Collective { generation: Generation, step: Step },
     /// An event for a rank process. It waits while the process is stopped.
@@ -75,14 +78,56 @@ pub enum CandidateEvent {
     Report(Report),
     /// The store answers a read.
     Lease(Lease),
-    /// A conditional write, requested at this time, reaches the store.
-    WriteLease { old: Lease, new: Lease, asked: u64 },
-    /// The store answers a conditional write.
-    LeaseWritten { asked: u64, result: Result<Lease, Lease> },
+    /// A conditional write reaches the store.
+    WriteLease(LeaseWrite),
+    /// The store answers a conditional write, requested at this time.
+    LeaseWritten { asked: Instant, result: Result<Lease, Lease> },
+    /// The leader of this term reads the record, again.
+    ReadRecord(Term),
     /// A record reaches the store.
-    WriteRecord(Record),
-    /// The store answers the write of a record.
-    RecordWritten(bool),
+    WriteRecord(RecordWrite),
+    /// The store answers the write of a record of this term; the version of the record that it has now.
+    RecordWritten { term: Term, accepted: bool, version: u64 },
+}
+
+/// A conditional write of the lease, requested at this time.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseWrite {
+    pub old: Lease,
+    pub new: Lease,
+    pub asked: Instant,
+    pub attempt: Attempt,
+}
+
+/// A write of a record over this version.
+#[derive(Clone, Debug)]
+pub struct RecordWrite {
+    pub record: Record,
+    pub over: u64,
+    pub attempt: Attempt,
+}
+
+/// How a write comes to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// The writer waits for the answer. If it dies meanwhile, the write may still take effect.
+    Awaited,
+    /// The writer repeats a write that has failed, if it still leads.
+    Repeated,
+    /// The writer has given it up, but it takes effect.
+    GivenUp,
+}
+
+impl Event {
+    /// The node whose machine handles this event.
+    pub fn on_node(&self) -> Option<usize> {
+        match self {
+            Event::NodeTimer { node, .. } | Event::DesiredStateArrives { node, .. } => Some(*node),
+            Event::WorkerStarts { worker } | Event::WorkerExited { worker } => Some(worker.member.node.0 as usize),
+            Event::StatusReportArrives { status_report } => Some(status_report.worker.member.node.0 as usize),
+            _ => None,
+        }
+    }
 }
 
 /// Events in the order of their time, then of their creation.

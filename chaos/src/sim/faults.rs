@@ -3,6 +3,7 @@
 use super::Sim;
 use super::event::Event;
 use super::network::{begin, end};
+use crate::environment::Machine;
 use crate::invariants::Observation;
 use crate::plan::{Fault, Planned};
 use phalanx_strategies::elastic::devices::DeviceHealth;
@@ -40,6 +41,7 @@ impl Sim {
             }
             Fault::FailDevice { member } => return self.fail_device(member),
             Fault::Slander { member } => return self.slander(member),
+            Fault::Environment(fault) => return self.begin_environment(fault),
             Fault::FailStarts { node, for_ms } => self.fail_starts(node, for_ms),
             Fault::KillNode { node, back_after_ms } => return self.kill_node(node.0 as usize, back_after_ms),
             Fault::Drain { node, back_after_ms } => return self.drain(node, back_after_ms),
@@ -49,14 +51,10 @@ impl Sim {
                 self.resize(Mesh { pp, dp_replicate, dp_shard, cp: 1, tp });
                 return;
             }
-            Fault::KillCoordinator { back_after_ms } => {
-                let Some(candidate) = self.leading() else { return };
-                self.kill_candidate(candidate);
-                let at = self.now + back_after_ms * 1_000;
-                return self.queue.push(at, Event::CandidateStarts { candidate });
-            }
+            Fault::KillCoordinator { back_after_ms } => return self.kill_coordinator(back_after_ms),
             Fault::PauseCoordinator { for_ms } => {
                 let Some(candidate) = self.leading() else { return };
+                self.observe(&Observation::CoordinationDisturbed { lasts: false });
                 self.candidates[candidate].stopped += 1;
                 for_ms
             }
@@ -143,6 +141,7 @@ impl Sim {
                 self.nodes[node.0 as usize].fails_starts -= 1;
                 self.observe(&Observation::Undisturbed(node));
             }
+            Fault::Environment(fault) => self.end_environment(fault),
             Fault::KillRank { .. } | Fault::FailDevice { .. } | Fault::Slander { .. } => {}
             Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
             Fault::Save | Fault::Resize { .. } | Fault::Reshape { .. } => {}
@@ -157,6 +156,7 @@ impl Sim {
         self.network.deaf_to.clear();
         self.network.mute_to.clear();
         self.network.cut.clear();
+        self.end_environment_faults();
         for i in 0..self.nodes.len() {
             self.nodes[i].slow.clear();
             self.nodes[i].fails_starts = 0;
@@ -181,19 +181,26 @@ impl Sim {
         }
     }
 
-    fn disturb(&mut self, node: NodeId, lasts: bool) {
+    pub(super) fn disturb(&mut self, node: NodeId, lasts: bool) {
         self.observe(&Observation::Disturbed { node, lasts });
     }
 
     fn fail_device(&mut self, member: MemberId) {
         self.disturb(member.node, false);
-        let (i, now) = (member.node.0 as usize, self.instant());
+        let (i, now) = (member.node.0 as usize, self.node_now(member.node.0 as usize));
         let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
         let Some(device) = supervisor.device_of(member.slot) else { return };
         let fault = Some("planted".to_owned());
         let latest = DeviceHealth { fault, ..supervisor.health()[device as usize].clone() };
         supervisor.handle_health(now, vec![latest]);
         self.drive_node(i);
+    }
+
+    fn kill_coordinator(&mut self, back_after_ms: u64) {
+        let Some(candidate) = self.leading() else { return };
+        self.observe(&Observation::CoordinationDisturbed { lasts: false });
+        self.kill_candidate(candidate);
+        self.queue.push(self.now + back_after_ms * 1_000, Event::CandidateStarts { candidate });
     }
 
     fn fail_starts(&mut self, node: NodeId, for_ms: u64) -> u64 {
@@ -204,7 +211,7 @@ impl Sim {
 
     fn slander(&mut self, member: MemberId) {
         self.disturb(member.node, false);
-        let (i, now) = (member.node.0 as usize, self.instant());
+        let (i, now) = (member.node.0 as usize, self.node_now(member.node.0 as usize));
         let Some(report) = self.worker_in(member).and_then(|worker| self.rank(worker)).map(|rank| rank.member.report())
         else {
             return;
@@ -217,13 +224,13 @@ impl Sim {
 
     fn drain(&mut self, node: NodeId, back_after_ms: u64) {
         self.disturb(node, false);
-        let (i, now) = (node.0 as usize, self.instant());
+        let (i, now) = (node.0 as usize, self.node_now(node.0 as usize));
         let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
         supervisor.handle_drain(now);
         self.queue.push(self.now + 500_000, Event::NodeDies { node: i, back_after_ms });
     }
 
-    fn continue_rank(&mut self, member: MemberId) {
+    pub(super) fn continue_rank(&mut self, member: MemberId) {
         let Some(worker) = self.worker_in(member) else { return };
         let safe = self.safe;
         let Some(rank) = self.rank(worker) else { return };
@@ -236,13 +243,15 @@ impl Sim {
         }
     }
 
-    fn continue_candidate(&mut self, i: usize) {
+    pub(super) fn continue_candidate(&mut self, i: usize) {
         let candidate = &mut self.candidates[i];
         candidate.stopped = candidate.stopped.saturating_sub(1);
         if candidate.stopped > 0 {
             return;
         }
         let life = candidate.life;
+        self.set_stopped(Machine::Candidate(i), false);
+        let candidate = &mut self.candidates[i];
         for what in std::mem::take(&mut candidate.waiting) {
             self.queue.push(self.now, Event::ToCandidate { candidate: i, life, what });
         }

@@ -8,22 +8,28 @@
 //! Source: TigerBeetle's VOPR (safety mode and liveness mode).
 
 mod catch_up;
+mod clock;
 mod config;
 mod control;
 mod data_plane;
+mod environment;
 mod event;
 mod faults;
 mod network;
 mod node;
+mod storage;
 mod store;
+mod strangers;
 
 pub use config::Config;
 
 use crate::dice::Dice;
+use crate::environment::N_CANDIDATES;
 use crate::invariants::{self, Invariant, Observation, Violation};
 use crate::mutation::Mutation;
 use crate::plan::{Plan, Planned};
 use crate::state;
+use clock::{Clock, Clocks};
 use control::Candidate;
 use data_plane::Collective;
 use event::{Event, Queue};
@@ -35,8 +41,10 @@ use phalanx_strategies::elastic::incident::Timeline;
 use phalanx_strategies::elastic::message::WorldPlan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use storage::Storage;
 use store::Store;
+use strangers::Strangers;
 
 /// Outcome of a run.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -61,6 +69,12 @@ pub struct Outcome {
     pub n_catch_up_plans: u64,
     /// Members that caught up and then got a rank without missing state.
     pub n_caught_up: u64,
+    /// Operations of stores that failed.
+    pub n_failed_operations: u64,
+    /// Nodes that were refused.
+    pub n_refused: u64,
+    /// Messages of strangers.
+    pub n_strangers: u64,
     /// All incidents recorded by coordinators, with the time in milliseconds.
     pub incidents: Vec<(u64, Timeline)>,
     /// Faults that took effect, with the time in milliseconds.
@@ -78,6 +92,11 @@ pub struct Sim {
     dice: Dice,
     network: Network,
     store: Store,
+    storage: Storage,
+    clocks: Clocks,
+    strangers: Option<Strangers>,
+    /// Whether nodes report what they train on.
+    reports_inputs: bool,
     nodes: Vec<Node>,
     candidates: Vec<Candidate>,
     collectives: BTreeMap<(Generation, Step), Collective>,
@@ -114,6 +133,9 @@ impl Sim {
             n_terms: 0,
             n_catch_up_plans: 0,
             n_caught_up: 0,
+            n_failed_operations: 0,
+            n_refused: 0,
+            n_strangers: 0,
             incidents: vec![],
             injected: vec![],
             violation: None,
@@ -126,8 +148,15 @@ impl Sim {
             dice: Dice::new(config.seed, "run"),
             network: Network::new(config.seed),
             store: Store::default(),
+            storage: Storage::new(config.seed),
+            clocks: Clocks {
+                nodes: vec![Clock::new(); config.n_nodes as usize],
+                candidates: vec![Clock::new(); N_CANDIDATES],
+            },
+            strangers: Strangers::of(config.seed, plan),
+            reports_inputs: environment::changes_inputs(plan),
             nodes: (0..config.n_nodes).map(Node::new).collect(),
-            candidates: (0..2).map(Candidate::new).collect(),
+            candidates: (0..N_CANDIDATES as u32).map(Candidate::new).collect(),
             collectives: BTreeMap::new(),
             plan: plan.0.clone(),
             world_plan: None,
@@ -138,7 +167,7 @@ impl Sim {
             trace: config.seed,
             outcome,
         };
-        (0..2).for_each(|i| sim.start_candidate(i));
+        (0..N_CANDIDATES).for_each(|i| sim.start_candidate(i));
         (0..config.n_nodes as usize).for_each(|i| sim.start_node(i));
         sim
     }
@@ -200,10 +229,6 @@ impl Sim {
         finished && self.nodes.iter().all(|node| node.supervisor.is_none())
     }
 
-    fn instant(&self) -> Instant {
-        self.start + Duration::from_micros(self.now)
-    }
-
     fn is(&self, mutation: Mutation) -> bool {
         self.config.mutation == Some(mutation)
     }
@@ -232,6 +257,9 @@ impl Sim {
     }
 
     fn handle(&mut self, event: Event) {
+        if let Some(node) = event.on_node().filter(|node| self.nodes[*node].suspended > 0) {
+            return self.nodes[node].waiting.push(event);
+        }
         match event {
             Event::NodeStarts { node } => self.start_node(node),
             Event::NodeTimer { node, boot } => self.node_timer(node, boot),
@@ -242,6 +270,7 @@ impl Sim {
             Event::NodeDies { node, back_after_ms } => self.kill_node(node, back_after_ms),
             Event::CandidateStarts { candidate } => self.start_candidate(candidate),
             Event::FaultEnds { fault } => self.end_fault(fault),
+            Event::Stranger => self.stranger_comes(),
             Event::Collective { generation, step } => self.try_collective(generation, step),
             Event::ToRank { worker, what } => self.rank_gets(worker, what),
             Event::ToCandidate { candidate, life, what } => self.candidate_gets(candidate, life, what),

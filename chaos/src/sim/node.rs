@@ -30,6 +30,11 @@ pub struct Node {
     pub fails_starts: u32,
     /// Slowdown of each slow slot.
     pub slow: BTreeMap<u32, u64>,
+    /// Number of faults that suspend the machine, and the events that wait meanwhile.
+    pub suspended: u32,
+    pub waiting: Vec<Event>,
+    /// The data set that its ranks read; the job's is 0.
+    pub data_set: u64,
 }
 
 /// A rank process.
@@ -75,6 +80,9 @@ impl Node {
             ranks: BTreeMap::new(),
             fails_starts: 0,
             slow: BTreeMap::new(),
+            suspended: 0,
+            waiting: vec![],
+            data_set: 0,
         }
     }
 
@@ -94,7 +102,8 @@ impl Sim {
     }
 
     pub(super) fn start_node(&mut self, i: usize) {
-        let (now, slots, timing) = (self.instant(), self.config.n_slots, self.config.timing);
+        let (now, slots, timing) = (self.node_now(i), self.config.n_slots, self.config.timing);
+        let inputs = self.inputs_of(i);
         let node = &mut self.nodes[i];
         if node.supervisor.is_some() {
             return;
@@ -107,7 +116,9 @@ impl Sim {
         let n_spare = self.plan.iter().filter(fails).count() as u32;
         let devices = Devices::new((0..slots + n_spare).map(device).collect(), slots);
         let supervisor = Supervisor::new(now, JOB, node.id, node.boot(), slots, timing);
-        node.supervisor = Some(supervisor.with_devices(devices, 1));
+        node.supervisor = Some(supervisor.with_devices(devices, 1).with_inputs(inputs));
+        let (id, boot, data_set) = (node.id, node.boot(), node.data_set);
+        self.observe(&Observation::NodeStarted { node: id, boot, data_set });
         self.drive_node(i);
     }
 
@@ -116,7 +127,7 @@ impl Sim {
             return;
         }
         self.nodes[i].timer_at = None;
-        let now = self.instant();
+        let now = self.node_now(i);
         let node = &mut self.nodes[i];
         let supervisor = node.supervisor.as_mut().expect("checked above");
         // Running ranks publish their progress in shared memory; the supervisor reads it when a report is due.
@@ -128,7 +139,7 @@ impl Sim {
     }
 
     pub(super) fn desired_state_arrives(&mut self, i: usize, mut desired_state: DesiredState) {
-        let now = self.instant();
+        let now = self.node_now(i);
         let fenced = !self.is(Mutation::ForgetFencing);
         let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
         let before = supervisor.desired_state_id();
@@ -140,9 +151,11 @@ impl Sim {
         if supervisor.handle_desired_state(now, desired_state).is_err() {
             return;
         }
+        // A node that is refused does not take up anything.
+        let is_taken = id != before && supervisor.desired_state_id() == id;
         self.mark(1, i as u64, id.generation.0);
         let node = self.nodes[i].id;
-        if id != before {
+        if is_taken {
             self.observe(&Observation::DesiredStateTaken { node, before, desired_state: id });
         }
         if evicts {
@@ -153,7 +166,7 @@ impl Sim {
 
     pub(super) fn worker_starts(&mut self, worker: Worker) {
         let i = worker.member.node.0 as usize;
-        let (now, schedule) = (self.instant(), self.config.schedule());
+        let (now, schedule) = (self.node_now(i), self.config.schedule());
         let node = &mut self.nodes[i];
         // The machine may have died meanwhile.
         if node.supervisor.is_none() || worker.incarnation < node.boot() {
@@ -184,8 +197,8 @@ impl Sim {
     }
 
     pub(super) fn worker_exited(&mut self, worker: Worker) {
-        let now = self.instant();
         let i = worker.member.node.0 as usize;
+        let now = self.node_now(i);
         if let Some(supervisor) = &mut self.nodes[i].supervisor {
             supervisor.handle_exited(now, worker);
             self.drive_node(i);
@@ -193,8 +206,8 @@ impl Sim {
     }
 
     pub(super) fn status_report_arrives(&mut self, status_report: MemberReport) {
-        let now = self.instant();
         let i = status_report.worker.member.node.0 as usize;
+        let now = self.node_now(i);
         if let Some(supervisor) = &mut self.nodes[i].supervisor {
             supervisor.handle_status_report(now, status_report);
             self.drive_node(i);
@@ -216,6 +229,7 @@ impl Sim {
         let id = node.id;
         let ranks = std::mem::take(&mut node.ranks);
         ranks.values().for_each(|rank| self.break_connections(rank));
+        self.switch_on(i);
         let node = &mut self.nodes[i];
         // A drained node may have ended already.
         if node.supervisor.take().is_some() {
@@ -265,9 +279,13 @@ impl Sim {
                 }
             }
         }
+        self.arm_node(i);
+    }
+
+    pub(super) fn arm_node(&mut self, i: usize) {
+        let due = self.nodes[i].supervisor.as_ref().and_then(Supervisor::poll_timeout);
+        let Some(due) = due.and_then(|due| self.when(&self.clocks.nodes[i], due)) else { return };
         let node = &mut self.nodes[i];
-        let Some(due) = node.supervisor.as_ref().and_then(Supervisor::poll_timeout) else { return };
-        let due = due.saturating_duration_since(self.start).as_micros() as u64;
         if node.timer_at.is_none_or(|at| due < at) {
             node.timer_at = Some(due);
             let boot = node.boot();
@@ -308,8 +326,7 @@ impl Sim {
             }
             RankEvent::Fetch { generation, base, transfer } => self.fetch(worker, generation, base, transfer),
             RankEvent::Saved { part, atoms } => {
-                rank.member.handle_saved(part);
-                self.store.save(part, atoms);
+                self.rank_saved(worker, part, atoms);
             }
         }
         self.drive_rank(worker);

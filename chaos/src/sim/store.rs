@@ -14,7 +14,20 @@ pub struct Store {
     pub lease: Lease,
     /// The coordinators' record of decisions.
     pub record: Record,
+    /// Counts the records written.
+    version: u64,
     parts: BTreeMap<Checkpoint, BTreeMap<Shard, Vec<(u64, u64)>>>,
+}
+
+/// Outcome of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The record is replaced.
+    Now,
+    /// An earlier try has replaced it.
+    Before,
+    /// Another record is there.
+    Rejected,
 }
 
 impl Store {
@@ -27,13 +40,23 @@ impl Store {
         Ok(new)
     }
 
-    /// Replaces the record unless a later term has begun; `fenced` is false only in a deliberately broken store.
-    pub fn write(&mut self, record: Record, fenced: bool) -> bool {
+    /// Replaces the record that has this version, unless a later term has begun. Returns whether the store has the record now,
+    /// perhaps from an earlier try. `fenced` and `conditional` are false only in a deliberately broken store.
+    pub fn write(&mut self, record: &Record, over: u64, fenced: bool, conditional: bool) -> Written {
         if fenced && record.term != self.lease.term {
-            return false;
+            return Written::Rejected;
         }
-        self.record = record;
-        true
+        if conditional && over != self.version {
+            return if self.record == *record { Written::Before } else { Written::Rejected };
+        }
+        self.record = record.clone();
+        self.version += 1;
+        Written::Now
+    }
+
+    /// Version of the record.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// Makes a part of a checkpoint durable.

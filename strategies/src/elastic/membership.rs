@@ -99,6 +99,14 @@ impl Membership {
         }
     }
 
+    /// Checks that a report is the latest of its node (`MEMBERSHIP-1`).
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn check(&self, report: &Report) -> Result<(), Stale> {
+        self.nodes.get(&report.node).map_or(Ok(()), |node| check_latest(node, report))
+    }
+
     /// Handles a node's report.
     ///
     /// # Errors
@@ -158,6 +166,17 @@ impl Membership {
         }
         self.nodes.insert(report.node, node);
         Ok(())
+    }
+
+    /// Handles the report of a node that may not take part: its processes are evicted, and it proves as any other that earlier
+    /// ones are dead (`MEMBERSHIP-3`).
+    ///
+    /// # Errors
+    /// As [`Membership::handle_report`].
+    pub fn handle_refused(&mut self, now: Instant, report: &Report) -> Result<(), Stale> {
+        self.check(report)?;
+        self.evicted.extend(report.members.iter().map(|member| member.worker));
+        self.handle_report(now, report)
     }
 
     /// Gives up nodes that are silent for too long (`MEMBERSHIP-2`).

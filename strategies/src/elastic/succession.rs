@@ -6,9 +6,13 @@
 //! Invariants:
 //! - `SUCCESSION-1` A term is led by at most one candidate: it begins with a conditional write that one candidate can
 //!   win.
-//! - `SUCCESSION-2` A standby takes over only if the lease was not renewed for [`Timing::lease`] on its own clock.
+//! - `SUCCESSION-2` A standby takes over only if the lease was not renewed for [`Timing::lease`] on its own clock. So a lease
+//!   that is renewed in time does not expire as long as the rates of the clocks are within
+//!   [`CLOCK_RATIO_MAX`](super::timing::CLOCK_RATIO_MAX). The time of day does not matter.
 //! - `SUCCESSION-3` A leader that cannot renew its lease for as long steps down. (Safety does not depend on it: the store
 //!   rejects records of an older term, and nodes reject desired states of an older term.)
+//! - `SUCCESSION-4` A candidate recognizes its own write in the store: a write whose answer was lost or overtaken is no reason
+//!   to step down, or to wait until the own lease expires.
 //!
 //! Source: Gray and Cheriton 1989, "Leases"; Burrows 2006, "The Chubby lock service", §2.4 (sequencers).
 
@@ -56,6 +60,10 @@ pub struct Succession {
     /// The lease as last read, and since when it has not changed.
     seen: Option<(Lease, Instant)>,
     leads: bool,
+    /// The latest term that it has led.
+    led: Term,
+    /// The lease of the next term that it has asked for, and since when.
+    claim: Option<(Lease, Instant)>,
     next: Instant,
     commands: VecDeque<Command>,
 }
@@ -63,7 +71,16 @@ pub struct Succession {
 impl Succession {
     /// A candidate that has just started.
     pub fn new(now: Instant, me: u32, timing: Timing) -> Succession {
-        Succession { me, timing, seen: None, leads: false, next: now, commands: VecDeque::new() }
+        Succession {
+            me,
+            timing,
+            seen: None,
+            leads: false,
+            led: Term(0),
+            claim: None,
+            next: now,
+            commands: VecDeque::new(),
+        }
     }
 
     /// A candidate that already holds this lease, requested at `asked`, and leads at once.
@@ -83,11 +100,17 @@ impl Succession {
         if self.leads {
             return;
         }
+        if let Some(asked) = self.claimed(now, lease) {
+            return self.handle_written(now, asked, Ok(lease));
+        }
         match self.seen {
             Some((seen, since)) if seen == lease => {
                 // A lease of term 0 has never been held.
                 if lease.term == Term(0) || now >= since + self.timing.lease {
                     let new = Lease { term: lease.term.next(), holder: self.me, beat: 0 };
+                    if self.claim.is_none_or(|(claim, _)| claim != new) {
+                        self.claim = Some((new, now));
+                    }
                     self.commands.push_back(Command::Write { old: lease, new });
                 }
             }
@@ -99,21 +122,41 @@ impl Succession {
     /// leader's lease counts from the request, not from the answer.
     pub fn handle_written(&mut self, now: Instant, asked: Instant, result: Result<Lease, Lease>) {
         match result {
-            // The answer to a renewal came after the leader stepped down: it does not lead the same term twice.
-            Ok(lease) if !self.leads && lease.beat > 0 => self.seen = Some((lease, asked)),
-            Ok(lease) => {
-                let begins = !self.leads;
-                (self.seen, self.leads) = (Some((lease, asked)), true);
-                self.next = now + self.timing.lease_renewal;
-                if begins {
-                    self.commands.push_back(Command::Lead(lease.term));
+            // SUCCESSION-4
+            Ok(lease) | Err(lease) if self.leads && self.is_own(lease) => {
+                if let Some((_, since)) = self.seen.filter(|(seen, _)| seen.beat < lease.beat) {
+                    let is_answer = result.is_ok();
+                    self.seen = Some((lease, if is_answer { asked } else { since }));
+                    self.next = if is_answer { now + self.timing.lease_renewal } else { now };
                 }
             }
-            Err(lease) => {
-                self.seen = Some((lease, now));
-                self.step_down();
+            // The answer came after the leader stepped down: it does not lead the same term twice.
+            Ok(lease) if lease.term <= self.led => self.seen = Some((lease, asked)),
+            Ok(lease) => {
+                (self.seen, self.leads, self.led) = (Some((lease, asked)), true, lease.term);
+                self.claim = None;
+                self.next = now + self.timing.lease_renewal;
+                self.commands.push_back(Command::Lead(lease.term));
             }
+            Err(lease) => match self.claimed(now, lease) {
+                Some(asked) => self.handle_written(now, asked, Ok(lease)),
+                None => {
+                    self.seen = Some((lease, now));
+                    self.step_down();
+                }
+            },
         }
+    }
+
+    /// Whether a lease is that of the term that this candidate leads.
+    fn is_own(&self, lease: Lease) -> bool {
+        lease.holder == self.me && self.seen.is_some_and(|(seen, _)| seen.term == lease.term)
+    }
+
+    /// When this candidate first asked for the lease that it finds in the store, if it has and the lease has not run out since.
+    fn claimed(&self, now: Instant, lease: Lease) -> Option<Instant> {
+        let (_, asked) = self.claim.filter(|(claim, asked)| *claim == lease && now < *asked + self.timing.lease)?;
+        Some(asked)
     }
 
     /// Reads or renews the lease when due.
@@ -232,6 +275,49 @@ mod tests {
 
         assert_eq!(first, Some(Command::Lead(Term(4))));
         assert_eq!(leader.poll_command(), Some(Command::Write { old: lease, new: Lease { beat: 1, ..lease } }));
+    }
+
+    // SUCCESSION-4
+    #[test]
+    fn leader_whose_renewal_took_effect_without_an_answer_renews_again_and_leads_on() {
+        let start = Instant::now();
+        let own = |beat| Lease { term: Term(1), holder: 0, beat };
+        let mut leader = Succession::new(start, 0, Timing::default());
+        leader.handle_written(start, start, Ok(own(0)));
+        let second = start + Timing::default().lease_renewal * 2;
+
+        leader.handle_written(second, second, Err(own(1)));
+        leader.handle_timeout(second);
+
+        let commands: Vec<Command> = std::iter::from_fn(|| leader.poll_command()).collect();
+        assert_eq!(commands, [Command::Lead(Term(1)), Command::Write { old: own(1), new: own(2) }]);
+        leader.handle_written(second, second, Ok(own(2)));
+        leader.handle_written(second, start, Ok(own(1)));
+        leader.handle_timeout(second + Timing::default().lease_renewal);
+        assert_eq!(leader.poll_command(), Some(Command::Write { old: own(2), new: own(3) }));
+        leader.handle_written(second, second, Err(Lease { term: Term(2), holder: 1, beat: 0 }));
+        assert_eq!(leader.poll_command(), Some(Command::StepDown));
+    }
+
+    // SUCCESSION-1, SUCCESSION-4
+    #[test]
+    fn candidate_finds_the_term_that_it_has_won_without_an_answer_and_leads_it_once() {
+        let start = Instant::now();
+        let won = Lease { term: Term(1), holder: 7, beat: 0 };
+        let mut candidate = Succession::new(start, 7, Timing::default());
+        (0..2).for_each(|_| candidate.handle_lease(start, Lease::default()));
+        assert_eq!(candidate.poll_command(), Some(Command::Write { old: Lease::default(), new: won }));
+
+        candidate.handle_lease(start + Timing::default().lease_renewal, won);
+        assert_eq!(candidate.poll_command(), Some(Command::Lead(Term(1))));
+        candidate.handle_timeout(start + Timing::default().lease);
+        assert_eq!(candidate.poll_command(), Some(Command::StepDown));
+        candidate.handle_written(start + Timing::default().lease, start, Ok(won));
+        candidate.handle_lease(start + Timing::default().lease, won);
+
+        assert!(!candidate.leads());
+        let next = Lease { term: Term(2), ..won };
+        assert_eq!(candidate.poll_command(), Some(Command::Write { old: won, new: next }));
     }
 
     // SUCCESSION-3

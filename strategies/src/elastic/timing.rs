@@ -3,9 +3,15 @@
 //! Invariant:
 //! - `TIMING-1` [`Timing::derive`] returns a value that passes [`Timing::check`]: a few lost heartbeats cause no false
 //!   alarm, and no deadline expires before the event that it waits for can be detected.
+//! - `TIMING-2` Clocks whose rates are within [`CLOCK_RATIO_MAX`] cause no false alarm. On the watching clock, the time from one
+//!   heartbeat or renewal to the next, and until it is looked for, stays below the detection time and the lease.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+
+/// How much faster than another machine's clock a clock may run. Clocks that run freely differ by less than 0.1 %, those of
+/// busy virtual machines by some percent.
+pub const CLOCK_RATIO_MAX: f64 = 1.5;
 
 /// The timeouts. Fields may be set individually; [`Timing::check`] then verifies their relations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +139,19 @@ mod tests {
         for ms in [10, 50, 333, 1_000, 30_000] {
             assert_eq!(Timing::derive(Duration::from_millis(ms)).check(), Ok(()), "detection time of {ms} ms");
         }
+    }
+
+    // TIMING-2
+    #[test]
+    fn heartbeats_and_renewals_of_slow_clocks_arrive_in_time_on_fast_ones() {
+        let timing = Timing::default();
+        let on_a_fast_clock = |interval: Duration| interval.mul_f64(CLOCK_RATIO_MAX);
+
+        assert!(on_a_fast_clock(timing.heartbeat) * 2 < timing.detection_time);
+        assert!(on_a_fast_clock(timing.lease_renewal) + timing.lease_renewal < timing.lease);
+        let shortest = Timing { lease: timing.lease_renewal * 3, detection_time: timing.heartbeat * 3, ..timing };
+        assert!(on_a_fast_clock(shortest.heartbeat) < shortest.detection_time);
+        assert!(on_a_fast_clock(shortest.lease_renewal) + shortest.lease_renewal < shortest.lease);
     }
 
     #[test]

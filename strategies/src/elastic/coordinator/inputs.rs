@@ -2,7 +2,8 @@
 //!
 //! Invariant:
 //! - `COORDINATOR-15` All nodes of a job have the same inputs. The first node that reports decides. A node that differs is
-//!   refused: it takes no part, and its supervisor ends with the reason.
+//!   refused: it takes no part, and its supervisor ends with the reason. If it took part before it restarted, its report proves
+//!   that the processes of that time are gone, so that the job goes on without waiting for them.
 
 use super::super::inputs::difference;
 use super::super::message::Report;

@@ -22,6 +22,8 @@
 //!   that no committed step is lost with them.
 //! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`, `COORDINATOR-12` in
 //!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`.
+//! - `COORDINATOR-16` A report of another job, or one that is older than the latest of its node, changes nothing; nor does its
+//!   node become known, judged or refused by it.
 
 mod change;
 mod compute;
@@ -276,7 +278,15 @@ impl Coordinator {
             return Err(Stale::Job { found: report.job, have: self.job });
         }
         self.handle_timeout(now);
+        self.membership.check(report)?;
         if self.refuses(report) {
+            // Members of the world may have run there before.
+            if self.membership.boot(report.node).is_some() || self.takes_part(report.node) {
+                self.membership.handle_refused(now, report)?;
+                self.take_news(now);
+                self.find_dead_ranks(now, report.node);
+                self.advance(now);
+            }
             return Ok(());
         }
         self.membership.handle_report(now, report)?;

@@ -71,3 +71,46 @@ fn job_of_one_machine_is_later_led_over_nodes_that_name_their_inputs() {
 
     assert_eq!((&job.refused, job.coordinator.record().inputs.clone()), (&vec![], Some(input("a"))));
 }
+
+// COORDINATOR-16
+#[test]
+fn report_of_an_earlier_start_of_a_node_with_other_data_changes_nothing() {
+    let mut job = Job::start(shards(2), 0, Schedule::default());
+    (0..2).for_each(|node| start_node(&mut job, node, "a"));
+    job.run_until("training", |job| job.step() >= Step(5));
+    let mut earlier =
+        Supervisor::new(job.now, JobId(1), NodeId(1), Incarnation(0), 1, Timing::default()).with_inputs(input("b"));
+    earlier.handle_timeout(job.now);
+    let sent = std::iter::from_fn(|| earlier.poll_command());
+    let report = sent.filter_map(|c| if let supervisor::Command::Send(report) = c { Some(report) } else { None });
+    let report = report.last().unwrap();
+    let mut expected = job.coordinator.clone();
+    expected.handle_timeout(job.now);
+
+    let result = job.coordinator.handle_report(job.now, &report);
+
+    assert!(matches!(result, Err(Stale::Incarnation { .. })), "{result:?}");
+    assert_eq!(format!("{:?}", job.coordinator), format!("{expected:?}"));
+}
+
+// COORDINATOR-15
+#[test]
+fn refused_restart_of_a_node_proves_that_the_world_on_it_has_ended() {
+    let mut job = Job::start(shards(1), 0, Schedule::default());
+    (0..2).for_each(|node| start_node(&mut job, node, "a"));
+    job.run_until("training", |job| job.step() >= Step(5));
+    let of_world = |job: &Job| job.coordinator.record().world_plan.as_ref().unwrap().assignments[0].member.node;
+    let node = of_world(&job);
+    job.members.retain(|worker, _| worker.member.node != node);
+
+    let boot = Incarnation(1_000_000);
+    let restarted = Supervisor::new(job.now, JobId(1), node, boot, 1, Timing::default()).with_inputs(input("b"));
+    job.nodes.insert(node, restarted);
+    let began = job.now;
+    job.run_until("training on the other node", |job| job.running(shards(1)) && of_world(job) != node);
+
+    assert!(job.now - began < Timing::default().detection_time, "{:?}", job.now - began);
+    assert_eq!(job.refused.len(), 1);
+    let cause = job.coordinator.timelines.back().unwrap().cause;
+    assert_eq!(cause.why, Why::Died);
+}
