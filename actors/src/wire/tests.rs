@@ -3,11 +3,13 @@ mod arbitrary;
 use super::*;
 use arbitrary::{desired_state, report};
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
+use phalanx_strategies::elastic::copies::{Claim, Difference, Holder};
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{
-    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Stage, WorldPlan,
+    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Settled, Stage,
+    WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
@@ -118,7 +120,8 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
             ticks: 25,
             at: At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 }),
         },
-        broken: Some(Broken { lost: Some(worker), reason: "gone".to_owned() }),
+        broken: Some(Broken { lost: Some(worker), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }),
+        settled: Some(Settled { step: Step(30), suspects: vec![31] }),
         commit_state: CommitState {
             entered: Generation(10),
             applied: Some(Version { lineage: Generation(11), step: Step(12) }),
@@ -149,6 +152,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         transfers: vec![sources.map(|source| Transfer { shard, source }).to_vec()],
         n_saves: 22,
         rests: true,
+        disputed: vec![Step(29)],
         ..world(1, 0)
     };
     let desired_state = DesiredState {
@@ -289,6 +293,7 @@ fn world(n_ranks: u32, n_pieces: u32) -> WorldPlan {
         transfers: (0..n_ranks).map(|rank| pieces(rank).collect()).collect(),
         n_saves: 0,
         rests: false,
+        disputed: vec![],
     }
 }
 
@@ -316,6 +321,7 @@ fn member(slot: u32) -> MemberReport {
         entered: Step(70_000),
         progress: Progress { ticks: 1 << 33, at: At::Computes },
         broken: None,
+        settled: None,
         commit_state: CommitState { entered: Generation(9), applied: Some(Version::default()), voted: None },
         holds: vec![shard; 2],
         saved: Some(Part { of: Checkpoint { generation: Generation(8), step: Step(60_000) }, shard }),

@@ -12,6 +12,8 @@
 //! - `output_lock`: one job at a time in a folder.
 //! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
 //!   memory meanwhile; `export`: the trained model.
+//! - `fingerprints` of state; `verification`: when copies of the state are compared, which `trainer` does.
+//! - `planted`: faults for tests.
 //! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: measurements and their outputs.
 //!
@@ -25,11 +27,13 @@ pub(crate) mod event_sink;
 pub mod export;
 pub(crate) mod fit;
 pub(crate) mod inputs;
+pub(crate) mod fingerprints;
 mod lane;
 pub(crate) mod links;
 pub mod metrics;
 pub(crate) mod output_lock;
 pub mod plan;
+pub(crate) mod planted;
 pub(crate) mod preparation;
 pub(crate) mod programs;
 pub mod progress;
@@ -42,4 +46,5 @@ pub(crate) mod team;
 pub mod tensorboard;
 pub(crate) mod threads;
 pub(crate) mod trainer;
+pub(crate) mod verification;
 pub(crate) mod weights;

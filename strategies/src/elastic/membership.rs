@@ -369,6 +369,7 @@ mod tests {
             holds: vec![],
             saved: None,
             failure: None,
+            settled: None,
             fault: None,
         };
         Report {
