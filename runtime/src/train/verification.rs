@@ -5,11 +5,11 @@
 
 use super::weights::Tensor;
 use crate::config::elastic::VerifySteps;
-use phalanx_strategies::elastic::copies::{Copies, Difference};
+use phalanx_strategies::elastic::copies::{Class, Copies, Holder};
 use phalanx_strategies::elastic::dispute::Repeated;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::mesh::MeshRank;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Largest share of the time of training that comparisons take.
 const SHARE_MAX: f64 = 1e-3;
@@ -44,7 +44,9 @@ pub(crate) struct Verification {
 #[derive(Clone, Debug)]
 pub(crate) struct Remembered {
     mesh_rank: MeshRank,
-    difference: Difference,
+    /// Who holds the boxes whose copies differed, and the digests of this rank's copies.
+    holders: Vec<Holder>,
+    digests: BTreeMap<u32, u64>,
     losses: VecDeque<(u64, u64)>,
 }
 
@@ -98,48 +100,45 @@ impl Verification {
         self.losses.push_back((step, bits));
     }
 
-    /// Remembers a difference for the repetition of its step.
-    pub(crate) fn remember(&mut self, mesh_rank: MeshRank, difference: &Difference) {
-        let (losses, difference) = (self.losses.clone(), difference.clone());
-        self.remembered.insert(difference.step, Remembered { mesh_rank, difference, losses });
+    /// Remembers what this rank computed, for the repetition of a step after which the copies of a class differed.
+    pub(crate) fn remember(&mut self, step: u64, mesh_rank: MeshRank, class: &Class, digests: &[u64]) {
+        let (holders, digests) = (class.holders.clone(), class.digests_of(mesh_rank.rank as u32, digests));
+        let remembered = Remembered { mesh_rank, holders, digests, losses: self.losses.clone() };
+        self.remembered.insert(Step(step), remembered);
         if self.remembered.len() > DISPUTES_MAX {
             self.remembered.pop_first();
         }
     }
 
-    /// What this rank knows about the dispute of a step that it has repeated, with the ranks that hold the disputed box;
-    /// `now` returns the fingerprint of the box in a part of its memory.
+    /// What this rank knows about the dispute of a step that it has repeated, with the ranks that hold the disputed boxes, out
+    /// of `copies` with these digests.
     pub(crate) fn repeated(
         &mut self,
         step: u64,
         mesh_rank: MeshRank,
-        now: impl Fn(u32, u64) -> Option<u64>,
+        copies: &Copies,
+        digests: &[u64],
     ) -> Option<(Repeated, Vec<u32>)> {
         self.disputed.retain(|disputed| disputed.0 != step);
-        let Remembered { difference, losses, .. } =
-            self.remembered.remove(&Step(step)).filter(|then| then.mesh_rank == mesh_rank)?;
+        let then = self.remembered.remove(&Step(step)).filter(|then| then.mesh_rank == mesh_rank)?;
+        let now = copies.class_of(&then.holders)?.digests_of(mesh_rank.rank as u32, digests);
         let differs = |(step, bits): &&(u64, u64)| {
             let again = self.losses.iter().find(|(other, _)| other == step);
             again.is_some_and(|(_, now)| now != bits)
         };
-        let loss = losses.iter().find(differs).map(|(step, _)| Step(*step));
-        let own = difference.claims.iter().filter(|claim| claim.holder.rank as usize == mesh_rank.rank);
-        let (mut of_own, mut of_shadows) = (None, None);
-        for claim in own {
-            let differs = now(claim.holder.part, difference.name) != Some(claim.value);
-            let of_part: &mut Option<bool> = if claim.holder.part == 0 { &mut of_own } else { &mut of_shadows };
-            *of_part = Some(differs || *of_part == Some(true));
-        }
-        let holders: std::collections::BTreeSet<u32> =
-            difference.claims.iter().map(|claim| claim.holder.rank).collect();
-        Some((Repeated { loss, own: of_own, shadow: of_shadows }, holders.into_iter().collect()))
+        let loss = then.losses.iter().find(differs).map(|(step, _)| Step(*step));
+        let other = |part: &u32| now.get(part) != then.digests.get(part);
+        let own = then.digests.contains_key(&0).then(|| other(&0));
+        let mut shadows = then.digests.keys().filter(|part| **part > 0).peekable();
+        let shadow = shadows.peek().is_some().then(|| shadows.any(other));
+        let holders: BTreeSet<u32> = then.holders.iter().map(|holder| holder.rank).collect();
+        Some((Repeated { loss, own, shadow }, holders.into_iter().collect()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_strategies::elastic::copies::{Claim, Holder};
 
     #[test]
     fn automatic_interval_keeps_comparisons_below_a_thousandth() {
@@ -149,7 +148,7 @@ mod tests {
         for (compare_s, step_s, every) in [(1e-6, 1.0, 1), (2e-3, 1.0, 2), (3e-3, 1.0, 4), (1.0, 1e-9, EVERY_MAX)] {
             verification.choose(compare_s, step_s);
             let due: Vec<u64> = (1..=2 * every).filter(|step| verification.is_due(*step)).collect();
-            assert_eq!(due, [every, 2 * every].into_iter().chain(if every == 1 { vec![] } else { vec![] }).collect::<Vec<_>>());
+            assert_eq!(due, [every, 2 * every]);
         }
     }
 
@@ -164,23 +163,24 @@ mod tests {
     }
 
     #[test]
-    fn repeated_losses_and_fingerprints_are_compared_with_the_first_ones() {
-        let holder = |rank, part| Holder { rank, part };
-        let claims = vec![Claim { holder: holder(0, 0), value: 5 }, Claim { holder: holder(1, 1), value: 6 }];
-        let difference = Difference { step: Step(4), tensor: "w".into(), name: 9, suspects: vec![], claims };
-        let repeat = |rank, losses: [u64; 4], value| {
+    fn repeated_losses_and_digests_are_compared_with_the_first_ones() {
+        let boxes = BTreeSet::from([7]);
+        // Rank 1 has a shadow of rank 0.
+        let copies = Copies::new(&[vec![boxes.clone()], vec![BTreeSet::new(), boxes]]);
+        let first = [5, 6];
+        let repeat = |rank, losses: [u64; 4], digests| {
             let mesh_rank = MeshRank { rank, ..MeshRank::default() };
             let mut verification = Verification::new(VerifySteps::Auto);
             (1..).zip([1, 2, 3, 4]).for_each(|(step, bits)| verification.note_loss(step, bits));
-            verification.remember(mesh_rank, &difference);
+            verification.remember(4, mesh_rank, copies.differing(&first)[0], &first);
             verification.begin(vec![Step(4)]);
             (1..).zip(losses).for_each(|(step, bits)| verification.note_loss(step, bits));
-            verification.repeated(4, mesh_rank, |_, _| Some(value)).unwrap()
+            verification.repeated(4, mesh_rank, &copies, digests).unwrap()
         };
 
         let agrees = Repeated { loss: None, own: Some(false), shadow: None };
-        assert_eq!(repeat(0, [1, 2, 3, 4], 5), (agrees, vec![0, 1]));
-        assert_eq!(repeat(0, [1, 2, 8, 9], 6).0, Repeated { loss: Some(Step(3)), own: Some(true), shadow: None });
-        assert_eq!(repeat(1, [1, 2, 3, 4], 6).0, Repeated { loss: None, own: None, shadow: Some(false) });
+        assert_eq!(repeat(0, [1, 2, 3, 4], &[5, 5]), (agrees, vec![0, 1]));
+        assert_eq!(repeat(0, [1, 2, 8, 9], &[6, 6]).0, Repeated { loss: Some(Step(3)), own: Some(true), shadow: None });
+        assert_eq!(repeat(1, [1, 2, 3, 4], &[6, 6]).0, Repeated { loss: None, own: None, shadow: Some(false) });
     }
 }

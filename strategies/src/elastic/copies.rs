@@ -28,9 +28,11 @@ pub struct Holder {
 
 /// The boxes that have the same holders.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Class {
-    holders: Vec<Holder>,
-    boxes: BTreeSet<u64>,
+pub struct Class {
+    /// Who holds them, in order.
+    pub holders: Vec<Holder>,
+    /// Their names.
+    pub boxes: BTreeSet<u64>,
     /// The place of the first holder's digest among all digests.
     first: usize,
 }
@@ -94,13 +96,26 @@ impl Copies {
         digests
     }
 
-    /// The boxes of the classes whose digests differ, out of [`Copies::n_digests`].
-    pub fn differing(&self, digests: &[u64]) -> BTreeSet<u64> {
+    /// The classes whose digests differ, out of [`Copies::n_digests`].
+    pub fn differing(&self, digests: &[u64]) -> Vec<&Class> {
         let differs = |class: &&Class| {
             let own = &digests[class.first..class.first + class.holders.len()];
             own.iter().any(|digest| *digest != own[0])
         };
-        self.classes.iter().filter(differs).flat_map(|class| class.boxes.iter().copied()).collect()
+        self.classes.iter().filter(differs).collect()
+    }
+
+    /// The class with these holders.
+    pub fn class_of(&self, holders: &[Holder]) -> Option<&Class> {
+        self.classes.iter().find(|class| class.holders == holders)
+    }
+}
+
+impl Class {
+    /// The digests of a rank's parts, out of [`Copies::n_digests`].
+    pub fn digests_of(&self, rank: u32, digests: &[u64]) -> BTreeMap<u32, u64> {
+        let here = self.holders.iter().zip(&digests[self.first..]);
+        here.filter(|(holder, _)| holder.rank == rank).map(|(holder, digest)| (holder.part, *digest)).collect()
     }
 }
 
@@ -215,7 +230,7 @@ mod tests {
                 all[at] = digest;
             }
         }
-        copies.differing(&all)
+        copies.differing(&all).into_iter().flat_map(|class| class.boxes.iter().copied()).collect()
     }
 
     fn claims(values: &[u64]) -> Vec<Copy> {
@@ -248,7 +263,7 @@ mod tests {
         let copies = Copies::new(&held(&[&[&[1]], &[&[2]]]));
 
         assert_eq!((copies.n_digests(), copies.is_complete()), (0, false));
-        assert_eq!(copies.differing(&[]), BTreeSet::new());
+        assert!(copies.differing(&[]).is_empty());
         assert!(Copies::new(&held(&[&[&[1]], &[&[1]]])).is_complete());
     }
 

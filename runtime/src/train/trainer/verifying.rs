@@ -90,9 +90,11 @@ impl Trainer<'_> {
             all[..2 * n].chunks_exact(2).map(|halves| (halves[0] as u64) << 32 | halves[1] as u64).collect();
         let differing = copies.differing(&digests);
         if !differing.is_empty() {
-            return Err(self.describe(&differing, found)?);
+            self.verification.remember(self.state.step, self.team.mesh_rank, differing[0], &digests);
+            let boxes = differing.iter().flat_map(|class| class.boxes.iter().copied()).collect();
+            return Err(self.describe(&boxes, found)?);
         }
-        self.settle_dispute(found)
+        self.settle_dispute(copies, &digests)
     }
 
     /// Why the step fails: exchanges the fingerprints of all boxes in doubt.
@@ -110,24 +112,24 @@ impl Trainer<'_> {
         // The digests differ, so a rank has exchanged other fingerprints than it added up.
         let unclear = || Difference { step, tensor: "the digests".into(), name: 0, suspects: vec![], claims: vec![] };
         let difference = Difference::among(step, copies.collect()).unwrap_or_else(unclear);
-        self.verification.remember(self.team.mesh_rank, &difference);
         Ok(JobError::Corrupt(Box::new(difference)))
     }
 
     /// After the repetition of a step whose copies differed before, finds and reports whose copy was wrong.
-    fn settle_dispute(&mut self, found: &Fingerprints) -> Result<(), JobError> {
+    fn settle_dispute(&mut self, copies: &Copies, digests: &[u64]) -> Result<(), JobError> {
         let (step, mesh_rank) = (self.state.step, self.team.mesh_rank);
         if !self.verification.disputed.contains(&Step(step)) {
             return Ok(());
         }
-        let now = |part: u32, name: u64| found.get(part as usize)?.get(&name).copied();
-        let (repeated, holders) = self.verification.repeated(step, mesh_rank, now).unwrap_or_default();
+        let (repeated, holders) =
+            self.verification.repeated(step, mesh_rank, copies, digests).unwrap_or_default();
         let [loss, own, shadow] = repeated.encode().map(|value| self.team.gather(value));
         let (loss, own, shadow) = (loss?, own?, shadow?);
         let all: Vec<Repeated> =
             (0..mesh_rank.mesh.size()).map(|rank| Repeated::decode([loss[rank], own[rank], shadow[rank]])).collect();
         // A rank whose process was replaced does not know who holds the box, and leaves the answer to the others.
         let suspect = settle(&mesh_rank.mesh, Step(step), &holders, &all).filter(|_| !holders.is_empty());
+        tracing::debug!(step, ?suspect, ?holders, ?all, "repeated a disputed step");
         let Some(member) = self.member.as_mut().filter(|_| !holders.is_empty()) else { return Ok(()) };
         member.settled(step, suspect)
     }
