@@ -68,11 +68,11 @@ fn small_report() -> Report {
 
 // WIRE-3
 #[test]
-fn encoding_of_version_six_is_stable() {
+fn encoding_of_version_seven_is_stable() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 6, 1, // envelope: version 6, kind 1
+        b'p', b'x', 7, 1, // envelope: version 7, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -85,6 +85,12 @@ fn encoding_of_version_six_is_stable() {
         0,    // no members
     ];
     assert_eq!(frame, expected);
+}
+
+/// Copies that differ, with every field.
+fn difference() -> Difference {
+    let claim = Claim { holder: Holder { rank: 35, part: 36 }, value: 37 };
+    Difference { step: Step(38), tensor: "w".to_owned(), name: 39, suspects: vec![40], claims: vec![claim] }
 }
 
 /// A device with every field.
@@ -187,7 +193,7 @@ fn error_names_each_defect_of_a_frame() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 7), "expected a report of protocol version 6, found version 7");
+    assert_eq!(changed(2, 8), "expected a report of protocol version 7, found version 8");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -235,12 +241,12 @@ fn wrong_length_is_refused_before_memory_is_allocated() {
 fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
     // One byte of input is 24 bytes of memory here, which is why the limit counts decoded bytes.
     let frame = encode(&desired_state_of(Some(world(0, 0)))).unwrap();
-    // The last nine bytes are no holds, no transfers, no saves, no rest, no evictions, three requests and no release.
+    // The last ten bytes are no holds, no transfers, no saves, no rest, no disputed steps, no evictions, three requests and no release.
     let hostile = |n_holds: u32| {
-        let mut hostile = frame[..frame.len() - 9].to_vec();
+        let mut hostile = frame[..frame.len() - 10].to_vec();
         hostile.push(252);
         hostile.extend(n_holds.to_le_bytes());
-        hostile.resize(hostile.len() + n_holds as usize + 8, 0);
+        hostile.resize(hostile.len() + n_holds as usize + 9, 0);
         hostile
     };
     // Three are decoded, and rejected by their check.

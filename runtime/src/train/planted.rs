@@ -106,6 +106,15 @@ pub(crate) fn flip_gradient(machine: &mut dyn Machine, c: &Compiled, seed: u64) 
     Some(format!("bit {bit} of element {at} of {}", c.program.value(value).name))
 }
 
+/// Flips a bit of a copy of the state.
+pub(crate) fn flip_bit(bytes: &mut [u8], seed: u64) {
+    let rng = CounterRng::new(seed);
+    let n = bytes.len().max(1) as u64;
+    if let Some(byte) = bytes.get_mut((rng.bits(0) % n) as usize) {
+        *byte ^= 1 << (rng.bits(1) % 8);
+    }
+}
+
 fn flip_value(machine: &mut dyn Machine, c: &Compiled, value: ValueId, at: usize, bits: u64) -> u64 {
     let bit = bits % 32;
     let word = machine.elements::<u32>(c, value, at..at + 1)[0];

@@ -5,7 +5,7 @@
 
 use super::weights::Tensor;
 use crate::config::elastic::VerifySteps;
-use phalanx_strategies::elastic::copies::{Class, Copies, Holder};
+use phalanx_strategies::elastic::copies::{Class, Copies, Holder, name};
 use phalanx_strategies::elastic::dispute::Repeated;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::mesh::MeshRank;
@@ -28,8 +28,8 @@ pub(crate) struct Verification {
     pub(crate) copies: Option<Copies>,
     /// The boxes of each part of this rank's memory: its own state, then its shadows.
     pub(crate) parts: Vec<BTreeMap<u64, Tensor>>,
-    /// The fingerprints of its own boxes after the step of the latest comparison.
-    pub(crate) own: BTreeMap<u64, u64>,
+    /// The outcome of the latest comparison.
+    pub(crate) compared: Compared,
     /// Time of the latest exchange.
     pub(crate) exchange_s: f64,
     /// Steps whose copies differed in an earlier world.
@@ -38,6 +38,24 @@ pub(crate) struct Verification {
     pub(crate) remembered: BTreeMap<Step, Remembered>,
     /// This rank's part of the loss of each step of this world.
     losses: VecDeque<(u64, u64)>,
+}
+
+/// The outcome of a comparison before a save.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Compared {
+    /// The fingerprints of the rank's own boxes, by name.
+    pub(crate) own: BTreeMap<u64, u64>,
+    /// Whether all of the state has other copies, which agree with it.
+    pub(crate) is_verified: bool,
+    /// The seed of a bit that a test flips in the copy of the state.
+    pub(crate) planted: Option<u64>,
+}
+
+impl Compared {
+    /// The fingerprint of a box, if it was compared.
+    pub(crate) fn fingerprint(&self, tensor: &Tensor) -> Option<u64> {
+        self.own.get(&name(&tensor.name, &tensor.held.region)).copied()
+    }
 }
 
 /// What a rank computed before a difference was found.
@@ -57,7 +75,7 @@ impl Verification {
             every: None,
             copies: None,
             parts: Vec::new(),
-            own: BTreeMap::new(),
+            compared: Compared::default(),
             exchange_s: 0.0,
             disputed: Vec::new(),
             remembered: BTreeMap::new(),
@@ -68,7 +86,7 @@ impl Verification {
     /// Begins a world, which repeats disputed steps.
     pub(crate) fn begin(&mut self, disputed: Vec<Step>) {
         (self.every, self.copies, self.disputed) = (None, None, disputed);
-        (self.parts, self.own, self.exchange_s) = (Vec::new(), BTreeMap::new(), 0.0);
+        (self.parts, self.compared, self.exchange_s) = (Vec::new(), Compared::default(), 0.0);
         self.losses.clear();
     }
 

@@ -4,7 +4,7 @@ use super::Trainer;
 use crate::error::JobError;
 use crate::train::fingerprints::{boxes, of_boxes};
 use crate::train::planted::{Where, flip_gradient, flip_state};
-use crate::train::verification::Verification;
+use crate::train::verification::{Compared, Verification};
 use crate::train::weights::Tensor;
 use phalanx_strategies::elastic::copies::{Claim, Copies, Copy, Difference, Holder};
 use phalanx_strategies::elastic::dispute::{Repeated, settle};
@@ -25,6 +25,7 @@ impl Trainer<'_> {
         if !self.verification.is_on() || !saves && (self.team.n_ranks() == 1 || !self.verification.is_due(step)) {
             return Ok(());
         }
+        self.verification.compared = Compared::default();
         self.find_copies()?;
         let copies = self.verification.copies.take().unwrap_or_default();
         let begin = Instant::now();
@@ -64,7 +65,8 @@ impl Trainer<'_> {
             let (names, tensors): (Vec<u64>, Vec<&Tensor>) = boxes.iter().filter(|(name, _)| is_wanted(name)).unzip();
             all.push(names.into_iter().zip(of_boxes(machine, c, &tensors)?).collect());
         }
-        self.verification.own = all.first().cloned().unwrap_or_default();
+        let own = all.first().cloned().unwrap_or_default();
+        self.verification.compared = Compared { own, ..Compared::default() };
         Ok(all)
     }
 
@@ -94,6 +96,7 @@ impl Trainer<'_> {
             let boxes = differing.iter().flat_map(|class| class.boxes.iter().copied()).collect();
             return Err(self.describe(&boxes, found)?);
         }
+        self.verification.compared.is_verified = copies.is_complete();
         self.settle_dispute(copies, &digests)
     }
 
