@@ -8,8 +8,7 @@ use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{
-    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Settled, Stage,
-    WorldPlan,
+    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Settled, Stage, WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};

@@ -68,7 +68,9 @@ impl Setting for VerifySteps {
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
             Value::String(word) if word == "auto" => Ok(VerifySteps::Auto),
-            Value::Number(number) => number.as_u64().map(VerifySteps::Every).ok_or_else(|| at.mismatch(value, Self::fits())),
+            Value::Number(number) => {
+                number.as_u64().map(VerifySteps::Every).ok_or_else(|| at.mismatch(value, Self::fits()))
+            }
             other => Err(at.mismatch(other, Self::fits())),
         }
     }

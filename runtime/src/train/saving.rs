@@ -3,8 +3,8 @@
 use super::background::{Ballot, Ongoing, Waited};
 use super::export::JOB_YAML;
 use super::inputs::{INPUTS_JSON, RunInputs};
-use super::state_copy::StateCopy;
 use super::planted::flip_bit;
+use super::state_copy::StateCopy;
 use super::team::Team;
 use super::verification::Compared;
 use super::weights::{self, Tensor};
@@ -204,7 +204,9 @@ impl Saving {
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
         let writer = CheckpointWriter::at(&self.root)?;
         let saved =
-            writer.save_together(&self.meta(state, compared, team), writer_rank(team), &pieces, &extras, |value| team.sum(value));
+            writer.save_together(&self.meta(state, compared, team), writer_rank(team), &pieces, &extras, |value| {
+                team.sum(value)
+            });
         let retained = match (&saved, self.keep.filter(|_| team.leads())) {
             (Ok(id), Some(keep)) => writer.retain(keep, id).map(drop),
             _ => Ok(()),
@@ -249,8 +251,14 @@ impl Saving {
         }
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
         let writer = CheckpointWriter::at(&self.root)?;
-        self.ongoing =
-            Some(Ongoing::begin(&writer, self.meta(state, compared, team), writer_rank(team), snapshot, copy, self.keep)?);
+        self.ongoing = Some(Ongoing::begin(
+            &writer,
+            self.meta(state, compared, team),
+            writer_rank(team),
+            snapshot,
+            copy,
+            self.keep,
+        )?);
         Ok(())
     }
 

@@ -224,7 +224,12 @@ impl<'a> Trainer<'a> {
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
             let outcome = self.prepare(data.train)?;
-            self.open = Some((self.judge(&outcome)?, outcome));
+            let judged = self.judge(&outcome);
+            if matches!(judged, Err(JobError::NonFinite { .. })) {
+                // All ranks have the same loss and gradient norm. A broken copy of the state is not a diverged model.
+                self.verify_if_due(true, outcome.step_s)?;
+            }
+            self.open = Some((judged?, outcome));
             // Nothing has changed yet. All ranks vote here, so that no rank applies a step that another could not compute.
             let (requests, asked, ended_save) = self.vote(control, saving)?;
             self.plant(Where::Gradient);

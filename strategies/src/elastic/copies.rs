@@ -174,9 +174,13 @@ impl Difference {
         for Copy { name, tensor, claim } in copies {
             boxes.entry(name).or_insert_with(|| (tensor, Vec::new())).1.push(claim);
         }
-        let differs = |(_, (_, claims)): &(u64, (String, Vec<Claim>))| claims.iter().any(|c| c.value != claims[0].value);
-        let found: Vec<Difference> =
-            boxes.into_iter().filter(differs).map(|(name, (tensor, claims))| of_box(step, name, tensor, claims)).collect();
+        let differs =
+            |(_, (_, claims)): &(u64, (String, Vec<Claim>))| claims.iter().any(|c| c.value != claims[0].value);
+        let found: Vec<Difference> = boxes
+            .into_iter()
+            .filter(differs)
+            .map(|(name, (tensor, claims))| of_box(step, name, tensor, claims))
+            .collect();
         let named = found.iter().position(|difference| !difference.suspects.is_empty());
         found.into_iter().nth(named.unwrap_or(0))
     }

@@ -48,7 +48,8 @@ pub fn settle(mesh: &Mesh, step: Step, holders: &[u32], repeated: &[Repeated]) -
     let deviates = |rank: u32| -> Option<Option<(Step, bool)>> {
         let of_rank = repeated.get(rank as usize)?;
         let state = |differs: bool| differs.then_some((step, true));
-        let own = of_rank.own.map(|differs| of_replica(replica(rank as usize)).map(|at| (at, false)).or(state(differs)));
+        let own =
+            of_rank.own.map(|differs| of_replica(replica(rank as usize)).map(|at| (at, false)).or(state(differs)));
         let shadow = of_rank.shadow.map(state);
         match (own, shadow) {
             (None, None) => None,

@@ -68,7 +68,13 @@ impl Why {
     pub const fn is_crash(self) -> bool {
         matches!(
             self,
-            Why::Died | Why::Silent | Why::Hangs | Why::DeviceFailed | Why::Straggles | Why::Stuck | Why::Unreachable
+            Why::Died
+                | Why::Silent
+                | Why::Hangs
+                | Why::DeviceFailed
+                | Why::Straggles
+                | Why::Stuck
+                | Why::Unreachable
                 | Why::Corrupted
         )
     }
@@ -206,7 +212,6 @@ impl fmt::Display for Cause {
             Why::Fails => "saves what is committed and fails",
             Why::Corrupted if self.culprit == Culprit::Job => "has copies of state that differ",
             Why::Corrupted => "has corrupted state",
-
         })
     }
 }

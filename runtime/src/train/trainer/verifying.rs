@@ -124,8 +124,7 @@ impl Trainer<'_> {
         if !self.verification.disputed.contains(&Step(step)) {
             return Ok(());
         }
-        let (repeated, holders) =
-            self.verification.repeated(step, mesh_rank, copies, digests).unwrap_or_default();
+        let (repeated, holders) = self.verification.repeated(step, mesh_rank, copies, digests).unwrap_or_default();
         let [loss, own, shadow] = repeated.encode().map(|value| self.team.gather(value));
         let (loss, own, shadow) = (loss?, own?, shadow?);
         let all: Vec<Repeated> =

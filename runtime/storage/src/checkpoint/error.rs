@@ -28,7 +28,9 @@ pub enum CheckpointError {
         reason: String,
     },
     /// The bytes that were written are not those of the state.
-    #[error("the copy of `{name}` for the checkpoint of step {step} differs from the state: a bit has flipped in memory")]
+    #[error(
+        "the copy of `{name}` for the checkpoint of step {step} differs from the state: a bit has flipped in memory"
+    )]
     Corrupt {
         /// The tensor.
         name: String,

@@ -16,7 +16,15 @@ fn add(snapshot: &mut Snapshot, start: usize, weights: &[f32]) {
     let bytes = bytemuck::cast_slice(weights);
     let fingerprint = None;
     let global_shape = &[8];
-    snapshot.add(&Piece { name: "w", dtype: Dtype::F32, global_shape, offset: &offset, shape: &shape, bytes, fingerprint });
+    snapshot.add(&Piece {
+        name: "w",
+        dtype: Dtype::F32,
+        global_shape,
+        offset: &offset,
+        shape: &shape,
+        bytes,
+        fingerprint,
+    });
 }
 
 fn read(dir: &Path) -> [f32; 8] {
