@@ -163,6 +163,7 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         holds: vec![shard(node.0 * RANKS_PER_NODE + slot), shard(slot)],
         saved: None,
         failure: None,
+        settled: None,
         fault: None,
     };
     let members = (0..RANKS_PER_NODE).map(member).collect();

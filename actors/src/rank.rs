@@ -15,9 +15,10 @@ use crate::mesh_group::{Abort, Awaited, GroupFailed, MeshGroup, Missing, OwnedGr
 use crate::step_log::{Record, StepReader, StepWriter, step_log};
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 use phalanx_strategies::elastic::commit::Version;
+use phalanx_strategies::elastic::copies::Difference;
 use phalanx_strategies::elastic::identity::{Generation, Stale};
 use phalanx_strategies::elastic::member::{Command, Member};
-use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, WorldPlan};
+use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, Settled, WorldPlan};
 use phalanx_strategies::elastic::progress::{At, Progress};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Part;
@@ -90,6 +91,10 @@ pub enum DeviceEvent {
     /// A world failed at this rank: the member at this index cannot be reached, or the cause is unknown. Ignored if the world
     /// is already ending.
     Broken(Generation, Option<u32>, String),
+    /// Copies of the state of a world differ, as the text says.
+    Corrupt(Generation, Difference, String),
+    /// All copies of the state of a world agree after a step at which they differed before.
+    Settled(Generation, Settled),
     /// This member has failed permanently.
     Failed(String),
 }
@@ -283,6 +288,11 @@ impl Rank {
                 // Releases the peers that wait for this rank.
                 self.leave(Generation(generation.0 + 1), &reason, ctx);
             }
+            DeviceEvent::Corrupt(generation, found, reason) => {
+                self.member.handle_corrupt(generation, found, &reason)?;
+                self.leave(Generation(generation.0 + 1), &reason, ctx);
+            }
+            DeviceEvent::Settled(generation, settled) => self.member.handle_settled(generation, settled)?,
             DeviceEvent::Failed(reason) => self.member.handle_failed(&reason),
         }
         Ok(())
@@ -508,6 +518,7 @@ mod tests {
             holds,
             n_saves: 0,
             rests: false,
+            disputed: vec![],
         })
     }
 

@@ -3,6 +3,7 @@
 use crate::config::precision::{AttentionEngine, DeviceChoice, GpuCollectives, PrecisionSection};
 use crate::error::JobError;
 use phalanx_cpu::CpuDevice;
+pub(crate) use phalanx_cpu::kernels::fingerprint::fingerprint;
 pub use phalanx_cuda::GpuInfo;
 use phalanx_cuda::{AttentionChoice, Choice, CudaDevice, OpenError, Search};
 use phalanx_device::Device;

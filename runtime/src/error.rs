@@ -104,6 +104,9 @@ pub enum JobError {
     /// Loss or gradient is NaN or infinite.
     #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
     NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
+    /// Copies of the state differ.
+    #[error("{0}")]
+    Corrupt(Box<phalanx_strategies::elastic::copies::Difference>),
     /// A state that must not become a checkpoint.
     #[error("the state of step {step} is not saved: the weights {parameter} are not finite")]
     UnfitState { step: u64, parameter: String },
@@ -246,6 +249,7 @@ impl JobError {
             }
             JobError::Exec(_) | JobError::Collective(_) => false,
             JobError::WorldTraces(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
+            JobError::Corrupt(_) => false,
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,

@@ -196,6 +196,7 @@ mod tests {
             holds,
             n_saves: 1,
             rests: false,
+            disputed: vec![],
         };
         Record {
             term: Term(1),

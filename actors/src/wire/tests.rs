@@ -3,11 +3,12 @@ mod arbitrary;
 use super::*;
 use arbitrary::{desired_state, report};
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
+use phalanx_strategies::elastic::copies::{Claim, Difference, Holder};
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{
-    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Stage, WorldPlan,
+    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Settled, Stage, WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
@@ -66,11 +67,11 @@ fn small_report() -> Report {
 
 // WIRE-3
 #[test]
-fn encoding_of_version_six_is_stable() {
+fn encoding_of_version_seven_is_stable() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 6, 1, // envelope: version 6, kind 1
+        b'p', b'x', 7, 1, // envelope: version 7, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -83,6 +84,12 @@ fn encoding_of_version_six_is_stable() {
         0,    // no members
     ];
     assert_eq!(frame, expected);
+}
+
+/// Copies that differ, with every field.
+fn difference() -> Difference {
+    let claim = Claim { holder: Holder { rank: 35, part: 36 }, value: 37 };
+    Difference { step: Step(38), tensor: "w".to_owned(), name: 39, suspects: vec![40], claims: vec![claim] }
 }
 
 /// A device with every field.
@@ -118,7 +125,8 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
             ticks: 25,
             at: At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 }),
         },
-        broken: Some(Broken { lost: Some(worker), reason: "gone".to_owned() }),
+        broken: Some(Broken { lost: Some(worker), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }),
+        settled: Some(Settled { step: Step(30), suspects: vec![31] }),
         commit_state: CommitState {
             entered: Generation(10),
             applied: Some(Version { lineage: Generation(11), step: Step(12) }),
@@ -149,6 +157,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         transfers: vec![sources.map(|source| Transfer { shard, source }).to_vec()],
         n_saves: 22,
         rests: true,
+        disputed: vec![Step(29)],
         ..world(1, 0)
     };
     let desired_state = DesiredState {
@@ -183,7 +192,7 @@ fn error_names_each_defect_of_a_frame() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 7), "expected a report of protocol version 6, found version 7");
+    assert_eq!(changed(2, 8), "expected a report of protocol version 7, found version 8");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -231,12 +240,12 @@ fn wrong_length_is_refused_before_memory_is_allocated() {
 fn many_empty_vectors_do_not_decode_to_more_than_the_limit() {
     // One byte of input is 24 bytes of memory here, which is why the limit counts decoded bytes.
     let frame = encode(&desired_state_of(Some(world(0, 0)))).unwrap();
-    // The last nine bytes are no holds, no transfers, no saves, no rest, no evictions, three requests and no release.
+    // The last ten bytes are no holds, no transfers, no saves, no rest, no disputed steps, no evictions, three requests and no release.
     let hostile = |n_holds: u32| {
-        let mut hostile = frame[..frame.len() - 9].to_vec();
+        let mut hostile = frame[..frame.len() - 10].to_vec();
         hostile.push(252);
         hostile.extend(n_holds.to_le_bytes());
-        hostile.resize(hostile.len() + n_holds as usize + 8, 0);
+        hostile.resize(hostile.len() + n_holds as usize + 9, 0);
         hostile
     };
     // Three are decoded, and rejected by their check.
@@ -289,6 +298,7 @@ fn world(n_ranks: u32, n_pieces: u32) -> WorldPlan {
         transfers: (0..n_ranks).map(|rank| pieces(rank).collect()).collect(),
         n_saves: 0,
         rests: false,
+        disputed: vec![],
     }
 }
 
@@ -316,6 +326,7 @@ fn member(slot: u32) -> MemberReport {
         entered: Step(70_000),
         progress: Progress { ticks: 1 << 33, at: At::Computes },
         broken: None,
+        settled: None,
         commit_state: CommitState { entered: Generation(9), applied: Some(Version::default()), voted: None },
         holds: vec![shard; 2],
         saved: Some(Part { of: Checkpoint { generation: Generation(8), step: Step(60_000) }, shard }),

@@ -73,6 +73,7 @@ fn checkpoint(args: &Args) -> Result<(), JobError> {
         "step": manifest.step,
         "generation": manifest.generation,
         "mesh": manifest.mesh,
+        "verified": manifest.verified,
         "files": manifest.files.iter().map(|(n, f)| (n.clone(), json!(f.len))).collect::<serde_json::Map<_, _>>(),
         "verified": true,
     });

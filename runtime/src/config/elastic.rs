@@ -36,6 +36,9 @@ section! {
         /// Seconds that a rank may make no progress before its first step in a world; later limits follow from
         /// `detection_time` and the duration of the longest instruction.
         pub step_timeout: f64 = 600.0 => SECONDS_OF_LIMIT;
+        /// Steps between comparisons of all copies of the state, which find silent corruption; they are also compared
+        /// before every checkpoint. `auto` compares as often as 0.1 % of the time allows; 0 never compares.
+        pub verify_steps: VerifySteps = VerifySteps::Auto;
         /// Maximum number of consecutive failures without a completed step; more end the job.
         pub incidents_max: usize = 5 => COUNT;
     }
@@ -46,6 +49,36 @@ section! {
     pub struct ElasticSection {
         /// Handling of lost and added ranks and machines; its keys are listed below.
         pub elastic: Elastic = Elastic::default();
+    }
+}
+
+/// How often all copies of the state are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerifySteps {
+    /// As often as a thousandth of the time allows.
+    Auto,
+    /// After so many steps; 0 for never.
+    Every(u64),
+}
+
+impl Setting for VerifySteps {
+    fn fits() -> String {
+        "auto or a whole number of at least 0".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(word) if word == "auto" => Ok(VerifySteps::Auto),
+            Value::Number(number) => {
+                number.as_u64().map(VerifySteps::Every).ok_or_else(|| at.mismatch(value, Self::fits()))
+            }
+            other => Err(at.mismatch(other, Self::fits())),
+        }
+    }
+    fn write(&self) -> Value {
+        match self {
+            VerifySteps::Auto => Value::String("auto".into()),
+            VerifySteps::Every(n) => n.write(),
+        }
     }
 }
 

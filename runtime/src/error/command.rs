@@ -47,6 +47,9 @@ pub enum CommandError {
     /// The variables of Slurm or torchrun do not give the position of this process.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
+    /// The plan of faults in the environment is invalid.
+    #[error("{0}")]
+    Planted(String),
     /// Spare nodes without a launcher that starts several nodes.
     #[error("`--spare-nodes` requires `--slurm` or `--torchrun`")]
     SpareNodesAlone,

@@ -22,6 +22,7 @@ use crate::rank::world_groups::{owner, placement, team_plan_of};
 use crate::train::event_sink::{EventSink, Fault};
 use crate::train::links::Links;
 use crate::train::plan::{ModelPlan, RunPlan};
+use crate::train::planted::Planted;
 use crate::train::programs::Programs;
 use crate::train::saving::Saving;
 use crate::train::shadow::Shadow;
@@ -29,6 +30,7 @@ use crate::train::step_trace::StepTrace;
 use crate::train::team::{JoinedWorld, Site, Team, TeamPlan};
 use crate::train::trainer::catching_up::OutgoingCatchUp;
 use crate::train::trainer::{Pause, TrainData, Trainer};
+use crate::train::verification::Remembered;
 use crate::train::weights;
 use phalanx_actors::rank::{DeviceEvent, Handle, Task};
 use phalanx_actors::step_log::StepWriter;
@@ -92,6 +94,10 @@ pub(crate) struct Device<'a> {
     pub(crate) warm: Option<Warm>,
     /// The last instance trains, or trained last.
     pub(crate) instances: Vec<RankInstance<'a>>,
+    /// Faults of tests.
+    pub(crate) planted: Planted,
+    /// What this process computed before copies of the state differed, by step.
+    pub(crate) remembered: BTreeMap<Step, Remembered>,
 }
 
 /// A rank in one world, with the state of its shards.
@@ -106,6 +112,8 @@ pub(crate) struct RankInstance<'a> {
     is_filled: bool,
     /// Whether the state came from a checkpoint or from initialization, at a start or restart of the run.
     from_disk: bool,
+    /// Steps whose copies of state differed in an earlier world.
+    disputed: Vec<Step>,
     pub(crate) trainer: Trainer<'a>,
 }
 
@@ -160,6 +168,13 @@ impl<'a> Device<'a> {
                 // Other members may wait for a record in the step log.
                 Ok(()) => self.rank.tell(DeviceEvent::Logged),
                 Err(error) if self.model.device.has_failed() || error.is_lost_cache() => end_process(&chain(&error)),
+                Err(JobError::Corrupt(found)) => {
+                    tracing::warn!(worker = %self.worker, %found, "left a world");
+                    if let Some(generation) = generation {
+                        let text = found.to_string();
+                        self.rank.tell(DeviceEvent::Corrupt(generation, *found, text));
+                    }
+                }
                 Err(error) if error.is_of_the_world() => {
                     tracing::info!(worker = %self.worker, %error, "left a world");
                     if let Some(generation) = generation {
@@ -281,6 +296,7 @@ impl<'a> Device<'a> {
             None => self.new_instance(world_plan, shards, team)?,
         };
         (instance.generation, instance.n_saves) = (world_plan.generation, world_plan.n_saves);
+        instance.disputed = world_plan.disputed.clone();
         Ok(instance)
     }
 
@@ -327,7 +343,8 @@ impl<'a> Device<'a> {
             unsafe { arena.clear() }?;
         }
         let (generation, n_saves) = (world_plan.generation, world_plan.n_saves);
-        Ok(RankInstance { memory, has, generation, n_saves, is_filled, from_disk: false, trainer })
+        let (from_disk, disputed) = (false, Vec::new());
+        Ok(RankInstance { memory, has, generation, n_saves, is_filled, from_disk, disputed, trainer })
     }
 
     /// Shadows of these shards, behind the memory of the rank's own programs.
@@ -492,7 +509,12 @@ impl<'a> Device<'a> {
         self.give_up_before(generation);
         let mut saving = self.saving().of_generation(generation.0);
         let Some(mut instance) = self.instances.pop() else { return Ok(()) };
+        instance.trainer.begin_verification(instance.disputed.clone());
+        instance.trainer.verification_mut().remembered = std::mem::take(&mut self.remembered);
+        instance.trainer.planted = std::mem::take(&mut self.planted);
         let trained = self.train_in(&mut instance, &mut saving, steps, trains);
+        self.planted = std::mem::take(&mut instance.trainer.planted);
+        self.remembered = std::mem::take(&mut instance.trainer.verification_mut().remembered);
         self.instances.push(instance);
         if let Some(report) = trained? {
             self.outbox.send(&FromRank::Done(report));
@@ -567,6 +589,7 @@ impl<'a> Device<'a> {
         } else {
             // Earlier worlds have completed the last step, or their checkpoint was lost, or the job fails.
             instance.trainer.check_weights()?;
+            instance.trainer.verify_if_due(true, 1.0)?;
             let outcome = instance.trainer.save(saving)?;
             instance.trainer.conclude(Some(outcome), true, &mut |event| event_sink.emit(event))?;
         }

@@ -12,7 +12,7 @@ use phalanx_actors::rank::{DeviceEvent, Handle, RankPort, Task};
 use phalanx_actors::step_log::{Record, StepWriter};
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
-use phalanx_strategies::elastic::message::{FAILURE_LEN_MAX, MemberReport, Requests};
+use phalanx_strategies::elastic::message::{FAILURE_LEN_MAX, MemberReport, Requests, Settled};
 use phalanx_strategies::elastic::progress::Progress;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -161,6 +161,12 @@ impl Member for Membership {
 
     fn outcome(&mut self, step: u64) -> Result<(), JobError> {
         self.write(Record::Outcome(Step(step)))
+    }
+
+    fn settled(&mut self, step: u64, suspect: Option<u32>) -> Result<(), JobError> {
+        let settled = Settled { step: Step(step), suspects: suspect.into_iter().collect() };
+        self.rank.tell(DeviceEvent::Settled(self.steps.generation(), settled));
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::config::datasets::ValSetSize;
 use crate::control::Control;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
+use crate::error::command::CommandError;
 use crate::error::peer::PeerError;
 use crate::frontend::UserModel;
 use crate::launch::channel;
@@ -21,6 +22,7 @@ use crate::rank::warm::Warm;
 use crate::train::output_lock::RankLock;
 use crate::train::plan;
 use crate::train::plan::{MakeModel, ModelPlan};
+use crate::train::planted::{self, Planted};
 use crate::train::preparation::{extras, prepare_data};
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
@@ -140,10 +142,18 @@ fn serve(
             spare: None,
             warm: Some(warm),
             instances: Vec::new(),
+            remembered: BTreeMap::new(),
+            planted: planted()?,
         };
         device.run();
         Ok::<(), JobError>(())
     })?
+}
+
+/// Faults that a test plants in this process.
+fn planted() -> Result<Planted, JobError> {
+    let plan = std::env::var(planted::VARIABLE).unwrap_or_default();
+    plan.parse().map_err(|reason: String| CommandError::Planted(reason).into())
 }
 
 /// Listens for other ranks.

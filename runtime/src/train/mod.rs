@@ -13,6 +13,8 @@
 //! - `same_run`: whether a checkpoint is of the run that resumes.
 //! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
 //!   memory meanwhile; `export`: the trained model.
+//! - `fingerprints` of state; `verification`: when copies of the state are compared, which `trainer` does.
+//! - `planted`: faults for tests.
 //! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: measurements and their outputs.
 //!
@@ -24,6 +26,7 @@ mod background;
 pub(crate) mod catch_up_transfer;
 pub(crate) mod event_sink;
 pub mod export;
+pub(crate) mod fingerprints;
 pub(crate) mod fit;
 pub(crate) mod inputs;
 mod lane;
@@ -31,6 +34,7 @@ pub(crate) mod links;
 pub mod metrics;
 pub(crate) mod output_lock;
 pub mod plan;
+pub(crate) mod planted;
 pub(crate) mod preparation;
 pub(crate) mod programs;
 pub mod progress;
@@ -44,4 +48,5 @@ pub(crate) mod team;
 pub mod tensorboard;
 pub(crate) mod threads;
 pub(crate) mod trainer;
+pub(crate) mod verification;
 pub(crate) mod weights;

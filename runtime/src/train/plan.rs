@@ -4,6 +4,7 @@ use super::architecture::{Architecture, User, is_user_defined};
 use crate::config::JobConfig;
 use crate::config::adapter::LoraTargets;
 use crate::config::datasets::{self, ValSetSize};
+use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::precision::{Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision};
 use crate::config::schedule::LrScheduler;
@@ -95,6 +96,8 @@ pub struct RunPlan {
     pub total_steps: u64,
     /// Loss scale at the start.
     pub loss_scale: LossScale,
+    /// How often all copies of the state are compared.
+    pub verify_steps: VerifySteps,
 }
 
 /// The tokenizer that a configuration names.
@@ -325,7 +328,7 @@ pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
         total_steps,
         shape,
     };
-    RunPlan { schedule, total_steps, loss_scale: loss_scale(config) }
+    RunPlan { schedule, total_steps, loss_scale: loss_scale(config), verify_steps: config.elastic.verify_steps }
 }
 
 fn loss_scale(config: &JobConfig) -> LossScale {

@@ -3,9 +3,11 @@
 use super::background::{Ballot, Ongoing, Waited};
 use super::export::JOB_YAML;
 use super::inputs::{INPUTS_JSON, RunInputs};
+use super::planted::flip_bit;
 use super::same_run::{Changes, changes};
 use super::state_copy::StateCopy;
 use super::team::Team;
+use super::verification::Compared;
 use super::weights::{self, Tensor};
 use crate::config::output::{OutputSection, Resume};
 use crate::error::JobError;
@@ -86,13 +88,15 @@ struct SavedBox<'a> {
     shape: Vec<usize>,
     region: TensorBox,
     values: Cow<'a, [f32]>,
+    /// The fingerprint of these elements in the state, if known.
+    fingerprint: Option<u64>,
 }
 
 impl SavedBox<'_> {
     fn piece(&self) -> Piece<'_> {
         let TensorBox { offset, extent: shape } = &self.region;
-        let bytes = bytemuck::cast_slice(&self.values);
-        Piece { name: &self.name, dtype: Dtype::F32, global_shape: &self.shape, offset, shape, bytes }
+        let (bytes, fingerprint) = (bytemuck::cast_slice(&self.values), self.fingerprint);
+        Piece { name: &self.name, dtype: Dtype::F32, global_shape: &self.shape, offset, shape, bytes, fingerprint }
     }
 }
 
@@ -191,16 +195,19 @@ impl Saving {
         machine: &dyn Machine,
         c: &Compiled,
         state: &TrainerState,
+        compared: &Compared,
         team: &mut Team,
     ) -> Result<SaveOutcome, JobError> {
         let _stores = self.progress_counter.during(At::Stores);
-        let boxes = boxes(machine, c);
+        let boxes = boxes(machine, c, compared);
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
         let writer = CheckpointWriter::at(&self.root)?;
         let saved =
-            writer.save_together(&self.meta(state, team), writer_rank(team), &pieces, &extras, |value| team.sum(value));
+            writer.save_together(&self.meta(state, compared, team), writer_rank(team), &pieces, &extras, |value| {
+                team.sum(value)
+            });
         let retained = match (&saved, self.keep.filter(|_| team.leads())) {
             (Ok(id), Some(keep)) => writer.retain(keep, id).map(drop),
             _ => Ok(()),
@@ -231,6 +238,7 @@ impl Saving {
         machine: &dyn Machine,
         c: &Compiled,
         state: &TrainerState,
+        compared: &Compared,
         team: &Team,
     ) -> Result<(), JobError> {
         assert!(self.ongoing.is_none(), "one save at a time");
@@ -238,11 +246,20 @@ impl Saving {
         let mut snapshot = warmed.unwrap_or_else(|| std::mem::take(&mut self.spare));
         snapshot.clear();
         snapshot.reserve(snapshot_bytes(c));
-        let copy = copy_to(&mut snapshot, machine, c)?;
+        let copy = copy_to(&mut snapshot, machine, c, compared)?;
+        if let Some(seed) = compared.planted {
+            flip_bit(snapshot.bytes_mut(), seed);
+        }
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
         let writer = CheckpointWriter::at(&self.root)?;
-        self.ongoing =
-            Some(Ongoing::begin(&writer, self.meta(state, team), writer_rank(team), snapshot, copy, self.keep)?);
+        self.ongoing = Some(Ongoing::begin(
+            &writer,
+            self.meta(state, compared, team),
+            writer_rank(team),
+            snapshot,
+            copy,
+            self.keep,
+        )?);
         Ok(())
     }
 
@@ -307,7 +324,7 @@ impl Saving {
         SaveOutcome { step, saved: ended.saved.map(|id| id.path), retained: ended.retained }
     }
 
-    fn meta(&self, state: &TrainerState, team: &Team) -> CheckpointMeta {
+    fn meta(&self, state: &TrainerState, compared: &Compared, team: &Team) -> CheckpointMeta {
         let sizes = team.mesh_rank.mesh;
         let mesh = Axis::ALL.map(|axis| (axis.name().to_string(), sizes.axis(axis) as u64));
         CheckpointMeta {
@@ -315,6 +332,7 @@ impl Saving {
             step: state.step,
             generation: self.generation,
             mesh: BTreeMap::from(mesh),
+            verified: compared.is_verified,
         }
     }
 
@@ -391,11 +409,17 @@ impl Saving {
 ///
 /// # Errors
 /// When the device has failed.
-fn copy_to(snapshot: &mut Snapshot, machine: &dyn Machine, c: &Compiled) -> Result<Option<StateCopy>, JobError> {
+fn copy_to(
+    snapshot: &mut Snapshot,
+    machine: &dyn Machine,
+    c: &Compiled,
+    compared: &Compared,
+) -> Result<Option<StateCopy>, JobError> {
     let mut runs = Vec::new();
     for tensor in saved(c) {
         let (name, shape, region) = (tensor.name.clone(), tensor.shape.clone(), tensor.held.region.clone());
-        let header = SavedBox { name, shape, region, values: Cow::Borrowed(&[]) };
+        let fingerprint = compared.fingerprint(&tensor);
+        let header = SavedBox { name, shape, region, values: Cow::Borrowed(&[]), fingerprint };
         if machine.memory().is_some() {
             snapshot.add_later(&header.piece(), tensor.held.n_elements() * size_of::<f32>());
             runs.extend(weights::sources(machine, c, &tensor).map(|run| run.span()));
@@ -416,10 +440,10 @@ fn copy_to(snapshot: &mut Snapshot, machine: &dyn Machine, c: &Compiled) -> Resu
 }
 
 /// All boxes that a checkpoint holds of this rank's memory.
-fn boxes<'a>(machine: &'a dyn Machine, c: &Compiled) -> Vec<SavedBox<'a>> {
+fn boxes<'a>(machine: &'a dyn Machine, c: &Compiled, compared: &Compared) -> Vec<SavedBox<'a>> {
     let of = |t: Tensor| {
-        let values = weights::packed(machine, c, &t);
-        SavedBox { name: t.name, shape: t.shape, region: t.held.region, values }
+        let (values, fingerprint) = (weights::packed(machine, c, &t), compared.fingerprint(&t));
+        SavedBox { name: t.name, shape: t.shape, region: t.held.region, values, fingerprint }
     };
     saved(c).map(of).collect()
 }

@@ -241,7 +241,8 @@ impl Team {
         Ok(texts)
     }
 
-    fn add_up(&mut self, terms: &mut [f64]) -> Result<(), CollectiveError> {
+    /// Replaces each number with its sum over all ranks.
+    pub(crate) fn add_up(&mut self, terms: &mut [f64]) -> Result<(), CollectiveError> {
         let _waits = self.groups.progress_counter().during(At::Waits(Wait::default()));
         self.everyone.as_mut().map_or(Ok(()), |everyone| everyone.all_reduce(terms))
     }

@@ -2,16 +2,19 @@
 
 pub(crate) mod catching_up;
 mod saves;
+mod verifying;
 
 use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
 use super::links::{Exchange, Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
+use super::planted::{Planted, Where};
 use super::programs::Programs;
 use super::saving::{SaveOutcome, Saving, TrainerState};
 use super::shadow::Shadow;
 use super::staging::{Inputs, Staging, inputs};
 use super::step_trace::StepTrace;
 use super::team::Team;
+use super::verification::Verification;
 use super::weights;
 use crate::control::Control;
 use crate::data::prepare::PrepareError;
@@ -70,6 +73,13 @@ pub(crate) trait Member: Send {
     /// # Errors
     /// When the world has ended; the next world brings the outcome.
     fn outcome(&mut self, step: u64) -> Result<(), JobError>;
+
+    /// All copies agree after the repetition of `step`, at which they differed before; `suspect` is the rank whose copy was
+    /// wrong, if that is known.
+    ///
+    /// # Errors
+    /// When the world has ended.
+    fn settled(&mut self, step: u64, suspect: Option<u32>) -> Result<(), JobError>;
 }
 
 /// A run in progress.
@@ -97,6 +107,9 @@ pub(crate) struct Trainer<'a> {
     open: Option<(TrainerState, Outcome)>,
     /// Metrics of the last step, in case the leader died before reporting it.
     settled: Option<StepMetrics>,
+    verification: Verification,
+    /// Faults of tests.
+    pub(crate) planted: Planted,
     /// The generation of the current world, in a run of several worlds.
     generation: Generation,
     /// Number of requested checkpoints that are written or being written.
@@ -132,6 +145,8 @@ struct Outcome {
     data_wait_s: f64,
     /// Waits for other ranks in collectives, including the vote.
     collective_s: f64,
+    /// This rank's part of the loss, as bits.
+    own_loss: u64,
     /// Time since the previous step, or since this step began if other work came between.
     step_s: f64,
 }
@@ -169,6 +184,8 @@ impl<'a> Trainer<'a> {
             incoming_catch_up: IncomingCatchUp::default(),
             open: None,
             settled: None,
+            verification: Verification::new(run.verify_steps),
+            planted: Planted::default(),
             generation: Generation(0),
             n_saves: 0,
             sampler,
@@ -211,10 +228,17 @@ impl<'a> Trainer<'a> {
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
             let outcome = self.prepare(data.train)?;
-            self.open = Some((self.judge(&outcome)?, outcome));
+            let judged = self.judge(&outcome);
+            if matches!(judged, Err(JobError::NonFinite { .. })) {
+                // All ranks have the same loss and gradient norm. A broken copy of the state is not a diverged model.
+                self.verify_if_due(true, outcome.step_s)?;
+            }
+            self.open = Some((judged?, outcome));
             // Nothing has changed yet. All ranks vote here, so that no rank applies a step that another could not compute.
             let (requests, asked, ended_save) = self.vote(control, saving)?;
+            self.plant(Where::Gradient);
             let mut outcome = self.update()?;
+            self.verification.note_loss(self.state.step, outcome.own_loss);
             self.notify_followers()?;
             let ended = Instant::now();
             outcome.step_s = ended.duration_since(std::mem::replace(&mut began, ended)).as_secs_f64();
@@ -235,12 +259,14 @@ impl<'a> Trainer<'a> {
             let alone = self.team.n_ranks() == 1 && self.member.is_none();
             let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
+            let saves = last || stop || asked || due(data.save_steps, self.state.step);
+            [Where::Weights, Where::Optimizer, Where::Shadow].into_iter().for_each(|place| self.plant(place));
+            self.verify_if_due(saves, outcome.step_s)?;
             if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
                 emit(Event::Eval(self.evaluate(rows)?));
                 // Evaluation reports its own time.
                 began = Instant::now();
             }
-            let saves = last || stop || asked || due(data.save_steps, self.state.step);
             if saves {
                 self.save_due(saving, last || stop, data.checkpoint_required, emit)?;
             }
@@ -368,6 +394,7 @@ impl<'a> Trainer<'a> {
         let outcome = Outcome {
             loss_sum: scalar(&*self.machine, c, Role::LossSum),
             grad_norm: scalar(&*self.machine, c, Role::GradNorm),
+            own_loss: self.own_loss(),
             predicted_tokens,
             data_wait_s,
             collective_s: self.team.groups.take_waited().as_secs_f64(),
@@ -376,6 +403,18 @@ impl<'a> Trainer<'a> {
         self.share_gradients(&outcome)?;
         self.await_followers()?;
         Ok(Outcome { step_s: start.elapsed().as_secs_f64(), ..outcome })
+    }
+
+    /// A digest of this rank's part of the loss, of any number of terms.
+    fn own_loss(&self) -> u64 {
+        let c = &self.programs.train;
+        let mut digest = 0u64;
+        for value in c.program.bound(Role::OwnLoss) {
+            self.machine.elements::<f64>(c, value, 0..c.program.value(value).n_elements()).iter().for_each(|term| {
+                digest = digest.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ term.to_bits();
+            });
+        }
+        digest
     }
 
     /// Makes the open step part of the state.

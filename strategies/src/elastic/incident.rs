@@ -59,6 +59,8 @@ pub enum Why {
     Succession,
     /// The job is about to fail, and saves what is committed first.
     Fails,
+    /// Copies of the state differ: a bit has flipped in one of them.
+    Corrupted,
 }
 
 impl Why {
@@ -66,7 +68,14 @@ impl Why {
     pub const fn is_crash(self) -> bool {
         matches!(
             self,
-            Why::Died | Why::Silent | Why::Hangs | Why::DeviceFailed | Why::Straggles | Why::Stuck | Why::Unreachable
+            Why::Died
+                | Why::Silent
+                | Why::Hangs
+                | Why::DeviceFailed
+                | Why::Straggles
+                | Why::Stuck
+                | Why::Unreachable
+                | Why::Corrupted
         )
     }
 }
@@ -201,6 +210,8 @@ impl fmt::Display for Cause {
             Why::Resized => "is resized",
             Why::Succession => "has a new coordinator",
             Why::Fails => "saves what is committed and fails",
+            Why::Corrupted if self.culprit == Culprit::Job => "has copies of state that differ",
+            Why::Corrupted => "has corrupted state",
         })
     }
 }

@@ -19,10 +19,11 @@ mod command;
 pub use command::Command;
 
 use super::commit::{CommitState, Version};
+use super::copies::Difference;
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
 use super::message::{
-    Broken, DesiredState, DesiredStateId, FAILURE_LEN_MAX, MemberPhase, MemberReport, Requests, Stage, WorldPlan,
-    printable,
+    Broken, DesiredState, DesiredStateId, FAILURE_LEN_MAX, MemberPhase, MemberReport, Requests, Settled, Stage,
+    WorldPlan, printable,
 };
 use super::progress::{At, Progress, Wait};
 use super::recovery::Transfer;
@@ -55,6 +56,7 @@ pub struct Member {
     entered: Step,
     progress: Progress,
     broken: Option<Broken>,
+    settled: Option<Settled>,
     commit_state: CommitState,
     holds: BTreeSet<Shard>,
     assignment: Option<RankAssignment>,
@@ -93,6 +95,7 @@ impl Member {
             entered: Step(0),
             progress: Progress::default(),
             broken: None,
+            settled: None,
             commit_state: CommitState::default(),
             holds: BTreeSet::new(),
             assignment: None,
@@ -127,6 +130,7 @@ impl Member {
             entered: self.entered,
             progress: self.progress,
             broken: self.broken.clone(),
+            settled: self.settled.clone(),
             commit_state: self.commit_state,
             holds: first.into_iter().chain(rest).collect(),
             saved: self.saved,
@@ -196,7 +200,7 @@ impl Member {
         self.desired_state = desired_state.id;
         self.requests = self.requests.and(desired_state.requests);
         if ends_world {
-            self.broken = None;
+            (self.broken, self.settled) = (None, None);
             self.stop();
         }
         if ends {
@@ -220,9 +224,32 @@ impl Member {
     pub fn handle_broken(&mut self, generation: Generation, lost: Option<Worker>, reason: &str) -> Result<(), Stale> {
         refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
         if self.phase != MemberPhase::Stopped {
-            self.broken = Some(Broken { lost, reason: bounded(reason) });
+            self.broken = Some(Broken { lost, corrupt: None, reason: bounded(reason) });
             self.stop();
         }
+        Ok(())
+    }
+
+    /// Reports that copies of the world's state differ, so that none of them may be used.
+    ///
+    /// # Errors
+    /// As [`Member::handle_broken`].
+    pub fn handle_corrupt(&mut self, generation: Generation, found: Difference, reason: &str) -> Result<(), Stale> {
+        self.handle_broken(generation, None, reason)?;
+        if let Some(broken) = &mut self.broken {
+            broken.corrupt = Some(Box::new(found));
+        }
+        Ok(())
+    }
+
+    /// Reports that all copies agree after a step at which they differed before.
+    ///
+    /// # Errors
+    /// When the world is an older one (`MEMBER-1`).
+    pub fn handle_settled(&mut self, generation: Generation, settled: Settled) -> Result<(), Stale> {
+        refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
+        self.settled = Some(settled);
+        self.commands.push_back(Command::Report);
         Ok(())
     }
 

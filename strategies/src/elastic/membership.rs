@@ -388,6 +388,7 @@ mod tests {
             holds: vec![],
             saved: None,
             failure: None,
+            settled: None,
             fault: None,
         };
         Report {

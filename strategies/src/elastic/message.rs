@@ -1,6 +1,7 @@
 //! Messages between nodes and the coordinator, and the coordinator's durable record.
 
 use super::commit::{CommitState, Version};
+use super::copies::Difference;
 use super::devices::DeviceHealth;
 use super::identity::{Generation, Incarnation, JobId, NodeId, Step, Term, Worker};
 use super::incident::Cause;
@@ -64,6 +65,8 @@ pub struct MemberReport {
     pub progress: Progress,
     /// Set if its world cannot continue although the coordinator has not ended it.
     pub broken: Option<Broken>,
+    /// The latest dispute about its state that a repeated step has settled.
+    pub settled: Option<Settled>,
     /// Its committed and voted steps.
     pub commit_state: CommitState,
     /// Shards in its memory, all at the applied version.
@@ -81,8 +84,31 @@ pub struct MemberReport {
 pub struct Broken {
     /// The unreachable peer, if known.
     pub lost: Option<Worker>,
+    /// The copies of state that differ, if that is the reason.
+    pub corrupt: Option<Box<Difference>>,
     /// The error; at most [`FAILURE_LEN_MAX`] bytes.
     pub reason: String,
+}
+
+/// The outcome of a dispute: its step is repeated, and all copies agree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settled {
+    /// The step.
+    pub step: Step,
+    /// Ranks of this world whose process deviated when the step was made first, at most
+    /// [`CLAIMS_MAX`](super::copies::CLAIMS_MAX); none if unknown.
+    pub suspects: Vec<u32>,
+}
+
+/// A step after which copies of state differed without a majority; its repetition will show which copy deviated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dispute {
+    /// The step.
+    pub step: Step,
+    /// A tensor whose copies differed.
+    pub tensor: String,
+    /// Number of times that copies differed at this step.
+    pub n_times: u32,
 }
 
 /// Text of a peer with its control characters escaped: it goes to terminals and logs.
@@ -238,6 +264,8 @@ pub struct WorldPlan {
     pub n_saves: u64,
     /// Whether the world only saves its base state and ends, because too few members will stay or a stop was requested.
     pub rests: bool,
+    /// Steps whose copies of state are compared because they differed before.
+    pub disputed: Vec<Step>,
 }
 
 impl WorldPlan {
@@ -316,6 +344,12 @@ pub struct Record {
     pub inputs: Option<Vec<Input>>,
     /// Consecutive worlds that failed without committing a step.
     pub n_crashes: u32,
+    /// State in memory of a lineage up to this one is not used: copies of it differed (`COORDINATOR-17`).
+    #[serde(default)]
+    pub corrupt: Generation,
+    /// Disputes that are not settled.
+    #[serde(default)]
+    pub disputes: Vec<Dispute>,
     /// Why the job is about to fail, while it saves what is committed.
     #[serde(default)]
     pub failing: Option<String>,

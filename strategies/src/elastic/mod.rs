@@ -6,6 +6,8 @@
 //! - [`quorum`]: may a new world replace the last one; [`commit`]: which step the last world reached.
 //! - [`mesh_choice`]: assignment of ranks; [`shadow`]: placement of shadows; [`recovery`]: planning of state transfers.
 //! - [`catch_up`]: catching up while the others train.
+//! - [`fingerprint`], [`copies`]: which state exists more than once, and whether the copies agree;
+//!   [`dispute`]: whose copy was wrong.
 //! - [`coordinator`]: composes them into generations; [`member`]: a rank's part in a generation.
 //! - [`snapshot`]: which checkpoint is complete; [`succession`]: which coordinator is current.
 //! - [`progress`]: whether a device makes progress; [`straggler`]: whether all others wait for it.
@@ -24,7 +26,10 @@
 pub mod catch_up;
 pub mod commit;
 pub mod coordinator;
+pub mod copies;
 pub mod devices;
+pub mod dispute;
+pub mod fingerprint;
 pub mod identity;
 pub mod incident;
 pub mod inputs;

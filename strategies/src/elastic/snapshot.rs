@@ -96,6 +96,7 @@ mod tests {
             holds,
             n_saves: 0,
             rests: false,
+            disputed: vec![],
         }
     }
 

@@ -1,6 +1,7 @@
 //! Validation of messages beyond the types of their fields. The state machines index by message fields, so a
 //! contradictory message is rejected where it is decoded.
 
+use super::copies::CLAIMS_MAX;
 use super::devices::{DEVICES_MAX, DeviceHealth, TEXT_LEN_MAX};
 use super::identity::{Generation, NodeId, Worker};
 use super::inputs::{INPUT_LEN_MAX, INPUTS_MAX};
@@ -94,6 +95,9 @@ pub enum InvalidMessage {
         /// Number of devices of its node.
         n_devices: usize,
     },
+    /// A report of differing copies with too many entries.
+    #[error("{0} reports more than {CLAIMS_MAX} copies of a tensor, or a name that is too long")]
+    Difference(Worker),
 }
 
 impl Report {
@@ -164,6 +168,18 @@ impl MemberReport {
             counted("step", saved.of.step.0)?;
             saved.shard.check()?;
         }
+        if let Some(settled) = &self.settled {
+            counted("step", settled.step.0)?;
+            if settled.suspects.len() > CLAIMS_MAX {
+                return Err(InvalidMessage::Difference(self.worker));
+            }
+        }
+        if let Some(difference) = self.broken.as_ref().and_then(|broken| broken.corrupt.as_ref()) {
+            counted("step", difference.step.0)?;
+            if !difference.is_bounded() {
+                return Err(InvalidMessage::Difference(self.worker));
+            }
+        }
         self.holds.iter().try_for_each(Shard::check)
     }
 }
@@ -225,6 +241,7 @@ impl WorldPlan {
         counted("generation", self.generation.0.max(self.base.lineage.0).max(self.voted_in.0))?;
         counted("step", self.base.step.0)?;
         counted("number of checkpoints", self.n_saves)?;
+        self.disputed.iter().try_for_each(|step| counted("step", step.0))?;
         self.holds.iter().flatten().try_for_each(Shard::check)?;
         check_transfers(self.transfers.iter().flatten())?;
         self.catching_up.iter().try_for_each(|catch_up| catch_up.check(mesh))
@@ -323,6 +340,7 @@ mod tests {
             assignments,
             n_saves: 0,
             rests: false,
+            disputed: vec![],
         };
         change(&mut world_plan);
         let (job, requests) = Default::default();

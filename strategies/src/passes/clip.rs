@@ -84,6 +84,7 @@ fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
     let c = Collective::new(CollectiveKind::AllReduce, group);
     program.push(Op::Start(c), partial.to_vec(), totals.to_vec(), SITE);
     program.push(Op::Await(c), totals.to_vec(), vec![], SITE);
+    program.bindings.push(Binding::new(Role::OwnLoss, partial[0]));
     program.bindings.push(Binding::new(Role::LossSum, totals[0]));
     vec![totals[1]]
 }

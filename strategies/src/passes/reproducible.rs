@@ -176,6 +176,9 @@ pub fn clip_and_loss(
         program.push(Op::Assemble { places }, terms.into_iter().map(|(_, v)| v).collect(), vec![vector], SITE);
         vector
     });
+    if mesh_rank.mesh.size() > 1 {
+        program.bindings.push(Binding::new(Role::OwnLoss, vectors[0]));
+    }
     let totals = over_world(program, vectors);
     let loss = program.add_value("loss_sum", &[], DType::F64, Kind::Output);
     program.push(Op::Sum, vec![totals[0]], vec![loss], SITE);

@@ -155,6 +155,8 @@ pub enum Role {
     Features,
     /// Sum of the negative log-likelihoods over all predicted tokens of the step, f64 scalar, nats.
     LossSum,
+    /// This rank's part of [`Role::LossSum`], before the sum over the world: one or more f64, nats.
+    OwnLoss,
     /// Logits, f32 `[batch * seq_len, vocab]`.
     Logits,
     /// L2 norm of the whole gradient before clipping, f64 scalar.

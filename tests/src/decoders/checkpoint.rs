@@ -91,7 +91,8 @@ fn saved() -> &'static Saved {
     static SAVED: OnceLock<Saved> = OnceLock::new();
     SAVED.get_or_init(|| {
         let root = tempfile::tempdir().expect("a temporary folder");
-        let meta = CheckpointMeta { job: "test".into(), step: 7, generation: 3, mesh: [("dp_shard".into(), 1)].into() };
+        let mesh = [("dp_shard".into(), 1)].into();
+        let meta = CheckpointMeta { job: "test".into(), step: 7, generation: 3, mesh, verified: false };
         let weights: Vec<u8> = (0..96).collect();
         let (global, upper, lower) = ([4, 6], [0, 0], [1, 0]);
         let box_of =

@@ -63,6 +63,7 @@ fn heartbeat_too_long_for_a_datagram_is_sent_as_a_stream() {
         holds: Vec::new(),
         saved: None,
         failure: None,
+        settled: None,
         fault: None,
     };
     let mut long = report(&credential, 1);

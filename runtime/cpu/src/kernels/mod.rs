@@ -23,6 +23,7 @@ pub mod cross_entropy;
 pub mod cross_entropy_part;
 pub mod elementwise;
 pub mod embedding;
+pub mod fingerprint;
 pub mod head_norm;
 pub mod layer_norm;
 mod math;

@@ -4,6 +4,7 @@
 use super::Trainer;
 use crate::error::JobError;
 use crate::events::Event;
+use crate::train::planted::Where;
 use crate::train::saving::{SaveOutcome, Saving, Stalled};
 use phalanx_storage::checkpoint::error::CheckpointError;
 
@@ -24,6 +25,13 @@ impl Trainer<'_> {
             self.conclude(before, is_required, emit)?;
             // Nothing trains during this save, so it needs no copy.
             let outcome = self.save(saving)?;
+            let is_corrupt = matches!(outcome.saved, Err(CheckpointError::Corrupt { .. }));
+            if outcome.saved.is_ok() || self.team.sum(u64::from(is_corrupt))? == 0 {
+                return self.conclude(Some(outcome), true, emit);
+            }
+            // A bit has flipped while it was written, in the state itself or on the way.
+            self.verify_if_due(true, 1.0)?;
+            let outcome = self.save(saving)?;
             return self.conclude(Some(outcome), true, emit);
         }
         let before = match saving.wait_while_answered(&mut self.team, is_required)? {
@@ -35,7 +43,10 @@ impl Trainer<'_> {
             }
         };
         self.conclude(before, is_required, emit)?;
-        saving.begin(&*self.machine, &self.programs.train, &self.state, &self.team)
+        let compared = &mut self.verification.compared;
+        compared.planted =
+            self.planted.take(Where::Checkpoint, self.generation.0, self.state.step, self.team.mesh_rank.rank);
+        saving.begin(&*self.machine, &self.programs.train, &self.state, compared, &self.team)
     }
 
     /// Reports how a save ended, on all ranks together.
@@ -71,6 +82,7 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint while nothing trains.
     pub(crate) fn save(&mut self, saving: &Saving) -> Result<SaveOutcome, JobError> {
-        saving.save(&*self.machine, &self.programs.train, &self.state, &mut self.team)
+        let compared = &self.verification.compared;
+        saving.save(&*self.machine, &self.programs.train, &self.state, compared, &mut self.team)
     }
 }

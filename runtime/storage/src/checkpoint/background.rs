@@ -28,6 +28,7 @@ struct OwnedPiece {
     global_shape: Vec<usize>,
     region: TensorBox,
     bytes: Range<usize>,
+    fingerprint: Option<u64>,
 }
 
 /// A running background save, which continues after a drop.
@@ -84,6 +85,7 @@ impl Snapshot {
             global_shape: piece.global_shape.to_vec(),
             region: TensorBox { offset: piece.offset.to_vec(), extent: piece.shape.to_vec() },
             bytes,
+            fingerprint: piece.fingerprint,
         });
     }
 
@@ -109,6 +111,11 @@ impl Snapshot {
         self.bytes.clear();
         self.pieces.clear();
         self.extras.clear();
+    }
+
+    /// The bytes of its tensors, to plant faults in tests.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
     }
 
     /// Bytes of tensors.
@@ -139,6 +146,7 @@ impl OwnedPiece {
             offset: &self.region.offset,
             shape: &self.region.extent,
             bytes: &buffer[self.bytes.clone()],
+            fingerprint: self.fingerprint,
         }
     }
 }
@@ -211,6 +219,7 @@ mod tests {
             offset: &[0],
             shape: &shape,
             bytes: &values,
+            fingerprint: None,
         });
 
         assert_eq!((snapshot.bytes.as_ptr(), &snapshot.bytes), (memory, &values));

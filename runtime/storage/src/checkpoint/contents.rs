@@ -30,6 +30,8 @@ pub struct Contents {
     pub writers: u32,
     /// Sizes of the mesh's axes at the save; informational, not needed to load.
     pub mesh: BTreeMap<String, u64>,
+    /// See [`Manifest::verified`].
+    pub verified: bool,
     /// Bytes that one hash of a data file covers.
     pub hash_chunk_bytes: u64,
     /// Every tensor by name, its boxes in the order of their offsets.
@@ -53,6 +55,7 @@ impl Contents {
             generation: manifest.generation,
             writers: manifest.indexes.len() as u32,
             mesh: manifest.mesh.clone(),
+            verified: manifest.verified,
             hash_chunk_bytes: manifest.hash_chunk_bytes,
             tensors: BTreeMap::new(),
             files: BTreeMap::new(),

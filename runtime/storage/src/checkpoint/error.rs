@@ -27,6 +27,16 @@ pub enum CheckpointError {
         /// The device's error.
         reason: String,
     },
+    /// The bytes that were written are not those of the state.
+    #[error(
+        "the copy of `{name}` for the checkpoint of step {step} differs from the state: a bit has flipped in memory"
+    )]
+    Corrupt {
+        /// The tensor.
+        name: String,
+        /// The step whose state was to be saved.
+        step: u64,
+    },
     /// An object store did not answer, or refused: the state of its contents is unknown.
     #[error("cannot {action} {}: {reason}", path.display())]
     Unreachable {
@@ -217,6 +227,7 @@ impl CheckpointError {
             | Self::MissingPart { .. }
             | Self::OthersFailed { .. }
             | Self::Copy { .. }
+            | Self::Corrupt { .. }
             | Self::Agreement { .. } => ReadFailure::Unreadable,
         }
     }

@@ -35,6 +35,9 @@ pub struct Manifest {
     pub generation: u64,
     /// Sizes of the mesh's axes at the save; informational, not needed to load.
     pub mesh: BTreeMap<String, u64>,
+    /// Whether all of the state had other copies, which agreed with it. Earlier builds did not compare them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub verified: bool,
     /// Bytes that one hash of a data file covers.
     pub hash_chunk_bytes: u64,
     /// The index of every writer, in the order of writers.

@@ -48,6 +48,11 @@ impl PendingCheckpoint {
         pieces::check(pieces, extras, false)?;
         let store = &*self.store;
         let mut written = write_shards(store, &self.id.path, writer, pieces, self.shard_bytes_max)?;
+        // After the hashes: bytes that change later do not have their hash.
+        let wrong = |piece: &&Piece<'_>| piece.fingerprint.is_some_and(|state| state != piece.written_fingerprint());
+        if let Some(piece) = pieces.iter().find(wrong) {
+            return Err(CheckpointError::Corrupt { name: piece.name.to_owned(), step: self.id.step });
+        }
         let mut extra_files = BTreeMap::new();
         for (name, content) in extras {
             let file_name = format!("{}extra-{name}", file_prefix(writer));
@@ -78,6 +83,7 @@ impl PendingCheckpoint {
             step: self.id.step,
             generation: self.id.generation,
             mesh: self.meta.mesh.clone(),
+            verified: self.meta.verified,
             hash_chunk_bytes: HASH_CHUNK_BYTES,
             indexes: entries,
         };

@@ -30,7 +30,8 @@ fn quick_writer(root: &Path) -> CheckpointWriter {
 }
 
 fn meta(step: u64) -> CheckpointMeta {
-    CheckpointMeta { job: "test".into(), step, generation: 3, mesh: BTreeMap::from([("dp_shard".into(), 1)]) }
+    let mesh = BTreeMap::from([("dp_shard".into(), 1)]);
+    CheckpointMeta { job: "test".into(), step, generation: 3, mesh, verified: false }
 }
 
 /// Saves a small state that depends on the step: two tensors and an extra.

@@ -10,6 +10,8 @@ use super::pending::PendingCheckpoint;
 use super::pieces;
 use super::store::{self, Store};
 use crate::hf::dtype::Dtype;
+use phalanx_strategies::boxes::TensorBox;
+use phalanx_strategies::elastic::fingerprint::fingerprint;
 
 /// Bytes of one shard before the next one starts.
 const SHARD_BYTES_MAX: u64 = 4 << 30;
@@ -36,6 +38,8 @@ pub struct CheckpointMeta {
     pub generation: u64,
     /// Sizes of the mesh's axes by name.
     pub mesh: BTreeMap<String, u64>,
+    /// Whether all of the state had other copies, which agreed with it.
+    pub verified: bool,
 }
 
 /// A writer's position among the writers of a checkpoint.
@@ -62,6 +66,9 @@ pub struct Piece<'a> {
     pub shape: &'a [usize],
     /// The elements of the box, row-major, little-endian.
     pub bytes: &'a [u8],
+    /// The fingerprint of the elements in the state that is saved, if known; of elements of 32 bits. What is written must have
+    /// the same.
+    pub fingerprint: Option<u64>,
 }
 
 /// Offsets of a whole tensor: as many zeros as any tensor has dims.
@@ -73,7 +80,24 @@ impl<'a> Piece<'a> {
     /// # Panics
     /// When it has more than 8 dims.
     pub fn whole(name: &'a str, dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
-        Self { name, dtype, global_shape: shape, offset: &ORIGIN[..shape.len()], shape, bytes }
+        Self { name, dtype, global_shape: shape, offset: &ORIGIN[..shape.len()], shape, bytes, fingerprint: None }
+    }
+
+    /// The fingerprint of its bytes, which are elements of 32 bits; see [`phalanx_strategies::elastic::fingerprint`].
+    pub(super) fn written_fingerprint(&self) -> u64 {
+        let region = TensorBox { offset: self.offset.to_vec(), extent: self.shape.to_vec() };
+        let mut sum = 0u64;
+        let mut words = [0u32; 1024];
+        for run in region.runs(&TensorBox::whole(self.global_shape), &region) {
+            let bytes = &self.bytes[4 * run.to..4 * (run.to + run.len)];
+            for (i, block) in bytes.chunks(4 * words.len()).enumerate() {
+                let words = &mut words[..block.len() / 4];
+                let from = block.as_chunks::<4>().0;
+                words.iter_mut().zip(from).for_each(|(word, bytes)| *word = u32::from_le_bytes(*bytes));
+                sum = sum.wrapping_add(fingerprint((run.from + 1024 * i) as u64, words));
+            }
+        }
+        sum
     }
 }
 

@@ -108,7 +108,13 @@ impl Coordinator {
         let here = member.generation == generation;
         let lives = matches!(self.phase, Phase::TakingOver { .. } | Phase::Healing { .. } | Phase::Running { .. });
         if let Some(broken) = member.broken.as_ref().filter(|_| here && lives) {
-            self.note_broken(now, member, broken);
+            match &broken.corrupt {
+                Some(found) => self.note_corrupt(now, member, found, &broken.reason),
+                None => self.note_broken(now, member, broken),
+            }
+        }
+        if let Some(settled) = member.settled.as_ref().filter(|_| here && lives) {
+            self.note_settled(now, member, settled);
         }
         if here && member.phase == MemberPhase::Paused {
             self.note_paused(now, member.worker);

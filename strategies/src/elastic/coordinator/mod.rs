@@ -21,12 +21,14 @@
 //! - `COORDINATOR-8` If too few members would stay for any world, the leaving members first make the state durable, so
 //!   that no committed step is lost with them.
 //! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`, `COORDINATOR-12` in
-//!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`.
+//!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`, `COORDINATOR-17` in
+//!   `corruption`.
 //! - `COORDINATOR-16` A report of another job, or one that is older than the latest of its node, changes nothing; nor does its
 //!   node become known, judged or refused by it.
 
 mod change;
 mod compute;
+mod corruption;
 mod ending;
 mod inputs;
 mod life;
@@ -39,12 +41,12 @@ pub mod status;
 mod tests;
 mod watch;
 
-use super::identity::{Incarnation, JobId, NodeId, Stale, Term, Worker};
+use super::identity::{Generation, Incarnation, JobId, NodeId, Stale, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Timeline, Why};
 use super::inputs::Input;
 use super::membership::Membership;
 use super::mesh_choice::Policy;
-use super::message::{Compute, DesiredState, DesiredStateId, Ending, Record, Report, Stage};
+use super::message::{Compute, DesiredState, DesiredStateId, Dispute, Ending, Record, Report, Stage};
 use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
 use super::straggler::Relieved;
@@ -184,6 +186,10 @@ pub struct Coordinator {
     partitions: Partitions,
     quarantine: Quarantine,
     relieved: Relieved,
+    /// State of a lineage up to this one is not used (`COORDINATOR-16`).
+    corrupt: Generation,
+    /// Differences that repeated steps will settle.
+    disputes: Vec<Dispute>,
     /// Nodes that get no rank for now (`COORDINATOR-9`, `COORDINATOR-14`).
     left_out: BTreeSet<NodeId>,
     /// What the ranks compute on, once a node has reported (`COORDINATOR-11`).
@@ -227,6 +233,8 @@ impl Coordinator {
             compute: record.compute.clone(),
             inputs: record.inputs.clone(),
             judged: BTreeMap::new(),
+            corrupt: record.corrupt,
+            disputes: record.disputes.clone(),
             record: Record { term, ..record },
             writing: None,
             assignments,
@@ -439,7 +447,9 @@ impl Coordinator {
 
     fn write(&mut self, record: Record, purpose: Purpose) {
         let failing = self.failing.as_ref().map(|failing| failing.reason.clone());
-        let record = Record { compute: self.compute.clone(), inputs: self.inputs.clone(), failing, ..record };
+        let (compute, inputs) = (self.compute.clone(), self.inputs.clone());
+        let (corrupt, disputes) = (self.corrupt, self.disputes.clone());
+        let record = Record { compute, inputs, corrupt, disputes, failing, ..record };
         self.commands.push_back(Command::Persist(record.clone()));
         self.writing = Some((record, purpose));
     }

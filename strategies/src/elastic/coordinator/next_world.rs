@@ -40,7 +40,8 @@ impl Coordinator {
         let rests = leaves || self.record.requests.stop || self.failing.is_some();
         let holds = place(&choice.mesh, &choice.assignments, self.policy.shadows);
         let faulted = self.faulted_nodes();
-        let from_memory = last.and_then(|last| {
+        // COORDINATOR-17
+        let from_memory = last.filter(|last| last.base.lineage > self.corrupt).and_then(|last| {
             let left = assignments.iter().filter_map(|assignment| {
                 if let Liveness::Left(commit_state) = assignment { Some(commit_state) } else { None }
             });
@@ -91,6 +92,7 @@ impl Coordinator {
             transfers,
             n_saves,
             rests,
+            disputed: self.disputed_steps(),
         };
         let addresses = world_plan.members().map(|worker| self.address(worker)).collect();
         Ok(WorldPlan { addresses, ..world_plan })

@@ -1,6 +1,7 @@
 //! Tests of the composition: a coordinator, supervisors and members, connected without delay or loss. The simulator of
 //! `phalanx-chaos` covers delays, losses and deaths.
 
+mod corruption;
 mod devices;
 mod failing;
 mod growth;
@@ -13,7 +14,7 @@ use crate::elastic::devices::{DeviceHealth, Devices};
 use crate::elastic::identity::{Generation, Incarnation, MemberId, Step, Worker};
 use crate::elastic::member::{self, Member, Schedule};
 use crate::elastic::mesh_choice::INCIDENTS_MAX;
-use crate::elastic::message::{MemberPhase, Requests};
+use crate::elastic::message::{MemberPhase, Requests, WorldPlan};
 use crate::elastic::progress::At;
 use crate::elastic::snapshot::Part;
 use crate::elastic::supervisor::{self, Supervisor};

@@ -42,6 +42,7 @@ fn world_plan(generation: u64, assignments: [Worker; 2]) -> Arc<WorldPlan> {
         holds,
         n_saves: 0,
         rests: false,
+        disputed: vec![],
     })
 }
 

@@ -14,7 +14,17 @@ const ALONE: WriterRank = WriterRank { writer: 0, n_writers: 1 };
 fn add(snapshot: &mut Snapshot, start: usize, weights: &[f32]) {
     let (offset, shape) = ([start], [weights.len()]);
     let bytes = bytemuck::cast_slice(weights);
-    snapshot.add(&Piece { name: "w", dtype: Dtype::F32, global_shape: &[8], offset: &offset, shape: &shape, bytes });
+    let fingerprint = None;
+    let global_shape = &[8];
+    snapshot.add(&Piece {
+        name: "w",
+        dtype: Dtype::F32,
+        global_shape,
+        offset: &offset,
+        shape: &shape,
+        bytes,
+        fingerprint,
+    });
 }
 
 fn read(dir: &Path) -> [f32; 8] {

@@ -32,6 +32,7 @@ fn save_part(
         offset: if i == 0 { &[0, 0] } else { &[2, 0] },
         shape: &[2, 6],
         bytes: bytemuck::cast_slice(&weights[i * 12..(i + 1) * 12]),
+        fingerprint: None,
     };
     let json = format!("{{\"step\":{step}}}");
     let extras: [(&str, &[u8]); 1] = [("trainer.json", json.as_bytes())];

@@ -79,6 +79,7 @@ fn rank_with_another_split_reads_the_parts_of_two_writers() {
             offset: at,
             shape: &[1, 3],
             bytes,
+            fingerprint: None,
         };
         leader.write_part(0, &[row(&[0, 0], &[1, 2, 3])], &[]).unwrap();
         assert!(matches!(leader.commit(2), Err(CheckpointError::MissingPart { writer: 1, .. })));
