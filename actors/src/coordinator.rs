@@ -182,6 +182,7 @@ impl Coordinator {
             Some((lease, asked)) => Succession::holding(now(), candidate, timing, lease, asked),
             None => Succession::new(now(), candidate, timing),
         };
+        let succession = if settings.is_alone { succession.without_successor() } else { succession };
         Coordinator {
             settings,
             store,
@@ -308,7 +309,10 @@ impl Coordinator {
     fn lease_read(&mut self, result: Result<Lease, StoreError>, ctx: &mut Context<Self>) {
         match result {
             Ok(lease) => self.succession.handle_lease(now(), lease),
-            Err(error) => tracing::warn!(%error, "cannot read the lease; retrying"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the lease; retrying");
+                self.succession.handle_silence(now());
+            }
         }
         self.drive(ctx);
     }

@@ -10,12 +10,13 @@ use crate::events::{Event, Report};
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
 use crate::node::bootstrap::JobBootstrap;
+use crate::node::control_place::ControlPlace;
 use crate::node::devices;
 use crate::node::failures::FailureReports;
 use crate::node::folder::NodeFolder;
 use crate::node::metrics_merge::EventSink;
 use crate::node::processes::{Node as Processes, NodeEvent};
-use crate::node::shared_folder::{self, ADDRESS, CONTROL};
+use crate::node::shared_folder;
 use crate::rank::rank_messages::Begin;
 use crate::train::inputs::RunInputs;
 use crate::train::plan::{self, ModelPlan};
@@ -142,7 +143,7 @@ pub(crate) fn join(
     let listen = how.advertise.or_else(|| towards(&how.join)).ok_or(ControlPlaneError::NoAddress)?;
     let settings = LinkConfig {
         addresses: how.join.addresses.clone(),
-        published: Some(config.output.output_dir.join(CONTROL).join(ADDRESS)),
+        published: Some(ControlPlace::of(&config.output.output_dir, &timing)?.published()),
         dir: how.folder.path().to_owned(),
         timing,
         n_desired_states_max: DESIRED_STATES_MAX,
