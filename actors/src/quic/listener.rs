@@ -162,7 +162,7 @@ impl Listener {
         n_machines: u32,
     ) -> Result<JoinString, TrustError> {
         let token = self.shared.register().mint(SystemTime::now(), lifetime, n_machines)?;
-        Ok(JoinString { authority: self.fingerprint(), token, addresses })
+        Ok(JoinString { authority: self.fingerprint(), token, addresses, published: None })
     }
 
     /// Revokes a token; nodes that have joined with it stay. Writes a file: not for an event loop.

@@ -124,7 +124,7 @@ struct StoredRecord {
 impl Conditional {
     /// A store over these objects, for leases of this length.
     pub fn new(objects: Arc<dyn Objects>, lease: Duration) -> Conditional {
-        let limits = Limits { lease: lease / 3, others: lease.max(LIMIT_MIN) };
+        let limits = Limits { lease: lease / 2, others: lease.max(LIMIT_MIN) };
         let (lease, record, documents) = Default::default();
         // The standard library seeds each hasher at random.
         let writer = RandomState::new().hash_one(std::process::id());

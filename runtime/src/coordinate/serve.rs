@@ -236,7 +236,10 @@ fn open(config: &JobConfig, serve: &Serve, term: &Term) -> Result<(Listener, Inb
     write_address(&term.place, &addresses)?;
     let invitation =
         listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(ControlPlaneError::from)?;
-    Ok((listener, inbox, invitation))
+    // A join string is one word for every shell.
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/:.,-_".contains(letter);
+    let published = term.place.root().filter(|root| root.chars().all(plain));
+    Ok((listener, inbox, JoinString { published, ..invitation }))
 }
 
 /// File in the control folder of this machine with the port of the last coordinator.

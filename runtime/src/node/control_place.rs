@@ -34,13 +34,28 @@ impl ControlPlace {
     /// # Errors
     /// When the URL of an object store, or its settings, are invalid.
     pub(crate) fn of(output_dir: &Path, timing: &Timing) -> Result<ControlPlace, JobError> {
-        let control = output_dir.join(CONTROL);
-        match control.to_str().filter(|_| is_url(output_dir)) {
+        ControlPlace::at(&output_dir.join(CONTROL), timing)
+    }
+
+    /// The place at this path or URL.
+    ///
+    /// # Errors
+    /// As [`ControlPlace::of`].
+    pub(crate) fn at(root: &Path, timing: &Timing) -> Result<ControlPlace, JobError> {
+        match root.to_str().filter(|_| is_url(root)) {
             Some(url) => {
                 let objects = Remote(ConditionalObjects::open(url)?);
                 Ok(ControlPlace::Objects(Arc::new(Conditional::new(Arc::new(objects), timing.lease))))
             }
-            None => Ok(ControlPlace::Folder(control)),
+            None => Ok(ControlPlace::Folder(root.to_owned())),
+        }
+    }
+
+    /// The absolute path or the URL of this place, with which [`ControlPlace::at`] finds it from other machines.
+    pub(crate) fn root(&self) -> Option<String> {
+        match self {
+            ControlPlace::Folder(dir) => std::path::absolute(dir).ok()?.to_str().map(str::to_owned),
+            ControlPlace::Objects(objects) => objects.location("").to_str().map(|url| url.trim_end_matches('/').into()),
         }
     }
 

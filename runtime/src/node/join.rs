@@ -16,7 +16,7 @@ use crate::node::failures::FailureReports;
 use crate::node::folder::NodeFolder;
 use crate::node::metrics_merge::EventSink;
 use crate::node::processes::{Node as Processes, NodeEvent};
-use crate::node::shared_folder;
+use crate::node::shared_folder::{self, ADDRESS};
 use crate::rank::rank_messages::Begin;
 use crate::train::inputs::RunInputs;
 use crate::train::plan::{self, ModelPlan};
@@ -28,7 +28,7 @@ use phalanx_actors::quic::link::{Link, LinkConfig};
 use phalanx_actors::supervisor::Settings;
 use phalanx_actors::transport::Uplink;
 use phalanx_actors::trust::credential::Credential;
-use phalanx_actors::trust::join::JoinString;
+use phalanx_actors::trust::join::{JoinString, parse_addresses};
 use phalanx_actors::trust::name::{Name, Role};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::DesiredState;
@@ -40,6 +40,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -81,9 +82,20 @@ pub(crate) enum Leave {
 /// # Errors
 /// When no coordinator answers, or the coordinator refuses.
 pub(crate) fn enter(join: &JoinString, folder: &NodeFolder) -> Result<Credential, JobError> {
-    let enrolled = block_on(enrol(join, folder.path(), &Timing::default()))
+    let enrolled = block_on(enrol(&with_published(join), folder.path(), &Timing::default()))
         .map_err(ControlPlaneError::cannot("start an event loop"))?;
     Ok(enrolled.map_err(ControlPlaneError::from)?)
+}
+
+/// The join string with the addresses that the active coordinator has published, if this machine can read them: a join string
+/// may be older than the coordinator.
+fn with_published(join: &JoinString) -> JoinString {
+    let read = |root: &String| ControlPlace::at(Path::new(root), &Timing::default()).ok()?.read(ADDRESS).ok()?;
+    let text = join.published.as_ref().and_then(read);
+    let published = text.and_then(|text| parse_addresses(text.trim()).ok()).unwrap_or_default();
+    let mut addresses = join.addresses.clone();
+    addresses.extend(published.into_iter().filter(|address| !join.addresses.contains(address)));
+    JoinString { addresses, ..join.clone() }
 }
 
 /// The outcome of a node's part in a job.
