@@ -25,6 +25,7 @@ use phalanx_strategies::elastic::succession::{self, Lease, Succession};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::time::Instant;
 use tokio::sync::oneshot;
@@ -99,6 +100,9 @@ pub enum RequestError {
     /// Another candidate leads, or no candidate does yet.
     #[error("this coordinator does not lead the job")]
     NotLeading,
+    /// Nobody leads, or it is unknown who does, because the store does not answer.
+    #[error("this coordinator does not lead the job while {0}; ranks train on, and recovery waits for the store")]
+    StoreSilent(String),
     /// The queue of requests that wait for the store is full.
     #[error("{WAITING_MAX} requests already wait to become durable; this one may still take effect: check the status")]
     Busy,
@@ -154,7 +158,22 @@ pub struct Coordinator {
     next_record: Option<Record>,
     /// Reply channels of requests that are not durable yet.
     waiting: Vec<oneshot::Sender<Result<(), RequestError>>>,
+    /// Since when the store does not answer.
+    silence: Option<Silence>,
     timer: Timer,
+}
+
+/// Requests to the store that got no answer.
+struct Silence {
+    since: Instant,
+    error: StoreError,
+    is_told: bool,
+}
+
+impl Silence {
+    fn sentence(&self) -> String {
+        format!("its store has not answered for {} s: {}", self.since.elapsed().as_secs(), self.error)
+    }
 }
 
 /// The machine of a term, and which of its events were sent.
@@ -182,6 +201,7 @@ impl Coordinator {
             Some((lease, asked)) => Succession::holding(now(), candidate, timing, lease, asked),
             None => Succession::new(now(), candidate, timing),
         };
+        let succession = if settings.is_alone { succession.without_successor() } else { succession };
         Coordinator {
             settings,
             store,
@@ -192,6 +212,7 @@ impl Coordinator {
             writes_record: false,
             next_record: None,
             waiting: vec![],
+            silence: None,
             timer: Timer::default(),
         }
     }
@@ -222,7 +243,7 @@ impl Coordinator {
             succession::Command::Write { old, new } => {
                 let asked = now();
                 let done = move |actor: &mut Self, result, ctx: &mut Context<Self>| {
-                    actor.lease_written(asked, result);
+                    actor.lease_written(asked, result, ctx);
                     actor.drive(ctx);
                 };
                 self.ask_store(ctx, move |store| store.replace_lease(old, new), done);
@@ -308,16 +329,27 @@ impl Coordinator {
     fn lease_read(&mut self, result: Result<Lease, StoreError>, ctx: &mut Context<Self>) {
         match result {
             Ok(lease) => self.succession.handle_lease(now(), lease),
-            Err(error) => tracing::warn!(%error, "cannot read the lease; retrying"),
+            Err(error) => {
+                tracing::debug!(%error, "cannot read the lease; retrying");
+                self.succession.handle_silence(now());
+            }
         }
         self.drive(ctx);
     }
 
-    fn lease_written(&mut self, asked: Instant, result: Result<Result<Lease, Lease>, StoreError>) {
+    fn lease_written(
+        &mut self,
+        asked: Instant,
+        result: Result<Result<Lease, Lease>, StoreError>,
+        ctx: &mut Context<Self>,
+    ) {
         match result {
-            Ok(result) => self.succession.handle_written(now(), asked, result),
+            Ok(result) => {
+                self.end_silence(ctx);
+                self.succession.handle_written(now(), asked, result);
+            }
             // The next try shows whether the lease was written.
-            Err(error) => tracing::warn!(%error, "cannot write the lease; retrying"),
+            Err(error) => tracing::debug!(%error, "cannot write the lease; retrying"),
         }
     }
 
@@ -351,6 +383,7 @@ impl Coordinator {
                 let next = actor.next_record.take();
                 match result {
                     Ok(accepted) => {
+                        actor.end_silence(ctx);
                         let waits = actor.waits_for(&again);
                         let leader = actor.leader.as_mut().filter(|leader| waits && leader.term == again.term);
                         if let Some(leader) = leader {
@@ -361,10 +394,12 @@ impl Coordinator {
                         }
                     }
                     Err(error) => {
-                        tracing::error!(%error, "cannot write the record; retrying");
+                        tracing::debug!(%error, "cannot write the record; retrying");
                         actor.writes_record = true;
                         actor.next_record = next;
-                        ctx.run_later(actor.settings.timing.heartbeat, move |actor, ctx| {
+                        // Between half of a pause and all of it, so that jobs do not return to a busy store together.
+                        let pause = actor.settings.timing.heartbeat.mul_f64(0.5 + random_share() / 2.0);
+                        ctx.run_later(pause, move |actor, ctx| {
                             actor.writes_record = false;
                             let record = actor.next_record.take().unwrap_or(again);
                             if actor.leader.as_ref().is_some_and(|leader| leader.term == record.term) {
@@ -387,11 +422,38 @@ impl Coordinator {
         let store = self.store.clone();
         let answer = tokio::task::spawn_blocking(move || question(&store));
         ctx.spawn(answer.into_actor(self).map(|answer, actor, ctx| match answer {
-            Ok(answer) => done(actor, answer, ctx),
+            Ok(answer) => {
+                if let Err(error) = &answer {
+                    actor.note_silence(error, ctx);
+                }
+                done(actor, answer, ctx);
+            }
             // This actor cannot handle a panic of the store: the thread ends with it.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => {}
         }));
+    }
+
+    /// Tells when the store has been silent for longer than a lease.
+    fn note_silence(&mut self, error: &StoreError, ctx: &mut Context<Self>) {
+        let (error, since) = (error.clone(), now());
+        let Some(Silence { since, is_told, .. }) = self.silence.take() else {
+            tracing::warn!(%error, "the store does not answer; retrying");
+            self.silence = Some(Silence { since, error, is_told: false });
+            return;
+        };
+        let is_long = since.elapsed() >= self.settings.timing.lease;
+        if is_long && !is_told {
+            self.tell(What::StoreSilent { error: error.to_string() }, ctx);
+        }
+        self.silence = Some(Silence { since, error, is_told: is_told || is_long });
+    }
+
+    /// Tells that a silent store has taken a write. That it can be read is not enough.
+    fn end_silence(&mut self, ctx: &mut Context<Self>) {
+        let Some(silence) = self.silence.take().filter(|silence| silence.is_told) else { return };
+        let silent_ms = silence.since.elapsed().as_millis() as u64;
+        self.tell(What::StoreAnswers { silent_ms }, ctx);
     }
 
     fn tell(&self, what: What, ctx: &mut Context<Self>) {
@@ -407,7 +469,11 @@ impl Coordinator {
 
     fn leader(&mut self) -> Result<&mut machine::Coordinator, RequestError> {
         let leads = |leader: &&mut Leader| leader.machine.activity() != machine::Activity::Deposed;
-        self.leader.as_mut().filter(leads).map(|leader| &mut leader.machine).ok_or(RequestError::NotLeading)
+        let silence = &self.silence;
+        let refusal = || {
+            silence.as_ref().map_or(RequestError::NotLeading, |silence| RequestError::StoreSilent(silence.sentence()))
+        };
+        self.leader.as_mut().filter(leads).map(|leader| &mut leader.machine).ok_or_else(refusal)
     }
 
     /// Passes a request to the machine and performs the resulting commands.
@@ -440,6 +506,11 @@ impl Coordinator {
             let _ = reply.send(answer.clone());
         }
     }
+}
+
+/// A random number between 0 and 1: the standard library seeds each hasher at random.
+fn random_share() -> f64 {
+    RandomState::new().hash_one(()) as f64 / u64::MAX as f64
 }
 
 impl Actor for Coordinator {
@@ -482,7 +553,9 @@ impl Handler<GetStatus> for Coordinator {
     type Result = Result<Status, RequestError>;
 
     fn handle(&mut self, _: GetStatus, _: &mut Context<Self>) -> Result<Status, RequestError> {
-        Ok(self.leader()?.status(now()))
+        let mut status = self.leader()?.status(now());
+        status.faults.extend(self.silence.as_ref().filter(|silence| silence.is_told).map(Silence::sentence));
+        Ok(status)
     }
 }
 

@@ -54,6 +54,16 @@ pub enum What {
         /// The difference, as a sentence.
         text: String,
     },
+    /// The store of lease and record has not answered for the time of a lease.
+    StoreSilent {
+        /// The error, as a sentence.
+        error: String,
+    },
+    /// The store answers again.
+    StoreAnswers {
+        /// Milliseconds since the first request without an answer.
+        silent_ms: u64,
+    },
     /// All reachable nodes have confirmed the end of the job.
     NodesNotified,
 }
@@ -228,6 +238,8 @@ mod tests {
             What::Ended { ending: Ending::Finished },
             What::NodeRefused { node: NodeId(3), reason: "no GPU".into() },
             What::NodeDiffers { node: NodeId(3), text: "another model".into() },
+            What::StoreSilent { error: "s3://bucket/run could not be read".into() },
+            What::StoreAnswers { silent_ms: 75_000 },
             What::NodesNotified,
         ];
         for what in kinds {

@@ -30,15 +30,38 @@ const BACKOFF_MIN: Duration = Duration::from_millis(10);
 pub struct LinkConfig {
     /// Addresses of all possible coordinators.
     pub addresses: Vec<Address>,
-    /// File in which the active coordinator publishes its addresses, if this machine shares its folder: a coordinator may return
-    /// at another address.
-    pub published: Option<PathBuf>,
+    /// Where the active coordinator publishes its addresses, if this machine can read that: a coordinator may return at another
+    /// address.
+    pub published: Option<Published>,
     /// Directory of the credential; renewed credentials are written there.
     pub dir: PathBuf,
     /// All timeouts.
     pub timing: Timing,
     /// How many received desired states may wait. Further ones wait at the coordinator, where newer replace older.
     pub n_desired_states_max: usize,
+}
+
+/// Reads the addresses that the active coordinator has published, as a text; `None` if they cannot be read now. May block.
+#[derive(Clone)]
+pub struct Published(Arc<dyn Fn() -> Option<String> + Send + Sync>);
+
+impl Published {
+    /// Wraps a function that reads the addresses.
+    pub fn new(read: impl Fn() -> Option<String> + Send + Sync + 'static) -> Published {
+        Published(Arc::new(read))
+    }
+}
+
+impl From<PathBuf> for Published {
+    fn from(path: PathBuf) -> Published {
+        Published::new(move || std::fs::read_to_string(&path).ok())
+    }
+}
+
+impl fmt::Debug for Published {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Published")
+    }
 }
 
 /// State of a link.
@@ -291,10 +314,10 @@ impl Side {
     /// The configured addresses, and those that the active coordinator has published.
     async fn addresses(&self) -> Vec<Address> {
         let mut addresses = self.config.addresses.clone();
-        let Some(path) = self.config.published.clone() else { return addresses };
+        let Some(published) = self.config.published.clone() else { return addresses };
         // A network file system may not answer for minutes.
-        let reading = tokio::task::spawn_blocking(move || std::fs::read_to_string(path));
-        if let Ok(Ok(Ok(text))) = tokio::time::timeout(self.config.timing.heartbeat, reading).await
+        let reading = tokio::task::spawn_blocking(move || (published.0)());
+        if let Ok(Ok(Some(text))) = tokio::time::timeout(self.config.timing.heartbeat, reading).await
             && let Ok(published) = parse_addresses(text.trim())
         {
             addresses.extend(published);

@@ -9,6 +9,7 @@ use crate::trust::authority::{Authority, Validity};
 use crate::trust::credential::{Applicant, Grant};
 use crate::trust::join::{Address, JoinString};
 use crate::trust::name::Role;
+use crate::trust::place::Place;
 use crate::trust::register::Register;
 use crate::trust::token::TokenId;
 use crate::trust::{Fingerprint, TrustError, tls};
@@ -23,7 +24,6 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -40,8 +40,8 @@ const HANDSHAKE_BUFFER_BYTES: u64 = 4 << 20;
 /// Settings of a listener.
 #[derive(Clone, Debug)]
 pub struct ListenerConfig {
-    /// Directory of the authority, the register and the operator's credential. Only one coordinator at a time may use it.
-    pub dir: PathBuf,
+    /// Place of the authority, the register and the operator's credential. Only one coordinator at a time may use it.
+    pub place: Place,
     /// The job.
     pub job: JobId,
     /// The address to listen on. Default: a free port of loopback, which no other machine can reach.
@@ -58,9 +58,9 @@ pub struct ListenerConfig {
 
 impl ListenerConfig {
     /// Default settings.
-    pub fn new(dir: &Path, job: JobId) -> ListenerConfig {
+    pub fn new(place: impl Into<Place>, job: JobId) -> ListenerConfig {
         ListenerConfig {
-            dir: dir.to_path_buf(),
+            place: place.into(),
             job,
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             timing: Timing::default(),
@@ -113,8 +113,8 @@ impl Listener {
     /// When the directory or the address cannot be used, or the timeouts are inconsistent.
     pub fn start(config: ListenerConfig) -> Result<(Listener, mpsc::Receiver<Inbound>), QuicError> {
         config.timing.check()?;
-        let authority = Authority::open(&config.dir, config.job)?;
-        let register = Mutex::new(Register::open(&config.dir)?);
+        let authority = Authority::open(&config.place, config.job)?;
+        let register = Mutex::new(Register::open(&config.place)?);
         let (inbound, events) = mpsc::channel(config.n_events_max);
         let shared = Arc::new(Shared {
             config,
@@ -162,7 +162,7 @@ impl Listener {
         n_machines: u32,
     ) -> Result<JoinString, TrustError> {
         let token = self.shared.register().mint(SystemTime::now(), lifetime, n_machines)?;
-        Ok(JoinString { authority: self.fingerprint(), token, addresses })
+        Ok(JoinString { authority: self.fingerprint(), token, addresses, published: None })
     }
 
     /// Revokes a token; nodes that have joined with it stay. Writes a file: not for an event loop.
@@ -272,9 +272,9 @@ impl Shared {
     /// Writes the operator's credential, for processes that can read the directory. Its key never changes, so that key and
     /// certificate match at any moment.
     fn write_operator(&self) -> Result<(), TrustError> {
-        let applicant = Applicant::open(&self.config.dir, OPERATOR)?;
+        let applicant = Applicant::open(&self.config.place, OPERATOR)?;
         let grant = self.grant(&applicant.public_key(), Role::Operator)?;
-        applicant.granted(grant)?.save(&self.config.dir, OPERATOR)
+        applicant.granted(grant)?.save(&self.config.place, OPERATOR)
     }
 }
 

@@ -5,8 +5,9 @@
 
 use super::credential::Credential;
 use super::name::{Name, Role};
+use super::place::Place;
 use super::register::Register;
-use super::{Fingerprint, TrustError, file};
+use super::{Fingerprint, TrustError};
 use phalanx_strategies::elastic::identity::JobId;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
@@ -14,7 +15,6 @@ use rcgen::{
     SubjectPublicKeyInfo,
 };
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 use time::OffsetDateTime;
 
@@ -66,24 +66,25 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Opens the authority whose key is in a directory, or creates it.
+    /// Opens the authority whose key is at a place, or creates it.
     ///
     /// # Errors
-    /// When the directory cannot be used, others may read the key (`TRUST-5`), or the key is missing although nodes have joined
+    /// When the place cannot be used, others may read the key (`TRUST-5`), or the key is missing although nodes have joined
     /// with it (`TRUST-6`).
-    pub fn open(dir: &Path, job: JobId) -> Result<Authority, TrustError> {
-        file::create_dir(dir)?;
-        let path = dir.join(KEY_FILE);
-        let key = match file::read(&path)? {
+    pub fn open(place: impl Into<Place>, job: JobId) -> Result<Authority, TrustError> {
+        let place = place.into();
+        place.create()?;
+        let path = place.path(KEY_FILE);
+        let key = match place.read(KEY_FILE)? {
             Some(der) => read_key(&der).map_err(|why| TrustError::Damaged { path, why: why.to_string() })?,
             None => {
-                let n_nodes = Register::open(dir)?.n_nodes();
+                let n_nodes = Register::open(&place)?.n_nodes();
                 if n_nodes > 0 {
                     return Err(TrustError::LostKey { path, n_nodes });
                 }
                 let key = new_key()?;
-                file::write(&path, key.serialized_der())?;
-                tracing::info!(%job, dir = %dir.display(), "created the certificate authority of the job");
+                place.write(KEY_FILE, key.serialized_der())?;
+                tracing::info!(%job, key = %path.display(), "created the certificate authority of the job");
                 key
             }
         };
@@ -276,7 +277,7 @@ mod tests {
     #[test]
     fn error_names_a_damaged_key_file() {
         let dir = tempfile::tempdir().unwrap();
-        file::write(&dir.path().join(KEY_FILE), b"not a key").unwrap();
+        crate::trust::file::write(&dir.path().join(KEY_FILE), b"not a key").unwrap();
 
         let err = Authority::open(dir.path(), JobId(7)).unwrap_err();
 

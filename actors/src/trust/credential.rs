@@ -3,15 +3,15 @@
 //!
 //! A credential has two files. Each is replaced atomically, and the key is written only once, so they always match.
 
+use super::TrustError;
 use super::authority::{new_key, read_key};
 use super::name::Certified;
-use super::{TrustError, file};
+use super::place::Place;
 use crate::wire::{self, Kind, Message};
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::{Path, PathBuf};
 
 /// A coordinator's grant to a node, and the file beside the key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,29 +97,30 @@ impl Credential {
         PrivatePkcs8KeyDer::from(self.key.clone()).into()
     }
 
-    /// Saves the credential as `NAME.key` and `NAME.grant` in a directory. The key should be there already
+    /// Saves the credential as `NAME.key` and `NAME.grant`. The key should be there already
     /// ([`Applicant::open`]).
     ///
     /// # Errors
     /// When the files cannot be written.
-    pub fn save(&self, dir: &Path, name: &str) -> Result<(), TrustError> {
-        file::create_dir(dir)?;
-        let [key, grant] = paths(dir, name);
+    pub fn save(&self, place: impl Into<Place>, name: &str) -> Result<(), TrustError> {
+        let place = place.into();
+        place.create()?;
+        let [key, grant] = names(name);
         let (certificate, authority) = (self.certificate.to_vec(), self.authority.to_vec());
         let bytes = wire::encode(&Grant { certificate, authority, bootstrap: self.bootstrap.clone() })
             .map_err(|err| TrustError::malformed("a certificate", err))?;
-        file::write(&key, &self.key)?;
-        file::write(&grant, &bytes)
+        place.write(&key, &self.key)?;
+        place.write(&grant, &bytes)
     }
 
     /// Loads a credential saved by [`Credential::save`]; none if there is none.
     ///
     /// # Errors
     /// When other users may read a file (`TRUST-5`), or a file is damaged.
-    pub fn load(dir: &Path, name: &str) -> Result<Option<Credential>, TrustError> {
-        let [key, grant] = paths(dir, name);
-        let (Some(key), Some(bytes)) = (file::read(&key)?, file::read(&grant)?) else { return Ok(None) };
-        let damaged = |why: String| TrustError::Damaged { path: grant.clone(), why };
+    pub fn load(place: impl Into<Place>, name: &str) -> Result<Option<Credential>, TrustError> {
+        let (place, [key, grant]) = (place.into(), names(name));
+        let (Some(key), Some(bytes)) = (place.read(&key)?, place.read(&grant)?) else { return Ok(None) };
+        let damaged = |why: String| TrustError::Damaged { path: place.path(&grant), why };
         let grant: Grant = wire::decode(&bytes).map_err(|err| damaged(err.to_string()))?;
         let credential = Credential::of_grant(key, grant);
         credential.map(Some).map_err(|err| damaged(err.to_string()))
@@ -138,19 +139,21 @@ pub struct Applicant {
 }
 
 impl Applicant {
-    /// Opens the key `NAME.key` in a directory, or creates and saves it, so that a machine stays the same node if it
+    /// Opens the key `NAME.key`, or creates and saves it, so that a machine stays the same node if it
     /// crashes during a join.
     ///
     /// # Errors
     /// When other users may read the file (`TRUST-5`), or the file is damaged.
-    pub fn open(dir: &Path, name: &str) -> Result<Applicant, TrustError> {
-        file::create_dir(dir)?;
-        let [path, _] = paths(dir, name);
-        let key = match file::read(&path)? {
-            Some(der) => read_key(&der).map_err(|err| TrustError::Damaged { path, why: err.to_string() })?,
+    pub fn open(place: impl Into<Place>, name: &str) -> Result<Applicant, TrustError> {
+        let (place, [file, _]) = (place.into(), names(name));
+        place.create()?;
+        let key = match place.read(&file)? {
+            Some(der) => {
+                read_key(&der).map_err(|err| TrustError::Damaged { path: place.path(&file), why: err.to_string() })?
+            }
             None => {
                 let key = new_key()?;
-                file::write(&path, key.serialized_der())?;
+                place.write(&file, key.serialized_der())?;
                 key
             }
         };
@@ -180,8 +183,8 @@ impl Applicant {
     }
 }
 
-fn paths(dir: &Path, name: &str) -> [PathBuf; 2] {
-    [dir.join(format!("{name}.key")), dir.join(format!("{name}.grant"))]
+fn names(name: &str) -> [String; 2] {
+    [format!("{name}.key"), format!("{name}.grant")]
 }
 
 #[cfg(test)]
@@ -190,6 +193,7 @@ mod tests {
     use crate::trust::authority::{Authority, Validity};
     use crate::trust::name::Role;
     use phalanx_strategies::elastic::identity::JobId;
+    use std::path::Path;
     use std::time::SystemTime;
 
     fn operator(dir: &Path) -> Credential {

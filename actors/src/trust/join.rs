@@ -2,7 +2,8 @@
 //! `phx1.mfrggzdfmztwq2lk…@10.0.0.1:7447,10.0.0.2:7447`.
 //!
 //! The part before the `@` holds, in base32: the fingerprint of the authority, the token's id and secret, and four bytes
-//! of SHA-256 over these, to distinguish a copying mistake from an expired token. The addresses of coordinators follow.
+//! of SHA-256 over these, to distinguish a copying mistake from an expired token. The addresses of coordinators follow, and,
+//! after another `@`, the folder or URL in which the active coordinator publishes its address, if it has another one by then.
 
 use super::Fingerprint;
 use super::token::{Secret, Token, TokenId};
@@ -27,6 +28,8 @@ pub struct JoinString {
     pub token: Token,
     /// Addresses of possible coordinators; at least one.
     pub addresses: Vec<Address>,
+    /// The folder or URL in which the active coordinator publishes its address.
+    pub published: Option<String>,
 }
 
 /// Address of a possible coordinator. Each attempt resolves its host name again, since a coordinator may move.
@@ -91,7 +94,8 @@ impl fmt::Display for JoinString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let body = [self.authority.0.as_slice(), &self.token.id.0, &self.token.secret.0].concat();
         let addresses: Vec<String> = self.addresses.iter().map(Address::to_string).collect();
-        f.write_str(&word(&body, &addresses.join(",")))
+        let published = self.published.iter().map(|location| format!("@{location}"));
+        f.write_str(&word(&body, &(addresses.join(",") + &published.collect::<String>())))
     }
 }
 
@@ -127,7 +131,11 @@ impl FromStr for JoinString {
             secret: Secret(secret.try_into().expect("it was cut to sixteen")),
         };
         let authority = Fingerprint(authority.try_into().expect("it was cut to 32"));
-        Ok(JoinString { authority, token, addresses: parse_addresses(addresses)? })
+        let (addresses, published) = match addresses.split_once('@') {
+            Some((addresses, published)) => (addresses, Some(published.to_owned())),
+            None => (addresses, None),
+        };
+        Ok(JoinString { authority, token, addresses: parse_addresses(addresses)?, published })
     }
 }
 
@@ -192,6 +200,7 @@ mod tests {
             authority: Fingerprint([1; 32]),
             token: Token { id: TokenId([2; 8]), secret: Secret([3; 16]) },
             addresses: ["10.0.0.1:7447", "[fd00::1]:7447", "head-0.cluster:1"].map(|a| a.parse().unwrap()).to_vec(),
+            published: None,
         }
     }
 
@@ -201,6 +210,9 @@ mod tests {
 
         assert_eq!(word.parse(), Ok(example()));
         assert!(word.ends_with("@10.0.0.1:7447,[fd00::1]:7447,head-0.cluster:1"), "{word}");
+        let found_again = JoinString { published: Some("s3://bucket/run/control".into()), ..example() };
+        assert_eq!(found_again.to_string(), word + "@s3://bucket/run/control");
+        assert_eq!(found_again.to_string().parse(), Ok(found_again));
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub mod credential;
 pub mod file;
 pub mod join;
 pub mod name;
+pub mod place;
 pub mod register;
 pub mod tls;
 pub mod token;
@@ -111,6 +112,9 @@ pub enum TrustError {
         /// Number of nodes that have joined.
         n_nodes: usize,
     },
+    /// The store that holds the secrets does not answer.
+    #[error(transparent)]
+    Store(#[from] crate::store::StoreError),
     /// The system has no random numbers.
     #[error("the operating system provides no random numbers")]
     NoEntropy,

@@ -1,12 +1,12 @@
 //! The register of nodes that have joined a job, and of valid join tokens. Durable before the node is admitted
 //! (`TRUST-4`).
 
+use super::place::Place;
 use super::token::{CHANNEL_BYTES, Proof, Secret, Token, TokenId};
-use super::{Fingerprint, TrustError, authority, file};
+use super::{Fingerprint, TrustError, authority};
 use crate::wire::{self, Kind, Message};
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const FILE: &str = "register";
@@ -20,7 +20,7 @@ const BOOT_STRIDE: u64 = 1 << 20;
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Register {
-    path: PathBuf,
+    place: Place,
     state: State,
 }
 
@@ -116,20 +116,19 @@ pub struct Application {
 }
 
 impl Register {
-    /// Opens the register in a directory; it is empty if there is none.
+    /// Opens the register at a place; it is empty if there is none.
     ///
     /// # Errors
     /// When the file cannot be used, or other users may read it (`TRUST-5`).
-    pub fn open(dir: &Path) -> Result<Register, TrustError> {
-        file::create_dir(dir)?;
-        let path = dir.join(FILE);
-        let state = match file::read(&path)? {
-            Some(bytes) => {
-                wire::decode(&bytes).map_err(|err| TrustError::Damaged { path: path.clone(), why: err.to_string() })?
-            }
+    pub fn open(place: impl Into<Place>) -> Result<Register, TrustError> {
+        let place = place.into();
+        place.create()?;
+        let state = match place.read(FILE)? {
+            Some(bytes) => wire::decode(&bytes)
+                .map_err(|err| TrustError::Damaged { path: place.path(FILE), why: err.to_string() })?,
             None => State::default(),
         };
-        Ok(Register { path, state })
+        Ok(Register { place, state })
     }
 
     /// Number of nodes that have ever joined.
@@ -234,7 +233,7 @@ impl Register {
 
     fn replace(&mut self, state: State) -> Result<(), TrustError> {
         let bytes = wire::encode(&state).map_err(|err| TrustError::malformed("a register", err))?;
-        file::write(&self.path, &bytes)?;
+        self.place.write(FILE, &bytes)?;
         self.state = state;
         Ok(())
     }
@@ -280,6 +279,7 @@ pub(crate) mod fuzzing {
 mod tests {
     use super::*;
     use crate::trust::credential::Applicant;
+    use std::path::Path;
 
     const HOUR: Duration = Duration::from_secs(3600);
     const CHANNEL: [u8; CHANNEL_BYTES] = [9; CHANNEL_BYTES];

@@ -120,8 +120,8 @@ impl<'a> Checked<'a> {
         notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
         let data = prepare_data(config, &model, &tokenizer, on_event)?;
         let inputs = RunInputs::of(config, &model, &tokenizer, &data)?;
-        create_dir(&config.output.output_dir)?;
-        let lock = OutputLock::take(&config.output.output_dir)?;
+        create_dir(&config.output.folder())?;
+        let lock = OutputLock::take(&config.output.folder())?;
         config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
         if let Some(program) = program {
             drop((data, programs));

@@ -3,6 +3,7 @@
 use super::say;
 use crate::api::embed::running::Resize;
 use crate::config::JobConfig;
+use crate::config::output::is_url;
 use crate::coordinate::ask::ask;
 use crate::coordinate::sentence::incident;
 use crate::error::JobError;
@@ -32,7 +33,7 @@ operator's credential in that folder.";
 /// The job that a request is for.
 #[derive(Debug, clap::Args)]
 pub(super) struct Which {
-    /// The job's YAML file or output folder.
+    /// The job's YAML file, or its output folder or URL.
     job: PathBuf,
 }
 
@@ -76,14 +77,14 @@ pub(super) struct ResizeArgs {
 
 impl Which {
     fn output_dir(&self) -> Result<PathBuf, JobError> {
-        if self.job.is_dir() {
+        if self.job.is_dir() || is_url(&self.job) {
             return Ok(self.job.clone());
         }
         Ok(JobConfig::load(&self.job, &[])?.output.output_dir)
     }
 
     fn ask(&self, request: &Request) -> Result<Answer, JobError> {
-        Ok(ask(&self.output_dir()?, request)?)
+        ask(&self.output_dir()?, request)
     }
 
     fn status(&self) -> Result<Status, JobError> {

@@ -1,6 +1,6 @@
 //! The output of a run, its progress lines, and the checkpoint from which it resumes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_yaml_ng::Value;
 
@@ -12,7 +12,10 @@ use super::source::At;
 section! {
     /// Output, checkpoints and the seed.
     pub struct OutputSection {
-        /// Folder for checkpoints and the trained model.
+        /// Folder for checkpoints, the trained model and the files of the coordinator, or an object store at
+        /// s3://bucket/prefix, gs://bucket/prefix or az://container/prefix. All machines of a job share it. In an object
+        /// store are the checkpoints and what standbys of the coordinator need; each machine keeps its logs, its metrics and
+        /// the trained model in ./outputs/bucket/prefix.
         pub output_dir: PathBuf = PathBuf::from("./outputs");
         /// Location of checkpoints instead of the folder checkpoints in `output_dir`: another folder, or an object
         /// store at s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder, with one prefix
@@ -44,10 +47,28 @@ section! {
 }
 
 impl OutputSection {
+    /// Whether the output is in an object store.
+    pub fn is_remote(&self) -> bool {
+        is_url(&self.output_dir)
+    }
+
+    /// The folder of this machine for everything that is not in the object store of the job: `output_dir`, unless it is a URL.
+    pub fn folder(&self) -> PathBuf {
+        match self.output_dir.to_str().and_then(|text| text.split_once("://")) {
+            Some((_, rest)) => Path::new("outputs").join(rest),
+            None => self.output_dir.clone(),
+        }
+    }
+
     /// The folder or URL of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.checkpoint_dir.clone().unwrap_or_else(|| self.output_dir.join("checkpoints"))
     }
+}
+
+/// Whether a location is a URL rather than a path.
+pub(crate) fn is_url(location: &Path) -> bool {
+    location.to_str().is_some_and(|text| text.contains("://"))
 }
 
 /// The checkpoint from which a run resumes.
@@ -85,5 +106,20 @@ impl Setting for Resume {
             Self::Never => Value::String("none".into()),
             Self::Path(path) => path.write(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_in_an_object_store_has_its_checkpoints_there_and_a_folder_on_each_machine() {
+        let of = |dir: &str| OutputSection { output_dir: dir.into(), ..OutputSection::default() };
+        let (here, there) = (of("runs/one"), of("s3://bucket/runs/one"));
+
+        assert_eq!((here.is_remote(), here.folder()), (false, "runs/one".into()));
+        assert_eq!((there.is_remote(), there.folder()), (true, "outputs/bucket/runs/one".into()));
+        assert_eq!(there.checkpoints(), Path::new("s3://bucket/runs/one/checkpoints"));
     }
 }

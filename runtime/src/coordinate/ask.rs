@@ -1,7 +1,9 @@
-//! The operator's client: sends one request to a job's coordinator, with the credential from the job's folder.
+//! The operator's client: sends one request to a job's coordinator, with the credential from the job's folder or object store.
 
+use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::node::shared_folder::{ADDRESS, CONTROL};
+use crate::node::control_place::ControlPlace;
+use crate::node::shared_folder::ADDRESS;
 use phalanx_actors::control::block_on;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::ask::Operator;
@@ -12,17 +14,18 @@ use phalanx_actors::wire;
 use phalanx_strategies::elastic::timing::Timing;
 use std::path::Path;
 
-/// Sends a request to the coordinator of the job in this folder.
+/// Sends a request to the coordinator of the job with this `output_dir`.
 ///
 /// # Errors
-/// When the folder has no coordinated job, or its coordinator cannot be reached.
-pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, ControlPlaneError> {
-    let control = output_dir.join(CONTROL);
+/// When it has no coordinated job, or its coordinator cannot be reached.
+pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, JobError> {
+    let place = ControlPlace::of(output_dir, &Timing::default())?;
     let no_job = || ControlPlaneError::NoJob { output_dir: output_dir.to_owned() };
-    let addresses = std::fs::read_to_string(control.join(ADDRESS)).map_err(|_| no_job())?;
-    let addresses = parse_addresses(addresses.trim())?;
-    let credential = Credential::load(&control, OPERATOR)?.ok_or_else(no_job)?;
-    let frame = wire::encode(request)?;
+    let addresses = place.read(ADDRESS)?.ok_or_else(no_job)?;
+    let addresses = parse_addresses(addresses.trim()).map_err(ControlPlaneError::from)?;
+    let credential = Credential::load(&place.secrets(), OPERATOR).map_err(ControlPlaneError::from)?;
+    let credential = credential.ok_or_else(no_job)?;
+    let frame = wire::encode(request).map_err(ControlPlaneError::from)?;
     let asking = async {
         let operator = Operator::connect(&addresses, &credential, &Timing::default()).await?;
         let answer = operator.ask(frame).await;
@@ -31,5 +34,5 @@ pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, Contro
     };
     let no_answer = |source| ControlPlaneError::NoAnswer { output_dir: output_dir.to_owned(), source };
     let answer = block_on(asking).map_err(ControlPlaneError::cannot("start an event loop"))?.map_err(no_answer)?;
-    Ok(wire::decode(&answer)?)
+    Ok(wire::decode(&answer).map_err(ControlPlaneError::from)?)
 }

@@ -51,7 +51,7 @@ pub(crate) fn lead(
     on_join: &mut dyn FnMut(&str),
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
-    let lock = OutputLock::take(&config.output.output_dir)?;
+    let lock = OutputLock::take(&config.output.folder())?;
     let ((joins, joined), (entered, has_entered)) = (channel(), channel());
     let take_part = |is_over: &AtomicBool, on_event: &mut (dyn FnMut(&Event) + Send)| {
         take_part(config, here, joined, entered, is_over, on_event)
@@ -204,7 +204,7 @@ fn take_part(
         return Ok(Outcome::default());
     }
     let string: JoinString = string.parse().map_err(ControlPlaneError::JoinString)?;
-    let folder = NodeFolder::lock(&config.output.output_dir.join(CONTROL).join("here"))?;
+    let folder = NodeFolder::lock(&config.output.folder().join(CONTROL).join("here"))?;
     let credential = enter(&string, &folder)?;
     // The receiver is gone if the coordinator has failed.
     let _ = entered.send(());
@@ -220,6 +220,6 @@ fn report_of(config: &JobConfig, status: &Status) -> Result<Report, JobError> {
     let saving = Saving::new(output, Vec::new());
     let (checkpoint, _) = saving.find(&crate::config::output::Resume::Auto)?;
     let finished = !status.requests.stop;
-    let model_dir = finished.then(|| output.output_dir.join("model"));
+    let model_dir = finished.then(|| output.folder().join("model"));
     Ok(Report { steps: status.checkpoint.step.0, finished, last: None, checkpoint, model_dir })
 }

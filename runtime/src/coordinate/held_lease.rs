@@ -1,19 +1,19 @@
-//! The lease of a job without a coordinator: its ranks are threads of this process. It is the same lease as a coordinator's, so
-//! that no other job of any kind begins in the folder.
+//! A lease that a thread of its own renews: of a job without a coordinator, whose ranks are threads of this process, and of a
+//! coordinator until it has started. It is the same lease for all, so that no other job of any kind begins in the folder.
 
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::coordinate::serve::{forget_job, take_alone};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::node::shared_folder::CONTROL;
+use crate::node::control_place::ControlPlace;
 use crate::train::output_lock::OutputLock;
-use phalanx_actors::store::Store;
+use phalanx_actors::store::{SharedStore, Store};
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::succession::Lease;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::{Builder, scope};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{Builder, JoinHandle, scope};
+use std::time::{Duration, Instant};
 
 /// Runs a job while it holds the lease of its folder, which this process has locked.
 ///
@@ -25,41 +25,83 @@ pub(crate) fn with_lease<T>(
     control: &Control,
     job: impl FnOnce() -> Result<T, JobError>,
 ) -> Result<T, JobError> {
-    let (store, (lease, _)) = take_alone(config, lock)?;
-    forget_job(&config.output.output_dir.join(CONTROL))?;
+    let timing = config.elastic.timing();
+    let place = ControlPlace::of(&config.output.output_dir, &timing)?;
+    let (store, (lease, _)) = take_alone(config, &place, lock)?;
+    forget_job(&place)?;
     // A coordinator that leads here later begins from the checkpoints, not from the world of an earlier job.
     let generation = store.read_record().map_err(ControlPlaneError::from)?.generation;
     let record = Record { term: lease.term, generation, ..Record::default() };
     store.write_record(&record).map_err(ControlPlaneError::from)?;
-    let (store, interval) = (&store, config.elastic.timing().lease_renewal);
+    let (store, interval) = (&*store, timing.lease_renewal);
     scope(|threads| {
         let (end, ended) = channel();
         let renewing = Builder::new().name("lease".into());
-        let renewing = renewing.spawn_scoped(threads, move || renew(store, lease, interval, &ended, control));
+        let renewing = renewing.spawn_scoped(threads, move || {
+            if !renew(store, &mut (lease, Instant::now()), interval, &ended) {
+                control.stop();
+            }
+        });
         renewing.map_err(ControlPlaneError::cannot("start a thread that renews the lease"))?;
         let done = job();
-        drop::<std::sync::mpsc::Sender<()>>(end);
+        drop::<Sender<()>>(end);
         done
     })
 }
 
-/// Renews the lease until the sender is dropped. A lease that another job has taken stops this one: its process was paused
-/// for too long.
-fn renew(store: &impl Store, mut held: Lease, interval: Duration, ended: &Receiver<()>, control: &Control) {
+/// A lease that is renewed until its holder takes it, or drops this.
+#[derive(Debug)]
+pub(super) struct HeldLease {
+    end: Sender<()>,
+    renewing: JoinHandle<(Lease, Instant)>,
+}
+
+impl HeldLease {
+    /// Renews a lease, requested at this time, on a thread.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(super) fn hold(
+        store: SharedStore,
+        mut held: (Lease, Instant),
+        interval: Duration,
+    ) -> Result<HeldLease, ControlPlaneError> {
+        let (end, ended) = channel();
+        let renewing = Builder::new().name("lease".into()).spawn(move || {
+            // Whoever takes the lease finds out that it is lost when it renews it.
+            let _ = renew(&*store, &mut held, interval, &ended);
+            held
+        });
+        Ok(HeldLease {
+            end,
+            renewing: renewing.map_err(ControlPlaneError::cannot("start a thread that renews the lease"))?,
+        })
+    }
+
+    /// Ends the renewals. Returns the lease, and when it was last requested.
+    pub(super) fn take(self) -> (Lease, Instant) {
+        drop(self.end);
+        self.renewing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// Renews the lease until the sender is dropped. Returns false when another job has taken it: this process was paused for too
+/// long.
+fn renew(store: &dyn Store, held: &mut (Lease, Instant), interval: Duration, ended: &Receiver<()>) -> bool {
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        let next = Lease { beat: held.beat + 1, ..held };
-        match store.replace_lease(held, next) {
-            Ok(Ok(renewed)) => held = renewed,
-            Ok(Err(other)) if other == next => held = next,
+        let (asked, next) = (Instant::now(), Lease { beat: held.0.beat + 1, ..held.0 });
+        match store.replace_lease(held.0, next) {
+            Ok(Ok(renewed)) => *held = (renewed, asked),
+            Ok(Err(other)) if other == next => *held = (next, asked),
             Ok(Err(other)) => {
-                tracing::error!(?other, "another job has taken the output folder; stopping this one");
-                control.stop();
-                return;
+                tracing::error!(?other, "another job has taken the output folder");
+                return false;
             }
             // The next try shows whether the lease was written.
             Err(error) => tracing::warn!(%error, "cannot renew the lease; retrying"),
         }
     }
+    true
 }
 
 #[cfg(test)]
@@ -72,25 +114,41 @@ mod tests {
 
     #[test]
     fn lease_is_renewed_until_the_job_ends_and_a_lost_one_stops_the_job() {
-        let (store, control) = (Memory::default(), Control::default());
+        let store = Memory::default();
         let lease = Lease { term: Term(1), ..Lease::default() };
         store.replace_lease(Lease::default(), lease).unwrap().unwrap();
         let (end, ended) = channel();
 
         scope(|threads| {
-            let (store, control) = (&store, &control);
-            threads.spawn(move || renew(store, lease, INTERVAL, &ended, control));
+            let store = &store;
+            let renewing = threads.spawn(move || renew(store, &mut (lease, Instant::now()), INTERVAL, &ended));
             while store.read_lease().unwrap().beat < 3 {
                 std::thread::sleep(INTERVAL);
             }
             drop(end);
+            assert!(renewing.join().unwrap());
         });
-        assert!(!control.stops());
 
         let (_end, ended) = channel();
         let before = store.read_lease().unwrap();
         store.replace_lease(before, Lease { term: Term(2), ..lease }).unwrap().unwrap();
-        renew(&store, before, INTERVAL, &ended, &control);
-        assert!(control.stops());
+        assert!(!renew(&store, &mut (before, Instant::now()), INTERVAL, &ended));
+    }
+
+    #[test]
+    fn lease_is_renewed_until_its_holder_takes_it() {
+        let store: SharedStore = std::sync::Arc::new(Memory::default());
+        let lease = Lease { term: Term(1), ..Lease::default() };
+        store.replace_lease(Lease::default(), lease).unwrap().unwrap();
+        let begin = Instant::now();
+
+        let held = HeldLease::hold(store.clone(), (lease, begin), INTERVAL).unwrap();
+        while store.read_lease().unwrap().beat < 3 {
+            std::thread::sleep(INTERVAL);
+        }
+        let (taken, asked) = held.take();
+
+        assert!(taken.beat >= 3 && asked > begin);
+        assert_eq!(store.read_lease(), Ok(taken));
     }
 }

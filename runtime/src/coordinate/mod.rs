@@ -9,6 +9,7 @@ pub(crate) mod ask;
 pub(crate) mod event_log;
 pub(crate) mod head_node;
 pub(crate) mod held_lease;
+mod patience;
 pub(crate) mod rendezvous;
 pub(crate) mod sentence;
 pub(crate) mod serve;

@@ -7,7 +7,7 @@ use phalanx_strategies::elastic::message::Ending;
 pub(crate) fn sentence(event: &Event) -> String {
     match &event.what {
         What::Leads => format!("coordinating ({})", event.term),
-        What::StepsDown => "another coordinator has taken over".into(),
+        What::StepsDown => "the lease is lost: another coordinator has taken over, or the store does not answer".into(),
         What::World(world) => {
             format!("{}: {} ranks ({}) from {}", world.generation, world.ranks.len(), world.mesh, world.step)
         }
@@ -17,6 +17,10 @@ pub(crate) fn sentence(event: &Event) -> String {
         What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
         What::NodeRefused { reason, .. } => format!("refused a node: {reason}"),
         What::NodeDiffers { text, .. } => text.clone(),
+        What::StoreSilent { error } => format!("the store of the coordinator does not answer; ranks train on: {error}"),
+        What::StoreAnswers { silent_ms } => {
+            format!("the store of the coordinator answers again, after {} s", silent_ms / 1000)
+        }
         What::NodesNotified => "all nodes have been notified".into(),
     }
 }

@@ -5,10 +5,13 @@ use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::control::{Bell, Control};
 use crate::coordinate::event_log::EventLog;
+use crate::coordinate::held_lease::HeldLease;
+use crate::coordinate::patience::patiently;
 use crate::coordinate::standby::{self, ALONE, Watched};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::node::bootstrap::JobBootstrap;
+use crate::node::control_place::{self, ControlPlace};
 use crate::node::shared_folder::{ADDRESS, CONTROL, JOB};
 use crate::train::fit::{fits, fits_here};
 use crate::train::output_lock::{OutputLock, RankLock};
@@ -22,11 +25,10 @@ use phalanx_actors::events::{Event, What};
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::QuicError;
 use phalanx_actors::quic::listener::{Listener, ListenerConfig};
-use phalanx_actors::store::directory::Directory;
 use phalanx_actors::store::{SharedStore, Store};
 use phalanx_actors::transport::{Downlink, Inbox};
 use phalanx_actors::trust::authority::Authority;
-use phalanx_actors::trust::join::Address;
+use phalanx_actors::trust::join::{Address, JoinString};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
@@ -34,10 +36,9 @@ use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::elastic::succession::Lease;
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -67,10 +68,10 @@ pub(crate) enum CoordinatorEvent {
 /// The start of a coordinator's term: the job's number, the lease, and the job's store.
 pub(super) struct Term {
     job: JobId,
-    store: Directory,
+    place: ControlPlace,
+    store: SharedStore,
     candidate: u32,
-    /// The lease, and when it was requested.
-    lease: (Lease, Instant),
+    lease: HeldLease,
     /// The checkpoint from which the job starts, if any: its step and folder.
     pub(super) start_from: Option<(u64, PathBuf)>,
     /// The lock of the job's folder, unless its caller holds it, or a coordinator that has lost its lease.
@@ -101,29 +102,32 @@ fn take_over(
     is_over: &dyn Fn() -> bool,
     stands_by: &mut dyn FnMut(),
 ) -> Result<Option<Term>, JobError> {
-    let folder = config.output.output_dir.join(CONTROL);
-    let store = Directory::open(&folder.join("store")).map_err(ControlPlaneError::from)?;
+    let timing = config.elastic.timing();
+    let place = ControlPlace::of(&config.output.output_dir, &timing)?;
+    let store = place.store()?;
     // Process ids are not unique across machines.
     let candidate = (job_id().0 as u32).max(ALONE + 1);
     loop {
-        let seen = match standby::wait(&store, &config.elastic.timing(), is_over, stands_by)? {
+        let watched = patiently(&place, is_over, || standby::wait(&*store, &timing, is_over, stands_by))?;
+        let seen = match watched {
             Watched::Vacant(lease) => lease,
             Watched::Occupied => return Err(JobError::InUse { path: config.output.output_dir.clone() }),
             Watched::NotNeeded => return Ok(None),
         };
         if lock.is_none() {
-            lock = match OutputLock::take(&config.output.output_dir) {
+            lock = match OutputLock::take(&config.output.folder()) {
                 // The lease decides between coordinators: one that has lost it may still run.
                 Err(JobError::InUse { .. }) if seen.holder != ALONE => None,
                 taken => Some(taken?),
             };
         }
-        let Some(lease) = claim(&store, seen, candidate)? else { continue };
-        let start_from = begin(config, &folder, &store, lease.0, Earlier::MayLive, &mut |warning| {
-            tracing::warn!("{warning}");
+        let Some(lease) = patiently(&place, is_over, || claim(&*store, seen, candidate))? else { continue };
+        let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
+        let start_from = patiently(&place, is_over, || {
+            begin(config, &place, &*store, lease.0, Earlier::MayLive, &mut |warning| tracing::warn!("{warning}"))
         })?;
-        let job = job_of(&folder)?;
-        return Ok(Some(Term { job, store, candidate, lease, start_from, _lock: lock }));
+        let job = patiently(&place, is_over, || job_of(&place))?;
+        return Ok(Some(Term { job, place, store, candidate, lease: held, start_from, _lock: lock }));
     }
 }
 
@@ -136,41 +140,50 @@ pub(super) fn begin_alone(
     lock: &OutputLock,
     warn: &mut dyn FnMut(String),
 ) -> Result<Term, JobError> {
-    let folder = config.output.output_dir.join(CONTROL);
-    let (store, lease) = take_alone(config, lock)?;
-    let start_from = begin(config, &folder, &store, lease.0, Earlier::IsOver, warn)?;
-    let job = job_of(&folder)?;
-    Ok(Term { job, store, candidate: ALONE, lease, start_from, _lock: None })
+    let timing = config.elastic.timing();
+    let place = ControlPlace::of(&config.output.output_dir, &timing)?;
+    let (store, lease) = take_alone(config, &place, lock)?;
+    let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
+    let goes_on = || false;
+    let start_from =
+        patiently(&place, &goes_on, || begin(config, &place, &*store, lease.0, Earlier::IsOver, &mut *warn))?;
+    let job = patiently(&place, &goes_on, || job_of(&place))?;
+    Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, _lock: None })
 }
 
 /// Takes the lease of a folder, which this process has locked, for a job on this machine alone.
 ///
 /// # Errors
 /// When a coordinator is active in the folder, or ranks of an earlier job are, or the store cannot be used.
-pub(super) fn take_alone(config: &JobConfig, lock: &OutputLock) -> Result<(Directory, (Lease, Instant)), JobError> {
-    let store = Directory::open(&config.output.output_dir.join(CONTROL).join("store"));
-    let store = store.map_err(ControlPlaneError::from)?;
+pub(super) fn take_alone(
+    config: &JobConfig,
+    place: &ControlPlace,
+    lock: &OutputLock,
+) -> Result<(SharedStore, (Lease, Instant)), JobError> {
+    let (store, goes_on) = (place.store()?, || false);
     let in_use = || JobError::InUse { path: config.output.output_dir.clone() };
-    let mut seen = store.read_lease().map_err(ControlPlaneError::from)?;
-    // A job on one machine holds the lock as long as it renews its lease, where the file system has locks.
+    let read = || Ok(store.read_lease().map_err(ControlPlaneError::from)?);
+    let mut seen = patiently(place, &goes_on, read)?;
+    // A job on one machine holds the lock as long as it renews its lease, where the file system has locks. The lock of a folder
+    // says nothing about other machines that use the same object store.
     let is_over = if seen.holder == ALONE {
-        lock.is_exclusive()
+        seen == Lease::default() || lock.is_exclusive() && !config.output.is_remote()
     } else {
         store.read_record().map_err(ControlPlaneError::from)?.ending.is_some()
     };
     if !is_over {
         let is_alive = std::cell::Cell::new(false);
-        let watched = standby::wait(&store, &config.elastic.timing(), &|| is_alive.get(), &mut || is_alive.set(true))?;
+        let watched = standby::wait(&*store, &config.elastic.timing(), &|| is_alive.get(), &mut || is_alive.set(true))?;
         let Watched::Vacant(lease) = watched else { return Err(in_use()) };
         seen = lease;
     }
-    RankLock::await_end_of_ranks(&config.output.output_dir)?;
-    let lease = claim(&store, seen, ALONE)?.ok_or_else(in_use)?;
+    RankLock::await_end_of_ranks(&config.output.folder())?;
+    let lease = patiently(place, &goes_on, || claim(&*store, seen, ALONE))?.ok_or_else(in_use)?;
     Ok((store, lease))
 }
 
 /// Takes the lease for the next term, unless another candidate took it first.
-fn claim(store: &Directory, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
+fn claim(store: &dyn Store, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
     let (asked, lease) = (Instant::now(), Lease { term: seen.term.next(), holder: candidate, beat: 0 });
     Ok(store.replace_lease(seen, lease).map_err(ControlPlaneError::from)?.ok().map(|lease| (lease, asked)))
 }
@@ -204,11 +217,7 @@ fn try_serve(
     let Some(term) = take_over(config, lock, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
         return Ok(Coordinated { status: Ok(None), nodes_notified: false });
     };
-    let (listener, inbox) = listen_again(config, serve.listen, &term)?;
-    let addresses = advertised(listener.address(), &serve.advertise, outward)?;
-    write_address(config, &addresses)?;
-    let invitation =
-        listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(ControlPlaneError::from)?;
+    let (listener, inbox, invitation) = patiently(&term.place, &stops, || open(config, serve, &term))?;
     tell(CoordinatorEvent::Join(invitation.to_string()));
     let thread =
         ControlThread::start("phalanx-control").map_err(ControlPlaneError::cannot("start the control thread"))?;
@@ -220,13 +229,26 @@ fn try_serve(
     Ok(outcome)
 }
 
-/// File in the control folder with the port of the last coordinator.
+/// Listens, publishes the address, and creates a join string.
+fn open(config: &JobConfig, serve: &Serve, term: &Term) -> Result<(Listener, Inbox, JoinString), JobError> {
+    let (listener, inbox) = listen_again(config, serve.listen, term)?;
+    let addresses = advertised(listener.address(), &serve.advertise, outward)?;
+    write_address(&term.place, &addresses)?;
+    let invitation =
+        listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(ControlPlaneError::from)?;
+    // A join string is one word for every shell.
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/:.,-_".contains(letter);
+    let published = term.place.root().filter(|root| root.chars().all(plain));
+    Ok((listener, inbox, JoinString { published, ..invitation }))
+}
+
+/// File in the control folder of this machine with the port of the last coordinator.
 const PORT: &str = "port";
 
 /// Listens at an address. Without a port of its own, a coordinator listens at the port of its predecessor, where the nodes look
 /// for it, unless another program has that port now.
 fn listen_again(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
-    let path = config.output.output_dir.join(CONTROL).join(PORT);
+    let path = config.output.folder().join(CONTROL).join(PORT);
     let before = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u16>().ok());
     let listened = match before.filter(|_| at.port() == 0) {
         Some(port) => match listen(config, SocketAddr::new(at.ip(), port), term) {
@@ -238,7 +260,10 @@ fn listen_again(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(List
         },
         None => listen(config, at, term),
     }?;
-    write(&path, listened.0.address().port().to_string().as_bytes())?;
+    let port = listened.0.address().port().to_string();
+    let written = fs::create_dir_all(config.output.folder().join(CONTROL))
+        .and_then(|()| control_place::write(&path, port.as_bytes()));
+    written.map_err(|source| JobError::Io { action: "write", path, source })?;
     Ok(listened)
 }
 
@@ -276,7 +301,7 @@ pub(super) fn outward(listens: SocketAddr) -> Option<IpAddr> {
 /// Listens for operators of a job on this machine alone. No node can join, because no token is issued.
 pub(super) fn listen_alone(config: &JobConfig, term: &Term) -> Result<(Listener, Inbox), JobError> {
     let (listener, inbox) = listen(config, (Ipv4Addr::LOCALHOST, 0).into(), term)?;
-    write_address(config, &[Address::from(listener.address())])?;
+    write_address(&term.place, &[Address::from(listener.address())])?;
     Ok((listener, inbox))
 }
 
@@ -296,15 +321,15 @@ pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Op
     })
 }
 
-fn write_address(config: &JobConfig, addresses: &[Address]) -> Result<(), JobError> {
+fn write_address(place: &ControlPlace, addresses: &[Address]) -> Result<(), JobError> {
     let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    write(&config.output.output_dir.join(CONTROL).join(ADDRESS), text.join(",").as_bytes())
+    place.write(ADDRESS, &text.join(","))
 }
 
 /// Listens for nodes and operators.
 fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
-    let folder = config.output.output_dir.join(CONTROL);
-    let authority = Authority::open(&folder, term.job).map_err(ControlPlaneError::from)?;
+    let secrets = term.place.secrets();
+    let authority = Authority::open(&secrets, term.job).map_err(ControlPlaneError::from)?;
     let secret = authority.secret("tensors between ranks").to_vec();
     drop(authority);
     let bootstrap = JobBootstrap { yaml: config.to_yaml(), secret, start_from: term.start_from.clone() };
@@ -312,7 +337,7 @@ fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, 
         listen: at,
         timing: config.elastic.timing(),
         bootstrap: serde_json::to_vec(&bootstrap).map_err(ControlPlaneError::Encode)?,
-        ..ListenerConfig::new(&folder, term.job)
+        ..ListenerConfig::new(&secrets, term.job)
     };
     Ok(Listener::start(settings).map_err(ControlPlaneError::from)?)
 }
@@ -377,15 +402,14 @@ impl<'a> Coordinating<'a> {
         inboxes: Vec<Inbox>,
         bell: &Arc<Bell>,
     ) -> Result<Coordinating<'a>, JobError> {
-        let log = EventLog::open(&config.output.output_dir);
+        let log = EventLog::open(&config.output.folder());
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let policy = Policy { one_model: config.parallel.reproducible, ..policy };
         let Term { job, store, candidate, lease, _lock: lock, .. } = term;
-        let (holds, is_alone, timing) = (Some(lease), candidate == ALONE, config.elastic.timing());
+        let (holds, is_alone, timing) = (Some(lease.take()), candidate == ALONE, config.elastic.timing());
         let settings = Settings { job, candidate, holds, is_alone, policy, timing };
         let (sender, events) = channel();
         let happened = Happened { sender, end: RingsWhenDropped(Arc::clone(bell)) };
-        let store: SharedStore = Arc::new(store);
         let starting = async {
             let tell = move |event: &Event| happened.tell(event);
             let handle =
@@ -501,8 +525,8 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Prepares the store. A job that has ended starts again, from its last checkpoint if configured. Returns that checkpoint.
 fn begin(
     config: &JobConfig,
-    control: &Path,
-    store: &Directory,
+    place: &ControlPlace,
+    store: &dyn Store,
     lease: Lease,
     earlier: Earlier,
     warn: &mut dyn FnMut(String),
@@ -511,9 +535,9 @@ fn begin(
     let found = store.read_record().map_err(ControlPlaneError::from)?;
     let is_over = earlier == Earlier::IsOver || found.ending.is_some();
     if is_over {
-        RankLock::await_end_of_ranks(&output.output_dir)?;
+        RankLock::await_end_of_ranks(&output.folder())?;
         // A later run gets a new job number, so that members of the earlier run cannot take part.
-        forget_job(control)?;
+        forget_job(place)?;
     } else if found.world_plan.is_some() {
         return Ok(None);
     }
@@ -534,40 +558,22 @@ fn begin(
 }
 
 /// The job number, kept in a file so that a restarted coordinator continues the same job. Without the file, the job is new.
-fn job_of(control: &Path) -> Result<JobId, JobError> {
-    let path = control.join(JOB);
-    match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse().map(JobId).map_err(|_| ControlPlaneError::JobFile { path }.into()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
+fn job_of(place: &ControlPlace) -> Result<JobId, JobError> {
+    match place.read(JOB)? {
+        Some(text) => {
+            text.trim().parse().map(JobId).map_err(|_| ControlPlaneError::JobFile { path: place.path(JOB) }.into())
+        }
+        None => {
             let job = job_id();
-            write(&path, job.0.to_string().as_bytes())?;
+            place.write(JOB, &job.0.to_string())?;
             Ok(job)
         }
-        Err(source) => Err(JobError::Io { action: "read", path, source }),
     }
 }
 
 /// Removes the job number, so that the next run in this folder is a new job.
-pub(super) fn forget_job(control: &Path) -> Result<(), JobError> {
-    let path = control.join(JOB);
-    match fs::remove_file(&path) {
-        Err(source) if source.kind() != ErrorKind::NotFound => Err(JobError::Io { action: "remove", path, source }),
-        _ => Ok(()),
-    }
-}
-
-/// Writes a file atomically and durably.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), JobError> {
-    let beside = path.with_extension("new");
-    let written = || {
-        let mut file = File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(dir)?.sync_all()
-    };
-    written().map_err(|source| JobError::Io { action: "write", path: path.to_owned(), source })
+pub(super) fn forget_job(place: &ControlPlace) -> Result<(), JobError> {
+    place.remove(JOB)
 }
 
 /// A number for a new job.
@@ -600,13 +606,14 @@ mod tests {
     #[test]
     fn restarted_coordinator_reads_the_job_number_that_the_first_one_wrote() {
         let dir = tempfile::tempdir().unwrap();
+        let place = ControlPlace::Folder(dir.path().to_owned());
 
-        let (first, again) = (job_of(dir.path()).unwrap(), job_of(dir.path()).unwrap());
-        forget_job(dir.path()).unwrap();
-        forget_job(dir.path()).unwrap();
+        let (first, again) = (job_of(&place).unwrap(), job_of(&place).unwrap());
+        forget_job(&place).unwrap();
+        forget_job(&place).unwrap();
 
         assert_eq!(first, again);
-        assert_ne!(job_of(dir.path()).unwrap(), first, "a new job gets another number");
+        assert_ne!(job_of(&place).unwrap(), first, "a new job gets another number");
     }
 
     #[test]
@@ -616,7 +623,7 @@ mod tests {
             let path = dir.path().join(JOB);
             fs::write(&path, content).unwrap();
 
-            let refused = job_of(dir.path()).unwrap_err().to_string();
+            let refused = job_of(&ControlPlace::Folder(dir.path().to_owned())).unwrap_err().to_string();
 
             assert!(refused.contains(path.to_str().unwrap()), "{refused}");
             assert_eq!(fs::read(&path).unwrap(), content, "the file is unchanged");
@@ -624,7 +631,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join(JOB)).unwrap();
 
-        assert!(matches!(job_of(dir.path()), Err(JobError::Io { action: "read", .. })));
-        assert!(matches!(forget_job(dir.path()), Err(JobError::Io { action: "remove", .. })));
+        let place = ControlPlace::Folder(dir.path().to_owned());
+        assert!(matches!(job_of(&place), Err(JobError::Io { action: "read", .. })));
+        assert!(matches!(forget_job(&place), Err(JobError::Io { action: "remove", .. })));
     }
 }

@@ -1,5 +1,5 @@
 //! A standby coordinator. It watches the active coordinator's lease, does not listen, and takes over once the lease has
-//! expired; nodes then find it at one of their configured addresses.
+//! expired; nodes then find it at one of their configured addresses, or at the address that it publishes.
 //!
 //! Every coordinator starts as a standby. The first one takes over at once; one that restarts after it was killed waits until
 //! its own last lease expires.
@@ -9,13 +9,10 @@ use crate::error::control_plane::ControlPlaneError;
 use phalanx_actors::store::Store;
 use phalanx_strategies::elastic::succession::Lease;
 use phalanx_strategies::elastic::timing::Timing;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The candidate number of a job on one machine, which has no standby.
 pub(super) const ALONE: u32 = 0;
-
-/// How long the store may fail while a coordinator stands by.
-const STORE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The outcome of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,16 +27,18 @@ pub(crate) enum Watched {
 
 /// Waits until no coordinator is active. Calls `stands_by` when it first detects another active coordinator.
 ///
+/// A store that fails is read again without limit: this coordinator may be the only one that is left when it returns.
+///
 /// # Errors
-/// When the store cannot be read.
+/// When the store cannot be read at first.
 pub(crate) fn wait(
-    store: &impl Store,
+    store: &dyn Store,
     timing: &Timing,
     stops: &dyn Fn() -> bool,
     stands_by: &mut dyn FnMut(),
 ) -> Result<Watched, JobError> {
     let (mut seen, mut since) = (store.read_lease().map_err(ControlPlaneError::from)?, Instant::now());
-    let (mut is_alive, mut read) = (false, Instant::now());
+    let (mut is_alive, mut silent_since) = (false, None);
     // The default lease means that no coordinator has held one.
     while seen != Lease::default() && since.elapsed() < timing.lease {
         if stops() {
@@ -48,15 +47,19 @@ pub(crate) fn wait(
         std::thread::sleep(timing.lease_renewal / 2);
         let lease = match store.read_lease() {
             Ok(lease) => lease,
-            Err(error) if read.elapsed() < STORE_PATIENCE => {
-                tracing::warn!(%error, "cannot read the lease; retrying");
+            Err(error) => {
+                if silent_since.is_none() {
+                    tracing::warn!(%error, "cannot read the lease; retrying");
+                }
                 // A lease that cannot be read does not expire.
                 since = Instant::now();
+                silent_since.get_or_insert(since);
                 continue;
             }
-            Err(error) => return Err(ControlPlaneError::from(error).into()),
         };
-        read = Instant::now();
+        if let Some(since) = silent_since.take() {
+            tracing::info!(silent_for = ?since.elapsed(), "the lease can be read again");
+        }
         if lease == seen {
             continue;
         }
@@ -80,6 +83,7 @@ mod tests {
     use phalanx_strategies::elastic::identity::Term;
     use phalanx_strategies::elastic::message::{Ending, Record};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::Duration;
 
     fn timing() -> Timing {
         // Long enough for a busy machine to renew a lease in time.

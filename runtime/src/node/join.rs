@@ -10,12 +10,13 @@ use crate::events::{Event, Report};
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
 use crate::node::bootstrap::JobBootstrap;
+use crate::node::control_place::ControlPlace;
 use crate::node::devices;
 use crate::node::failures::FailureReports;
 use crate::node::folder::NodeFolder;
 use crate::node::metrics_merge::EventSink;
 use crate::node::processes::{Node as Processes, NodeEvent};
-use crate::node::shared_folder::{self, ADDRESS, CONTROL};
+use crate::node::shared_folder::{self, ADDRESS};
 use crate::rank::rank_messages::Begin;
 use crate::train::inputs::RunInputs;
 use crate::train::plan::{self, ModelPlan};
@@ -27,7 +28,7 @@ use phalanx_actors::quic::link::{Link, LinkConfig};
 use phalanx_actors::supervisor::Settings;
 use phalanx_actors::transport::Uplink;
 use phalanx_actors::trust::credential::Credential;
-use phalanx_actors::trust::join::JoinString;
+use phalanx_actors::trust::join::{JoinString, parse_addresses};
 use phalanx_actors::trust::name::{Name, Role};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::DesiredState;
@@ -39,6 +40,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -80,9 +82,20 @@ pub(crate) enum Leave {
 /// # Errors
 /// When no coordinator answers, or the coordinator refuses.
 pub(crate) fn enter(join: &JoinString, folder: &NodeFolder) -> Result<Credential, JobError> {
-    let enrolled = block_on(enrol(join, folder.path(), &Timing::default()))
+    let enrolled = block_on(enrol(&with_published(join), folder.path(), &Timing::default()))
         .map_err(ControlPlaneError::cannot("start an event loop"))?;
     Ok(enrolled.map_err(ControlPlaneError::from)?)
+}
+
+/// The join string with the addresses that the active coordinator has published, if this machine can read them: a join string
+/// may be older than the coordinator.
+fn with_published(join: &JoinString) -> JoinString {
+    let read = |root: &String| ControlPlace::at(Path::new(root), &Timing::default()).ok()?.read(ADDRESS).ok()?;
+    let text = join.published.as_ref().and_then(read);
+    let published = text.and_then(|text| parse_addresses(text.trim()).ok()).unwrap_or_default();
+    let mut addresses = join.addresses.clone();
+    addresses.extend(published.into_iter().filter(|address| !join.addresses.contains(address)));
+    JoinString { addresses, ..join.clone() }
 }
 
 /// The outcome of a node's part in a job.
@@ -142,7 +155,7 @@ pub(crate) fn join(
     let listen = how.advertise.or_else(|| towards(&how.join)).ok_or(ControlPlaneError::NoAddress)?;
     let settings = LinkConfig {
         addresses: how.join.addresses.clone(),
-        published: Some(config.output.output_dir.join(CONTROL).join(ADDRESS)),
+        published: Some(ControlPlace::of(&config.output.output_dir, &timing)?.published()),
         dir: how.folder.path().to_owned(),
         timing,
         n_desired_states_max: DESIRED_STATES_MAX,

@@ -18,7 +18,7 @@ pub(crate) const JOB: &str = "job";
 /// # Errors
 /// When the number is absent or another one.
 pub(crate) fn check(output: &OutputSection, job: JobId) -> Result<(), JobError> {
-    if output.checkpoint_dir.is_some() {
+    if output.checkpoint_dir.is_some() || output.is_remote() {
         return Ok(());
     }
     let mark = output.output_dir.join(CONTROL).join(JOB);
@@ -38,6 +38,7 @@ mod tests {
     fn folder_with_the_number_of_another_job_or_none_is_refused_unless_checkpoints_are_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
         let output = OutputSection { output_dir: dir.path().to_owned(), ..OutputSection::default() };
+        let remote = OutputSection { output_dir: "s3://bucket/run".into(), ..output.clone() };
         let elsewhere = OutputSection { checkpoint_dir: Some("s3://bucket/run".into()), ..output.clone() };
 
         let absent = check(&output, JobId(7)).unwrap_err().to_string();
@@ -48,5 +49,6 @@ mod tests {
         assert!(absent.contains("job 7") && absent.contains("none"), "{absent}");
         assert!(other.contains("job 7") && other.contains("\"8\""), "{other}");
         assert!(check(&output, JobId(8)).is_ok() && check(&elsewhere, JobId(7)).is_ok());
+        assert!(check(&remote, JobId(7)).is_ok());
     }
 }

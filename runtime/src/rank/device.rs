@@ -327,7 +327,8 @@ impl<'a> Device<'a> {
             (is_filled, machine) = (warm.is_filled, Some(warm.machine));
         }
         let is_new = machine.is_none();
-        let offload_dir = Some(self.config.output.output_dir.as_path());
+        let folder = self.config.output.folder();
+        let offload_dir = Some(folder.as_path());
         // Takes over memory before it allocates more: a device need not have room for both.
         let machine = programs.machine(machine, &Backing { shared: Some(&arena), offload_dir })?;
         let (run, sampler) = (self.run, self.sampler);
@@ -567,7 +568,7 @@ impl<'a> Device<'a> {
         let trace = output.trace.as_deref().filter(|_| instance.from_disk);
         instance.trainer.trace = trace.map(|path| StepTrace::new(path, first_step, self.run.total_steps));
         let mut event_sink =
-            EventSink::new(&output.output_dir, first_step, leads, resumed, self.fault.clone(), &mut on_event);
+            EventSink::new(&output.folder(), first_step, leads, resumed, self.fault.clone(), &mut on_event);
         if let Some(metrics) = instance.trainer.take_settled()? {
             event_sink.make_up_for(metrics);
         }
@@ -603,7 +604,7 @@ impl<'a> Device<'a> {
 
     fn export(&self, instance: &RankInstance<'a>, report: &Report, saving: &Saving) -> Result<PathBuf, JobError> {
         let _stores = self.progress_counter.during(At::Stores);
-        let dir = self.config.output.output_dir.join("model");
+        let dir = self.config.output.folder().join("model");
         crate::train::event_sink::export_model(&dir, &instance.trainer, report.checkpoint.as_deref(), saving)?;
         Ok(dir)
     }

@@ -87,7 +87,7 @@ fn serve(
 ) -> Result<(), JobError> {
     let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
     let tokenizer = plan::tokenizer(&config)?;
-    let _lock = RankLock::share(&config.output.output_dir);
+    let _lock = RankLock::share(&config.output.folder());
     let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
     let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
     let n_rows = data.train.len() as u64;

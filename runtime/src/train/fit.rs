@@ -20,7 +20,7 @@ pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
     let model = plan::model_plan(config, &tokenizer)?;
     fits(&model, config.parallel.mesh()?, config.data.val_set_size != ValSetSize::Nothing)?;
     Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
-    create_dir(&config.output.output_dir)?;
+    create_dir(&config.output.folder())?;
     Ok(model)
 }
 

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 /// Folder of prepared tokens, and of digests of weights.
 pub(crate) fn cache_dir(config: &JobConfig) -> PathBuf {
-    config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.output_dir.join("data"))
+    config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.folder().join("data"))
 }
 
 pub(crate) fn prepare_data(

@@ -135,7 +135,7 @@ impl Session<'_> {
             false => f64::INFINITY,
         };
         let programs = Arc::clone(self.programs);
-        let machine = programs.machine(None, &Backing { shared: team.memory(), offload_dir: Some(&out.output_dir) })?;
+        let machine = programs.machine(None, &Backing { shared: team.memory(), offload_dir: Some(&out.folder()) })?;
         let mut trainer = Trainer::new(self.model, run, programs, machine, sampler, team, peak)?;
         trainer.initialise(out.seed)?;
         if let Some(path) = &resume {
@@ -151,7 +151,7 @@ impl Session<'_> {
         let buffer_bytes = trainer.buffer_bytes()?;
         let n_rows = (n_rows, self.data.validation.as_ref().map_or(0, Rows::len));
         on_event(&Event::Started(trainer.started(n_rows, self.n_threads, buffer_bytes, resume.clone())));
-        let mut event_sink = EventSink::new(&out.output_dir, first_step, leads, resume, Fault::default(), on_event);
+        let mut event_sink = EventSink::new(&out.folder(), first_step, leads, resume, Fault::default(), on_event);
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),
@@ -164,7 +164,7 @@ impl Session<'_> {
         let mut report = event_sink.report;
         report.finished = report.steps >= run.total_steps;
         if report.finished && leads {
-            let dir = out.output_dir.join("model");
+            let dir = out.folder().join("model");
             export_model(&dir, &trainer, report.checkpoint.as_deref(), &self.saving)?;
             report.model_dir = Some(dir);
         }

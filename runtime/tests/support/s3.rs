@@ -25,7 +25,7 @@ pub enum Fault {
     Forbids(&'static str),
     /// No request is answered until the fault is over.
     Hangs,
-    /// Of every two requests, one takes effect, but its connection ends without an answer.
+    /// Of every three requests, in no regular order, one takes effect, but its connection ends without an answer.
     LosesAnswers,
 }
 
@@ -72,7 +72,10 @@ impl Server {
             Fault::Forbids(method) if method == request.method => {
                 Err(("403 Forbidden", vec![], b"<Error><Code>AccessDenied</Code></Error>".to_vec()))
             }
-            Fault::LosesAnswers => Ok(number.is_multiple_of(2)),
+            // Multiplication mixes the bits of the number: no client that repeats a series of requests is in step with it.
+            Fault::LosesAnswers => {
+                Ok(((number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).is_multiple_of(3))
+            }
             _ => Ok(false),
         }
     }
@@ -204,6 +207,12 @@ fn answer(request: &Request, objects: &Mutex<BTreeMap<String, Vec<u8>>>) -> Answ
             ("200 OK", vec![], format!("<DeleteResult>{deleted}</DeleteResult>").into_bytes())
         }
         ("PUT", Some(_)) if request.headers.contains_key("if-none-match") => {
+            ("412 Precondition Failed", vec![], vec![])
+        }
+        ("PUT", None) if request.headers.contains_key("if-match") => ("404 Not Found", vec![], vec![]),
+        ("PUT", Some(content))
+            if request.headers.get("if-match").is_some_and(|expected| *expected != etag(content)) =>
+        {
             ("412 Precondition Failed", vec![], vec![])
         }
         ("PUT", _) => {

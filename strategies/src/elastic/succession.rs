@@ -13,6 +13,13 @@
 //!   rejects records of an older term, and nodes reject desired states of an older term.)
 //! - `SUCCESSION-4` A candidate recognizes its own write in the store: a write whose answer was lost or overtaken is no reason
 //!   to step down, or to wait until the own lease expires.
+//! - `SUCCESSION-5` A candidate that has stepped down because the store was silent, and finds its own lease, takes it again at
+//!   once, for the next term: nobody has replaced it.
+//!
+//! Why a leader steps down while the store is silent, although nobody can replace it if all machines have lost the store: it
+//! may be its machine alone that has lost it. Its nodes then turn to its successor. If it is everyone's loss, ranks train on,
+//! and the leader is back with the first answer (`SUCCESSION-5`); no candidate takes over what it could not read
+//! ([`Succession::handle_silence`]).
 //!
 //! Source: Gray and Cheriton 1989, "Leases"; Burrows 2006, "The Chubby lock service", §2.4 (sequencers).
 
@@ -64,6 +71,9 @@ pub struct Succession {
     led: Term,
     /// The lease of the next term that it has asked for, and since when.
     claim: Option<(Lease, Instant)>,
+    /// The lease with which this candidate stepped down for want of answers.
+    left: Option<Lease>,
+    has_successor: bool,
     next: Instant,
     commands: VecDeque<Command>,
 }
@@ -78,6 +88,8 @@ impl Succession {
             leads: false,
             led: Term(0),
             claim: None,
+            left: None,
+            has_successor: true,
             next: now,
             commands: VecDeque::new(),
         }
@@ -88,6 +100,13 @@ impl Succession {
         let mut candidate = Succession::new(now, me, timing);
         candidate.handle_written(now, asked, Ok(lease));
         candidate
+    }
+
+    /// For a job whose nodes all end with this process: no successor could take them over, so there is nobody to step down for
+    /// while the store is silent.
+    #[must_use]
+    pub fn without_successor(self) -> Succession {
+        Succession { has_successor: false, ..self }
     }
 
     /// Whether this candidate leads.
@@ -103,18 +122,27 @@ impl Succession {
         if let Some(asked) = self.claimed(now, lease) {
             return self.handle_written(now, asked, Ok(lease));
         }
-        match self.seen {
-            Some((seen, since)) if seen == lease => {
-                // A lease of term 0 has never been held.
-                if lease.term == Term(0) || now >= since + self.timing.lease {
-                    let new = Lease { term: lease.term.next(), holder: self.me, beat: 0 };
-                    if self.claim.is_none_or(|(claim, _)| claim != new) {
-                        self.claim = Some((new, now));
-                    }
-                    self.commands.push_back(Command::Write { old: lease, new });
-                }
+        // A renewal without an answer may have been written.
+        let is_own = self.left.is_some_and(|left| (left.term, left.holder) == (lease.term, lease.holder));
+        let unchanged = self.seen.filter(|(seen, _)| *seen == lease);
+        // A lease of term 0 has never been held.
+        let has_expired = unchanged.is_some_and(|(_, since)| lease.term == Term(0) || now >= since + self.timing.lease);
+        if unchanged.is_none() {
+            self.seen = Some((lease, now));
+        }
+        if is_own || has_expired {
+            let new = Lease { term: lease.term.next(), holder: self.me, beat: 0 };
+            if self.claim.is_none_or(|(claim, _)| claim != new) {
+                self.claim = Some((new, now));
             }
-            _ => self.seen = Some((lease, now)),
+            self.commands.push_back(Command::Write { old: lease, new });
+        }
+    }
+
+    /// Handles a read of the lease without an answer: nobody knows whether the lease was renewed meanwhile.
+    pub fn handle_silence(&mut self, now: Instant) {
+        if let Some((_, since)) = self.seen.as_mut().filter(|_| !self.leads) {
+            *since = now;
         }
     }
 
@@ -134,7 +162,7 @@ impl Succession {
             Ok(lease) if lease.term <= self.led => self.seen = Some((lease, asked)),
             Ok(lease) => {
                 (self.seen, self.leads, self.led) = (Some((lease, asked)), true, lease.term);
-                self.claim = None;
+                (self.claim, self.left) = (None, None);
                 self.next = now + self.timing.lease_renewal;
                 self.commands.push_back(Command::Lead(lease.term));
             }
@@ -166,7 +194,10 @@ impl Succession {
         }
         self.next = now + self.timing.lease_renewal;
         match self.seen {
-            Some((_, since)) if self.leads && now >= since + self.timing.lease => self.step_down(),
+            Some((lease, since)) if self.leads && self.has_successor && now >= since + self.timing.lease => {
+                self.step_down();
+                self.left = Some(lease);
+            }
             Some((old, _)) if self.leads => {
                 self.commands.push_back(Command::Write { old, new: Lease { beat: old.beat + 1, ..old } });
             }
@@ -335,6 +366,74 @@ mod tests {
         let commands: Vec<Command> = std::iter::from_fn(|| leader.poll_command()).collect();
         assert_eq!(commands.last(), Some(&Command::Read), "{commands:?}");
         assert!(commands.contains(&Command::StepDown));
+    }
+
+    // SUCCESSION-5
+    #[test]
+    fn leader_that_the_store_left_without_answers_leads_again_with_the_first_one() {
+        let (start, renewed) = (Instant::now(), |beat| Lease { term: Term(1), holder: 5, beat });
+        let mut leader = Succession::holding(start, 5, Timing::default(), renewed(0), start);
+        let later = start + 60 * Timing::default().lease;
+
+        leader.handle_timeout(later);
+        let stepped_down = !leader.leads();
+        while leader.poll_command().is_some() {}
+        // The last renewal was written, but its answer was lost.
+        leader.handle_lease(later, renewed(1));
+        let next = Lease { term: Term(2), holder: 5, beat: 0 };
+
+        assert!(stepped_down);
+        assert_eq!(leader.poll_command(), Some(Command::Write { old: renewed(1), new: next }));
+        leader.handle_written(later, later, Ok(next));
+        assert_eq!(leader.poll_command(), Some(Command::Lead(Term(2))));
+    }
+
+    // SUCCESSION-3
+    #[test]
+    fn leader_without_a_successor_leads_until_the_store_names_another_one() {
+        let (start, mine) = (Instant::now(), Lease { term: Term(1), holder: 0, beat: 0 });
+        let mut leader = Succession::holding(start, 0, Timing::default(), mine, start).without_successor();
+        let later = start + 60 * Timing::default().lease;
+
+        leader.handle_timeout(later);
+        let leads = leader.leads();
+        leader.handle_written(later, later, Err(Lease { term: Term(2), ..mine }));
+
+        assert_eq!((leads, leader.leads()), (true, false));
+    }
+
+    // SUCCESSION-2, SUCCESSION-5
+    #[test]
+    fn leader_that_was_replaced_during_its_silence_waits_like_every_candidate() {
+        let start = Instant::now();
+        let mut leader =
+            Succession::holding(start, 5, Timing::default(), Lease { term: Term(1), holder: 5, beat: 0 }, start);
+        let later = start + 60 * Timing::default().lease;
+        leader.handle_timeout(later);
+        while leader.poll_command().is_some() {}
+
+        let other = Lease { term: Term(2), holder: 6, beat: 9 };
+        leader.handle_lease(later, other);
+        leader.handle_lease(later, other);
+
+        assert_eq!(leader.poll_command(), None);
+    }
+
+    // SUCCESSION-2
+    #[test]
+    fn lease_that_cannot_be_read_does_not_expire() {
+        let (start, lease) = (Instant::now(), Lease { term: Term(1), holder: 6, beat: 3 });
+        let mut standby = Succession::new(start, 5, Timing::default());
+        let returns = start + 60 * Timing::default().lease;
+
+        standby.handle_lease(start, lease);
+        standby.handle_silence(returns);
+        standby.handle_lease(returns, lease);
+        let at_once = standby.poll_command();
+        standby.handle_lease(returns + Timing::default().lease, lease);
+
+        assert_eq!(at_once, None, "its leader has the time of a lease to renew it");
+        assert!(matches!(standby.poll_command(), Some(Command::Write { .. })));
     }
 
     proptest! {

@@ -167,7 +167,7 @@ impl Machine {
         addresses: Vec<Address>,
         credential: Credential,
     ) -> (Link, Receiver<DesiredState>) {
-        let (dir, published) = (self.dir.path().to_path_buf(), Some(self.dir.path().join(PUBLISHED)));
+        let (dir, published) = (self.dir.path().to_path_buf(), Some(self.dir.path().join(PUBLISHED).into()));
         let config = LinkConfig { addresses, published, dir, timing, n_desired_states_max: 4 };
         Link::start(config, credential).unwrap()
     }

@@ -120,7 +120,7 @@ impl Runtime {
     pub async fn start(&self, job: Job) -> Result<RunningJob, Arc<JobError>> {
         let (config, user) = job.into_parts();
         let (program, makes_models) = (self.program.executable().clone(), self.program.makes_models());
-        let output_dir = folder(&config.output.output_dir);
+        let output_dir = folder(&config.output.folder());
         let work = move |under_way: &mut dyn FnMut(Option<&str>), control: &Control, feed: &Feed| {
             let ranks = Ranks::Processes { program, makes_models };
             let checked = Checked::new(&config, user, &ranks)?;
@@ -145,7 +145,7 @@ impl Runtime {
             n_slots: machines.ranks_here,
             advertise: machines.advertise_ranks,
         };
-        let output_dir = folder(&config.output.output_dir);
+        let output_dir = folder(&config.output.folder());
         let work = move |under_way: &mut dyn FnMut(Option<&str>), control: &Control, feed: &Feed| {
             if user.is_some() {
                 return Err(HostError::MachinesWithoutModel.into());

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
@@ -41,6 +42,14 @@ pub(super) fn clients(url: &str) -> Result<Clients, CheckpointError> {
     let backoff = BackoffConfig { max_backoff: Patience::STORE.pause_max, ..BackoffConfig::default() };
     let patient = RetryConfig { max_retries: usize::MAX, retry_timeout: Patience::STORE.total, backoff };
     Ok(Clients { objects: client(url, brief)?, uploads: client(url, patient)?, patience })
+}
+
+/// A client whose requests are not repeated, for callers with time limits.
+///
+/// # Errors
+/// As [`client`].
+pub(super) fn client_of_requests(url: &str) -> Result<Arc<dyn ObjectStore>, CheckpointError> {
+    client(url, RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() })
 }
 
 /// The client for a URL. Keys, regions and endpoints come from the sources of the vendor's own tools: the environment

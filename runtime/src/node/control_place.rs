@@ -1,0 +1,192 @@
+//! Where the coordinators of a job keep what their successors need: the lease and the record, the authority and the register,
+//! the job's number, and the address of the active one. It is a folder of `output_dir`, or the object store that `output_dir`
+//! names.
+
+use crate::config::output::is_url;
+use crate::error::JobError;
+use crate::error::control_plane::ControlPlaneError;
+use crate::node::shared_folder::{ADDRESS, CONTROL};
+use phalanx_actors::quic::link::Published;
+use phalanx_actors::store::conditional::{Conditional, Objects, Version};
+use phalanx_actors::store::directory::Directory;
+use phalanx_actors::store::{SharedStore, StoreError};
+use phalanx_actors::trust::place::Place;
+use phalanx_storage::checkpoint::conditional::{ConditionalObjects, ObjectVersion};
+use phalanx_strategies::elastic::timing::Timing;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(crate) enum ControlPlace {
+    /// A folder, which the machines of the job share.
+    Folder(PathBuf),
+    /// Objects in the store of the job.
+    Objects(Arc<Conditional>),
+}
+
+impl ControlPlace {
+    /// The place of a job with this `output_dir`. Nothing is read yet.
+    ///
+    /// # Errors
+    /// When the URL of an object store, or its settings, are invalid.
+    pub(crate) fn of(output_dir: &Path, timing: &Timing) -> Result<ControlPlace, JobError> {
+        ControlPlace::at(&output_dir.join(CONTROL), timing)
+    }
+
+    /// The place at this path or URL.
+    ///
+    /// # Errors
+    /// As [`ControlPlace::of`].
+    pub(crate) fn at(root: &Path, timing: &Timing) -> Result<ControlPlace, JobError> {
+        match root.to_str().filter(|_| is_url(root)) {
+            Some(url) => {
+                let objects = Remote(ConditionalObjects::open(url)?);
+                Ok(ControlPlace::Objects(Arc::new(Conditional::new(Arc::new(objects), timing.lease))))
+            }
+            None => Ok(ControlPlace::Folder(root.to_owned())),
+        }
+    }
+
+    /// The absolute path or the URL of this place, with which [`ControlPlace::at`] finds it from other machines.
+    pub(crate) fn root(&self) -> Option<String> {
+        match self {
+            ControlPlace::Folder(dir) => std::path::absolute(dir).ok()?.to_str().map(str::to_owned),
+            ControlPlace::Objects(objects) => objects.location("").to_str().map(|url| url.trim_end_matches('/').into()),
+        }
+    }
+
+    /// The store of lease and record.
+    ///
+    /// # Errors
+    /// When the folder is not writable.
+    pub(crate) fn store(&self) -> Result<SharedStore, ControlPlaneError> {
+        Ok(match self {
+            ControlPlace::Folder(dir) => Arc::new(Directory::open(&dir.join("store"))?),
+            ControlPlace::Objects(objects) => objects.clone(),
+        })
+    }
+
+    /// The place of secrets.
+    pub(crate) fn secrets(&self) -> Place {
+        match self {
+            ControlPlace::Folder(dir) => Place::Folder(dir.clone()),
+            ControlPlace::Objects(objects) => Place::Store(objects.clone()),
+        }
+    }
+
+    /// The addresses of the active coordinator, as nodes look for them.
+    pub(crate) fn published(&self) -> Published {
+        let place = self.clone();
+        Published::new(move || place.read(ADDRESS).ok().flatten())
+    }
+
+    /// The text of a file; `None` if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn read(&self, name: &str) -> Result<Option<String>, JobError> {
+        let path = self.path(name);
+        let text = match self {
+            ControlPlace::Folder(_) => match fs::read(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                read => Some(read.map_err(|source| JobError::Io { action: "read", path, source })?),
+            },
+            // An empty object stands for none.
+            ControlPlace::Objects(objects) => {
+                objects.read_document(name).map_err(ControlPlaneError::from)?.filter(|bytes| !bytes.is_empty())
+            }
+        };
+        Ok(text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Replaces a file that is not secret, atomically and durably.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<(), JobError> {
+        let path = self.path(name);
+        match self {
+            ControlPlace::Folder(_) => {
+                write(&path, text.as_bytes()).map_err(|source| JobError::Io { action: "write", path, source })
+            }
+            ControlPlace::Objects(objects) => {
+                Ok(objects.write_document(name, text.as_bytes()).map_err(ControlPlaneError::from)?)
+            }
+        }
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// When it exists and cannot be removed.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), JobError> {
+        let path = self.path(name);
+        match self {
+            ControlPlace::Folder(_) => match fs::remove_file(&path) {
+                Err(source) if source.kind() != ErrorKind::NotFound => {
+                    Err(JobError::Io { action: "remove", path, source })
+                }
+                _ => Ok(()),
+            },
+            ControlPlace::Objects(_) if self.read(name)?.is_none() => Ok(()),
+            ControlPlace::Objects(_) => self.write(name, ""),
+        }
+    }
+
+    /// The path or URL of a file, for errors.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        match self {
+            ControlPlace::Folder(dir) => dir.join(name),
+            ControlPlace::Objects(objects) => objects.location(name),
+        }
+    }
+}
+
+/// Writes a file atomically and durably.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    let mut file = File::create(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(dir)?.sync_all()
+}
+
+/// The objects of a job in its object store.
+#[derive(Debug)]
+struct Remote(ConditionalObjects);
+
+impl Remote {
+    fn failed(&self, name: &str, action: &'static str, error: &io::Error) -> StoreError {
+        StoreError::Io { path: self.location(name), action, message: error.to_string() }
+    }
+}
+
+impl Objects for Remote {
+    fn read(&self, name: &str, limit: Duration) -> Result<Option<(Vec<u8>, Version)>, StoreError> {
+        let found = self.0.read(name, limit).map_err(|error| self.failed(name, "read", &error))?;
+        Ok(found.map(|(bytes, ObjectVersion { e_tag, generation })| (bytes, Version { e_tag, generation })))
+    }
+
+    fn replace(
+        &self,
+        name: &str,
+        expected: Option<&Version>,
+        bytes: &[u8],
+        limit: Duration,
+    ) -> Result<Option<Version>, StoreError> {
+        let expected = expected.cloned().map(|Version { e_tag, generation }| ObjectVersion { e_tag, generation });
+        let replaced = self.0.replace(name, expected.as_ref(), bytes, limit);
+        let replaced = replaced.map_err(|error| self.failed(name, "written", &error))?;
+        Ok(replaced.map(|ObjectVersion { e_tag, generation }| Version { e_tag, generation }))
+    }
+
+    fn location(&self, name: &str) -> PathBuf {
+        Path::new(self.0.url()).join(name)
+    }
+}
