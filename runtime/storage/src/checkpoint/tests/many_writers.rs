@@ -142,7 +142,7 @@ fn save(root: &Path, n: usize, tensors: &[Cut], shard_bytes_max: u64) -> Vec<Res
             let (tensor, region, content): (&&Cut, &&TensorBox, &Vec<u16>) = (tensor, region, content);
             let TensorBox { offset, extent: shape } = region;
             let bytes = bytemuck::cast_slice(content);
-            Piece { name, dtype: Dtype::U16, global_shape: &tensor.shape, offset, shape, bytes }
+            Piece { name, dtype: Dtype::U16, global_shape: &tensor.shape, offset, shape, bytes, fingerprint: None }
         };
         let pieces: Vec<Piece<'_>> =
             parts.iter().map(|(name, t, r, c): &(String, _, _, _)| piece((name, t, r, c))).collect();

@@ -66,6 +66,7 @@ proptest! {
         let boxes = split(TensorBox::whole(&shape), &cuts);
         let contents: Vec<Vec<u16>> = boxes.iter().map(|region| cut(&values, &shape, region)).collect();
         let pieces: Vec<Piece<'_>> = boxes.iter().zip(&contents).map(|(region, content)| Piece {
+            fingerprint: None,
             name: "t",
             dtype: Dtype::U16,
             global_shape: &shape,
@@ -101,7 +102,15 @@ fn wide_tensor(root: &Path) -> (Vec<u16>, [usize; 2], Checkpoint) {
     let piece = |(region, content)| {
         let (TensorBox { offset, extent: box_shape }, content): (&TensorBox, &Vec<u16>) = (region, content);
         let bytes = bytemuck::cast_slice(content);
-        Piece { name: "wide", dtype: Dtype::BF16, global_shape: &shape, offset, shape: box_shape, bytes }
+        Piece {
+            name: "wide",
+            dtype: Dtype::BF16,
+            global_shape: &shape,
+            offset,
+            shape: box_shape,
+            bytes,
+            fingerprint: None,
+        }
     };
     let pieces: Vec<Piece<'_>> = boxes.iter().zip(&contents).map(piece).collect();
     quick_writer(root).save(&meta(1), &pieces, &[]).unwrap();
