@@ -88,11 +88,7 @@ pub fn host() -> Arc<dyn Device> {
     Arc::new(CpuDevice)
 }
 
-/// The software GPU.
-#[cfg(test)]
-pub(crate) fn software_gpu(libraries: &phalanx_softgpu::Installation) -> CudaDevice {
-    CudaDevice::find(Search::only(vec![libraries.dir().to_owned()]), None, None).expect("it is built with the tests")
-}
-
 #[cfg(test)]
 pub(crate) mod remote;
+#[cfg(test)]
+pub(crate) mod software_gpu;
