@@ -66,7 +66,8 @@ pub(crate) fn connect(
             let text = match *code {
                 TOO_LONG => format!("not done after {} s", INIT_MAX.as_secs()),
                 NO_MEMORY => "the GPU is out of memory for NCCL's buffers".to_owned(),
-                code if position == own => nccl.text(code as u32),
+                // What the library tells about its last error is about this member's.
+                code if code == codes[own] => nccl.text(code as u32),
                 code => nccl.meaning(code as u32),
             };
             if codes[own] == TOO_LONG {
