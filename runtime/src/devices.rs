@@ -91,3 +91,5 @@ pub fn host() -> Arc<dyn Device> {
 
 #[cfg(test)]
 pub(crate) mod remote;
+#[cfg(test)]
+pub(crate) mod software_gpu;

@@ -224,6 +224,26 @@ fn failure_of_nccl_ends_the_world_and_no_process() {
 }
 
 #[test]
+fn world_is_formed_again_after_nccl_had_too_little_memory_for_it() {
+    // The first allocation fails while the rank connects to its peers, the second one with the first collective after that.
+    for allocation in ["1", "2"] {
+        let job = Job::start(N_STEPS, Collectives::Nccl);
+        job.until_step(10);
+        let (survivor, victim) = (job.rank(0), job.rank(1));
+
+        job.plant_in(0, &format!("SOFTGPU_NCCL_ALLOC_FAIL={allocation}"));
+        signal(victim, libc::SIGKILL);
+        until("a later step", || (job.n_steps() > 30).then_some(()));
+        assert_eq!(job.rank(0), survivor, "a process was replaced");
+        let (_, incidents) = job.ends_undisturbed();
+
+        let text = format!("{incidents:?}");
+        assert!(!incidents.is_empty() && incidents.len() <= 2, "{text}");
+        assert!(text.contains("out of memory"), "allocation {allocation}: {text}");
+    }
+}
+
+#[test]
 fn rank_whose_nccl_does_not_connect_is_replaced() {
     let job = Job::start(N_STEPS, Collectives::Nccl);
     job.until_step(10);
@@ -287,6 +307,8 @@ fn twenty_kills_in_one_run_leave_weights_and_metrics_unchanged() {
         let job = Job::start(n_steps, collectives);
         for kill in 0..20 {
             job.until_step(5 + 9 * kill);
+            // The successor works in another order than its predecessors.
+            job.plant("next", &format!("SOFTGPU_SEED={}", kill % 8));
             signal(job.rank(kill * 7 % 5 % 2), libc::SIGKILL);
         }
         let (_, incidents, p) = job.ends();

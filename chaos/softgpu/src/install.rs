@@ -4,7 +4,8 @@
 //! library, and names the implementation as a dependency: `dlsym` on its handle finds the implementation's functions,
 //! and all of them share one engine, however many are loaded.
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, CString, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -47,6 +48,16 @@ pub enum InstallError {
         /// Its message.
         log: String,
     },
+    /// The shared library does not load.
+    Load {
+        /// The loader's message.
+        log: String,
+    },
+    /// The software GPU has no such setting, or not this value.
+    Setting {
+        /// Name and value.
+        setting: String,
+    },
     /// The name given to [`Installation::without`] is none of [`LIBRARIES`].
     UnknownLibrary {
         /// The name.
@@ -84,6 +95,29 @@ impl Installation {
     #[must_use]
     pub fn library(&self, name: &str) -> PathBuf {
         self.dir.join(name)
+    }
+
+    /// Changes a setting of this process's software GPU, such as `SOFTGPU_SEED`. All installations of a process share it.
+    ///
+    /// # Errors
+    /// [`InstallError::Load`] when the library does not load; [`InstallError::Setting`] when the name or the value is unknown.
+    pub fn set(&self, name: &str, value: &str) -> Result<(), InstallError> {
+        let refused = || InstallError::Setting { setting: format!("{name}={value}") };
+        let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|_| refused());
+        let path = text(self.dir.join(IMPLEMENTATION).as_os_str())?;
+        let (name, value) = (text(name.as_ref())?, text(value.as_ref())?);
+        // Programs load the library, which has settings of its own: those of this crate's copy do not count.
+        // SAFETY: loading the library runs nothing; it stays loaded, and its function has this signature.
+        let code = unsafe {
+            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            let set = if library.is_null() { library } else { libc::dlsym(library, c"softgpu_set".as_ptr()) };
+            if set.is_null() {
+                return Err(InstallError::Load { log: CStr::from_ptr(libc::dlerror()).to_string_lossy().into_owned() });
+            }
+            let set: unsafe extern "C" fn(*const c_char, *const c_char) -> u32 = std::mem::transmute(set);
+            set(name.as_ptr(), value.as_ptr())
+        };
+        if code == 0 { Ok(()) } else { Err(refused()) }
     }
 
     fn of(libraries: Vec<&'static str>) -> Result<Installation, InstallError> {
@@ -150,6 +184,8 @@ impl fmt::Display for InstallError {
             InstallError::NotBuilt { searched } => write!(f, "{IMPLEMENTATION} is in none of {searched:?}"),
             InstallError::Io { path, source } => write!(f, "{}: {source}", path.display()),
             InstallError::Link { library, log } => write!(f, "cannot link {library}: {log}"),
+            InstallError::Load { log } => write!(f, "cannot load {IMPLEMENTATION}: {log}"),
+            InstallError::Setting { setting } => write!(f, "the software GPU refuses {setting}"),
             InstallError::UnknownLibrary { name } => write!(f, "{name} is none of {LIBRARIES:?}"),
         }
     }

@@ -219,47 +219,38 @@ mod tests {
     use super::*;
     use crate::gpu;
     use phalanx_softgpu::Installation;
-    use std::ffi::{CStr, c_char};
     use std::io::Write;
 
     fn search() -> Search {
         Search::only(vec![Installation::new().unwrap().dir().to_owned()])
     }
 
-    /// Changes a setting of the software GPU in this process.
-    fn set(name: &CStr, value: &str) {
-        let (path, value) = (Installation::new().unwrap().library("libcuda.so.1"), CString::new(value).unwrap());
-        // SAFETY: the libraries' constructors do nothing; the signature is that of the software GPU.
-        unsafe {
-            let library = libloading::os::unix::Library::new(path).unwrap();
-            let set: libloading::os::unix::Symbol<unsafe extern "C" fn(*const c_char, *const c_char) -> u32> =
-                library.get(b"softgpu_set\0").unwrap();
-            assert_eq!(set(name.as_ptr(), value.as_ptr()), 0);
-            std::mem::forget(library);
-        }
+    /// Changes a setting of the software GPU of this process.
+    fn set(name: &str, value: &str) {
+        Installation::new().unwrap().set(name, value).unwrap();
     }
 
     // One test, because settings are those of the process.
     #[test]
     fn counters_and_events_of_the_driver_are_the_state_of_their_gpu() {
         let (search, mut xids) = (search(), tempfile::NamedTempFile::new().unwrap());
-        set(c"SOFTGPU_NVML_XID_FILE", xids.path().to_str().unwrap());
+        set("SOFTGPU_NVML_XID_FILE", xids.path().to_str().unwrap());
         let gpus = gpu::find(&search).unwrap().1;
         let mut monitor = Monitor::new(&search, &gpus[..1]);
         let mut first = monitor.sample().remove(0);
         assert_eq!((first.celsius, first.n_uncorrected, first.complaint()), (Some(41), Some(0), None));
         assert!(first.id.starts_with("GPU-") && first.used_bytes > 0 && first.total_bytes > first.used_bytes);
 
-        set(c"SOFTGPU_NVML_ECC", "3");
-        set(c"SOFTGPU_NVML_CLOCKS", "128");
+        set("SOFTGPU_NVML_ECC", "3");
+        set("SOFTGPU_NVML_CLOCKS", "128");
         first = monitor.wait(Duration::ZERO).remove(0);
         assert_eq!(
             first.remarks().unwrap(),
             "3 uncorrected memory errors; slowed by the external power brake at 41 °C"
         );
-        set(c"SOFTGPU_NVML_ECC", "0");
+        set("SOFTGPU_NVML_ECC", "0");
         // A power cap is no remark.
-        set(c"SOFTGPU_NVML_CLOCKS", "4");
+        set("SOFTGPU_NVML_CLOCKS", "4");
 
         writeln!(xids, "31 0").unwrap();
         first = monitor.wait(Duration::from_secs(60)).remove(0);

@@ -52,8 +52,8 @@ impl Shadow {
         self.machine.spans_mut(&self.compiled, &whole).expect("gradients do not overlap")
     }
 
-    /// Makes the update with the scalars of the rank that holds the shadow; they are the same on all ranks.
-    pub(crate) fn update(&mut self, holder: &dyn Machine, step: &Compiled, alone: &mut Groups) -> Result<(), JobError> {
+    /// Takes the scalars of an update from the rank that holds the shadow; they are the same on all ranks.
+    fn take_scalars(&mut self, holder: &dyn Machine, step: &Compiled) {
         let c = &self.compiled;
         let scalars = [
             (c.program.bound(Role::Hyper).next(), step.program.bound(Role::Hyper).next()),
@@ -65,6 +65,28 @@ impl Shadow {
             holder.get(step, from, 0, bytemuck::cast_slice_mut(scalars));
             self.machine.write(c, to, 0, scalars);
         }
+    }
+
+    /// Makes the update of which it has the scalars.
+    fn update(&mut self, alone: &mut Groups) -> Result<(), JobError> {
+        let c = &self.compiled;
         Ok(self.machine.run(c, c.phases.apply(), &mut Run::with(alone))?)
     }
+}
+
+/// Makes the update of a computed step: of a rank's own state, and of the shadows that it holds. A device that computes on its
+/// own makes the rank's update meanwhile.
+///
+/// # Errors
+/// See [`Machine::run`]; the state is lost.
+pub(crate) fn update(
+    machine: &mut dyn Machine,
+    step: &Compiled,
+    shadows: &mut [Shadow],
+    with: &mut Run<'_>,
+) -> Result<(), JobError> {
+    // Reading waits for all earlier work of the device, which does not yet include the update.
+    shadows.iter_mut().for_each(|shadow| shadow.take_scalars(machine, step));
+    machine.run(step, step.phases.apply(), with)?;
+    shadows.iter_mut().try_for_each(|shadow| shadow.update(with.groups))
 }

@@ -10,7 +10,7 @@ use super::plan::{ModelPlan, RunPlan};
 use super::planted::{Planted, Where};
 use super::programs::Programs;
 use super::saving::{SaveOutcome, Saving, TrainerState};
-use super::shadow::Shadow;
+use super::shadow::{self, Shadow};
 use super::staging::{Inputs, Staging, inputs};
 use super::step_trace::StepTrace;
 use super::team::Team;
@@ -443,8 +443,7 @@ impl<'a> Trainer<'a> {
         let c = &self.programs.train;
         let (groups, models) = (&mut self.alone, &mut self.models[..]);
         let timings = self.trace.as_mut().filter(|trace| trace.step == self.state.step).map(StepTrace::go_on);
-        self.machine.run(c, c.phases.apply(), &mut Run { groups, models, timings })?;
-        self.shadows.iter_mut().try_for_each(|shadow| shadow.update(&*self.machine, c, &mut self.alone))?;
+        shadow::update(&mut *self.machine, c, &mut self.shadows, &mut Run { groups, models, timings })?;
         self.state = next;
         Ok(outcome)
     }

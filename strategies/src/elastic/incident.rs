@@ -111,7 +111,7 @@ pub struct Timeline {
     pub step: Step,
     /// The first cause (`INCIDENT-1`).
     pub cause: Cause,
-    /// Details of the first cause.
+    /// Details of the first cause that has any; they begin with "then" if that is a later one.
     #[serde(default)]
     pub detail: Option<String>,
     /// Causes that followed, up to [`ALSO_MAX`].
@@ -165,6 +165,11 @@ impl Incident {
     #[must_use]
     pub fn because(self, detail: Option<String>) -> Incident {
         Incident { detail, ..self }
+    }
+
+    /// Adds details of a cause that followed, unless an earlier one has some.
+    pub fn explain(&mut self, detail: Option<String>) {
+        self.detail = self.detail.take().or_else(|| detail.map(|detail| format!("then {detail}")));
     }
 
     /// Adds a cause that followed the first one (`INCIDENT-1`).
@@ -247,8 +252,10 @@ mod tests {
 
         let mut incident = Incident::new(ms(10), ms(4), died);
         incident.enter(ms(12), Phase::Abort);
-        incident.also(later);
-        incident.also(later);
+        for detail in [None, Some("out of memory"), Some("aborted")] {
+            incident.also(later);
+            incident.explain(detail.map(str::to_owned));
+        }
         incident.enter(ms(20), Phase::Heal);
         incident.enter(ms(25), Phase::Abort);
         incident.enter(ms(26), Phase::Resume);
@@ -256,8 +263,12 @@ mod tests {
 
         assert_eq!(timeline.cause, died);
         assert_eq!(timeline.also, [later]);
+        assert_eq!(timeline.detail.as_deref(), Some("then out of memory"));
         assert_eq!(timeline.total(), Duration::from_millis(26));
         assert_eq!(timeline.phases[Phase::Abort as usize], Duration::from_millis(9));
-        assert!(timeline.to_string().contains("node 1 died (and 1 more) · detect 6.0 ms"), "{timeline}");
+        assert!(
+            timeline.to_string().contains("node 1 died: then out of memory (and 1 more) · detect 6.0 ms"),
+            "{timeline}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The GPU to check: a real one, or the software GPU.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use phalanx_cuda::{CudaDevice, Search};
 use phalanx_softgpu::Installation;
 
@@ -18,20 +18,9 @@ pub fn gpu() -> Result<CudaDevice> {
 ///
 /// # Errors
 /// When the software GPU is not built, or refuses the setting.
-#[allow(unsafe_code)] // A C function of the software GPU.
 pub fn set(name: &str, value: &str) -> Result<()> {
     let installation = Installation::new().context("installing the software GPU")?;
-    let text = |text: &str| std::ffi::CString::new(text).context("a setting without zero bytes");
-    let (key, value) = (text(name)?, text(value)?);
-    // SAFETY: the library is the one that is already loaded; the function has this signature.
-    let code = unsafe {
-        let library = libloading::Library::new(installation.library("libcuda.so.1"))?;
-        let set = library
-            .get::<unsafe extern "C" fn(*const std::ffi::c_char, *const std::ffi::c_char) -> u32>(b"softgpu_set")?;
-        set(key.as_ptr(), value.as_ptr())
-    };
-    ensure!(code == 0, "the software GPU refuses {name}");
-    Ok(())
+    Ok(installation.set(name, value)?)
 }
 
 /// A counter of the software GPU of this process, such as `kernels`.

@@ -36,6 +36,7 @@ pub fn launch(communicator: &Arc<Communicator>, stream: u64, work: Work) -> Resu
     let failed = |code: Code| refuse(INVALID_ARGUMENT, &format!("the stream gives CUDA error {code}"));
     let is_captured = host::is_capturing(stream).map_err(failed)?;
     count_launch(communicator);
+    let number = communicator.count_launch()?;
     let n_collectives = work.collectives.len() as u64;
     let begin: Arc<dyn Fn() -> Poll + Send + Sync> = if is_captured {
         // Each launch of the graph is a launch of its own, which begins when it is this operation's turn.
@@ -55,7 +56,6 @@ pub fn launch(communicator: &Arc<Communicator>, stream: u64, work: Work) -> Resu
             poll(Batch { communicator: c.clone(), ticket: ticket.clone(), is_running: false, work: work.clone() })
         })
     };
-    let number = communicator.n_launches.fetch_add(1, SeqCst);
     let every = host::setting("SOFTGPU_NCCL_LATE", 16);
     if communicator.is_blocking || is_captured || every == 0 || !number.is_multiple_of(every) {
         return host::submit(stream, begin).map_err(failed);

@@ -2,7 +2,10 @@
 
 use super::order::Ticket;
 use super::shared::{RANKS_MAX, Shared};
-use super::{Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, host, refuse};
+use super::{
+    Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR,
+    host, refuse,
+};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -62,6 +65,22 @@ pub fn remove(communicator: &Communicator) {
     all().remove(&communicator.handle());
 }
 
+/// Allocations of this process since the planted failure was set.
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Counts from now on.
+pub fn restart_count() {
+    ALLOCATIONS.store(0, SeqCst);
+}
+
+/// Allocates buffers of a communicator, which fails if the settings say so.
+fn allocate() -> Result<(), Code> {
+    if ALLOCATIONS.fetch_add(1, SeqCst) + 1 == host::setting("SOFTGPU_NCCL_ALLOC_FAIL", 0) {
+        return Err(refuse(UNHANDLED_CUDA_ERROR, "Cuda failure 2 'out of memory'"));
+    }
+    Ok(())
+}
+
 impl Communicator {
     /// Joins the communicator of a unique id. Returns at once.
     pub fn join(name: CString, n_ranks: i32, rank: i32, is_blocking: bool) -> Result<Arc<Communicator>, Code> {
@@ -76,7 +95,9 @@ impl Communicator {
         words.host.store(host_hash(), SeqCst);
         words.device.store(host::physical(device), SeqCst);
         words.place.store(place(device), SeqCst);
-        if words.joined.swap(n_ranks as u64, SeqCst) != 0 {
+        let allocated = allocate();
+        // Peers wait for a rank without memory.
+        if allocated.is_ok() && words.joined.swap(n_ranks as u64, SeqCst) != 0 {
             return Err(refuse(INVALID_USAGE, &format!("rank {rank} has joined twice with one unique id")));
         }
         static IDS: AtomicU64 = AtomicU64::new(0);
@@ -98,7 +119,7 @@ impl Communicator {
             is_late: AtomicBool::new(false),
             captured: Arc::new(()),
             initialized: AtomicU32::new(IN_PROGRESS),
-            failed: AtomicU32::new(SUCCESS),
+            failed: AtomicU32::new(allocated.err().unwrap_or(SUCCESS)),
             created: Instant::now(),
         });
         all().insert(communicator.handle(), communicator.clone());
@@ -177,6 +198,15 @@ impl Communicator {
             before > 0 && Ticket::exists(|t| t.is_of(self.id) && t.is_before(before))
         };
         if self.is_late.load(SeqCst) || is_finalizing() || is_revoking() { IN_PROGRESS } else { SUCCESS }
+    }
+
+    /// Connects to its peers with the first launch, which needs memory; returns the number of this launch, from 0.
+    pub fn count_launch(&self) -> Result<u64, Code> {
+        let number = self.n_launches.fetch_add(1, SeqCst);
+        if number == 0 {
+            allocate().inspect_err(|code| self.failed.store(*code, SeqCst))?;
+        }
+        Ok(number)
     }
 
     /// A planted failure of the network.

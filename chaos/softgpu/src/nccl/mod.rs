@@ -18,6 +18,7 @@
 //! | `SOFTGPU_NCCL_LATE` | every which launch of a communicator that does not block is late, the first one always; 16; 0: none |
 //! | `SOFTGPU_NCCL_ORDER` | 1: a device runs one operation at a time, as it may when they fill it; ranks that wait for each other because their devices run operations of two communicators in different orders get an error. Operations run in the order of their launches if `NCCL_LAUNCH_ORDER_IMPLICIT` is 1, else in any order that streams allow |
 //! | `SOFTGPU_NCCL_FAULT` | number of a launch of this process, from 1, from which on its communicator reports `ncclRemoteError` |
+//! | `SOFTGPU_NCCL_ALLOC_FAIL` | number of an allocation of NCCL's own in this process, from 1, that fails for lack of memory; a communicator makes one when it is initialised and one with its first launch; 0: none |
 //!
 //! | module | is |
 //! |---|---|
@@ -52,6 +53,7 @@ use std::sync::Mutex;
 pub type Code = u32;
 
 pub const SUCCESS: Code = 0;
+pub const UNHANDLED_CUDA_ERROR: Code = 1;
 pub const SYSTEM_ERROR: Code = 2;
 pub const INVALID_ARGUMENT: Code = 4;
 pub const INVALID_USAGE: Code = 5;
@@ -60,8 +62,10 @@ pub const IN_PROGRESS: Code = 7;
 
 /// Takes over a setting that has changed.
 pub fn setting_changed(name: &str) {
-    if name == "SOFTGPU_NCCL_FAULT" {
-        batch::restart_count();
+    match name {
+        "SOFTGPU_NCCL_FAULT" => batch::restart_count(),
+        "SOFTGPU_NCCL_ALLOC_FAIL" => communicator::restart_count(),
+        _ => {}
     }
 }
 

@@ -290,6 +290,35 @@ fn two_ranks_on_one_device_are_refused() {
 }
 
 #[test]
+fn communicator_without_memory_for_its_buffers_fails_when_it_is_initialised() {
+    let settings = [("SOFTGPU_NCCL_ALLOC_FAIL", "1")];
+    passes("failures::communicator_without_memory_for_its_buffers_fails_when_it_is_initialised", &settings, || {
+        let (id, mut comm) = (unique_id(), std::ptr::null_mut());
+        Thread::new(0);
+
+        // SAFETY: valid arguments.
+        assert_eq!(unsafe { (api().ncclCommInitRank)(&raw mut comm, 1, id, 0) }, 1);
+
+        assert_eq!(state(comm), 1);
+        ok!(ncclCommAbort(comm));
+    });
+}
+
+#[test]
+fn communicator_without_memory_for_its_peers_fails_with_its_first_operation() {
+    let settings = [("SOFTGPU_NCCL_ALLOC_FAIL", "3")];
+    passes("failures::communicator_without_memory_for_its_peers_fails_with_its_first_operation", &settings, || {
+        let [(thread, comm), _] = pair(unique_id());
+        let at = thread.put(&[1.0]);
+
+        // SAFETY: valid arguments.
+        assert_eq!(unsafe { (api().ncclAllReduce)(at, at, 1, F32, SUM, comm, thread.stream) }, 1);
+
+        assert_eq!(state(comm), 1);
+    });
+}
+
+#[test]
 fn planted_failure_of_the_network_is_reported_once_it_is_launched() {
     let settings = [("SOFTGPU_NCCL_FAULT", "2")];
     passes("failures::planted_failure_of_the_network_is_reported_once_it_is_launched", &settings, || {

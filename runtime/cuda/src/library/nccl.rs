@@ -11,6 +11,8 @@ pub(crate) type Code = u32;
 
 /// The state of a communicator that does not block.
 pub(crate) const IN_PROGRESS: Code = 7;
+/// The result for a failed call of CUDA, such as an allocation.
+pub(crate) const UNHANDLED_CUDA_ERROR: Code = 1;
 /// The result for a second rank on one GPU, among others.
 pub(crate) const INVALID_USAGE: Code = 5;
 
@@ -91,16 +93,30 @@ impl Nccl {
         if code == 0 { version } else { 0 }
     }
 
-    /// The text of an error code, and what the library tells about the last error.
-    pub(crate) fn text(&self, code: Code) -> String {
-        let text = |at: *const c_char| match at.is_null() {
-            true => String::new(),
-            // SAFETY: a string of the library that ends in NUL and stays.
-            false => unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned(),
-        };
-        // SAFETY: both take any code and no communicator.
-        let (what, last) =
-            unsafe { (text((self.ncclGetErrorString)(code)), text((self.ncclGetLastError)(std::ptr::null_mut()))) };
-        if last.is_empty() { format!("{what} ({code})") } else { format!("{what} ({code}): {last}") }
+    /// The meaning of an error code.
+    pub(crate) fn meaning(&self, code: Code) -> String {
+        // SAFETY: takes any code.
+        format!("{} ({code})", text(unsafe { (self.ncclGetErrorString)(code) }))
     }
+
+    /// What the library tells about the last error of this process.
+    pub(crate) fn last_error(&self) -> String {
+        // SAFETY: takes no communicator.
+        text(unsafe { (self.ncclGetLastError)(std::ptr::null_mut()) })
+    }
+
+    /// The meaning of an error code, and what the library tells about the last error of this process.
+    pub(crate) fn text(&self, code: Code) -> String {
+        let (meaning, last) = (self.meaning(code), self.last_error());
+        if last.is_empty() { meaning } else { format!("{meaning}: {last}") }
+    }
+}
+
+/// A text of the library; empty if there is none.
+fn text(at: *const c_char) -> String {
+    if at.is_null() {
+        return String::new();
+    }
+    // SAFETY: a string of the library that ends in NUL and stays.
+    unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
 }

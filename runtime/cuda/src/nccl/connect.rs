@@ -6,7 +6,7 @@
 use super::NcclCommunicator;
 use super::member::Member;
 use crate::gpu::Gpu;
-use crate::library::nccl::{Comm, Config, IN_PROGRESS, INVALID_USAGE, UniqueId};
+use crate::library::nccl::{Comm, Config, IN_PROGRESS, INVALID_USAGE, UNHANDLED_CUDA_ERROR, UniqueId};
 use crate::library::{LibraryError, Nccl};
 use crate::staged::{Staged, failed};
 use phalanx_device::{Collective, CollectiveError, SliceOperations};
@@ -62,11 +62,15 @@ pub(crate) fn connect(
         Err(codes) => {
             let found = codes.iter().enumerate().find(|(_, code)| **code != 0 && **code != IN_PROGRESS as i32);
             let (position, code) = found.expect("one has failed");
+            let own = host.position() as usize;
             let text = match *code {
                 TOO_LONG => format!("not done after {} s", INIT_MAX.as_secs()),
-                code => nccl.text(code as u32),
+                NO_MEMORY => "the GPU is out of memory for NCCL's buffers".to_owned(),
+                // What the library tells about its last error is about this member's.
+                code if code == codes[own] => nccl.text(code as u32),
+                code => nccl.meaning(code as u32),
             };
-            if codes[host.position() as usize] == TOO_LONG {
+            if codes[own] == TOO_LONG {
                 gpu.give_up();
             }
             let reason = format!("position {position}: {text}");
@@ -83,6 +87,9 @@ const FAILED_ROUNDS_MAX: u32 = 50;
 
 /// What a member reports whose initialisation has taken too long.
 const TOO_LONG: i32 = -1;
+
+/// What a member reports whose GPU has too little memory for the buffers of NCCL, which tells it only as text.
+const NO_MEMORY: i32 = -2;
 
 /// Initialises an NCCL communicator, or gives the codes of all members if one of them fails.
 fn initialize(
@@ -130,8 +137,12 @@ fn agreed(
     loop {
         // The call returns success also for what has not happened yet.
         let state = if first == 0 || first == IN_PROGRESS { async_error(nccl, comm) } else { first };
-        let is_late = state == IN_PROGRESS && Instant::now() > give_up;
-        let codes = gathered(host, if is_late { TOO_LONG } else { state as i32 })?;
+        let own = match state {
+            IN_PROGRESS if Instant::now() > give_up => TOO_LONG,
+            UNHANDLED_CUDA_ERROR if nccl.last_error().contains("out of memory") => NO_MEMORY,
+            state => state as i32,
+        };
+        let codes = gathered(host, own)?;
         if codes.iter().all(|code| *code == 0) {
             return Ok(Ok(()));
         }

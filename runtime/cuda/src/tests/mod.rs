@@ -25,7 +25,6 @@ use phalanx_device::world::{World, WorldId};
 use phalanx_device::{Collective, RawBuffer};
 use phalanx_softgpu::Installation;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 
@@ -153,26 +152,20 @@ fn new_device() -> u32 {
     static DEVICES: AtomicU32 = AtomicU32::new(0);
     static SET: Once = Once::new();
     SET.call_once(|| {
-        set(c"SOFTGPU_DEVICES", c"64");
-        // Many small operations follow each other: hold them back for less time than usual.
-        if std::env::var_os("SOFTGPU_HOLD_US").is_none() {
-            set(c"SOFTGPU_HOLD_US", c"200");
-        }
+        set("SOFTGPU_DEVICES", "64");
+        set("SOFTGPU_HOLD_US", &hold_us());
     });
     DEVICES.fetch_add(1, Ordering::Relaxed)
 }
 
+/// How long the software GPU of this process holds work back: less than usual, since many small operations follow each other.
+fn hold_us() -> String {
+    std::env::var("SOFTGPU_HOLD_US").unwrap_or_else(|_| "200".to_owned())
+}
+
 /// Changes a setting of the software GPU of this process.
-fn set(name: &CStr, value: &CStr) {
-    let path = Installation::new().unwrap().library("libcuda.so.1");
-    // SAFETY: the libraries' constructors do nothing; the signature is that of the software GPU.
-    unsafe {
-        let library = libloading::os::unix::Library::new(path).unwrap();
-        let set: libloading::os::unix::Symbol<unsafe extern "C" fn(*const c_char, *const c_char) -> u32> =
-            library.get(b"softgpu_set\0").unwrap();
-        assert_eq!(set(name.as_ptr(), value.as_ptr()), 0);
-        std::mem::forget(library);
-    }
+fn set(name: &str, value: &str) {
+    Installation::new().unwrap().set(name, value).unwrap();
 }
 
 impl Drop for BorrowedGpu {

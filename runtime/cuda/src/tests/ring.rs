@@ -1,7 +1,7 @@
 //! Copies of state beside programs, under several orders of streams.
 
 use super::step::Trainer;
-use super::{BorrowedGpu, set};
+use super::{BorrowedGpu, hold_us, set};
 use crate::gpu::Event;
 use crate::ring::GpuMemory;
 use phalanx_device::Machine;
@@ -9,7 +9,7 @@ use phalanx_device::groups::Groups;
 use phalanx_device::span::{Span, chunks};
 use phalanx_device::staging::Staging;
 use phalanx_strategies::mesh::MeshRank;
-use std::ffi::CString;
+use phalanx_strategies::program::Role;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,13 +31,19 @@ impl Settings {
 
 impl Drop for Settings {
     fn drop(&mut self) {
-        set(c"SOFTGPU_COPY_US", c"0");
-        set(c"SOFTGPU_SEED", c"0");
+        set("SOFTGPU_COPY_US", "0");
+        set("SOFTGPU_SEED", "0");
+        set("SOFTGPU_HOLD_US", &hold_us());
     }
 }
 
+/// Gives the software GPU the time to run what follows in any order, until this thread waits.
+fn hold_work_back() {
+    set("SOFTGPU_HOLD_US", "50000");
+}
+
 fn set_seed(seed: u64) {
-    set(c"SOFTGPU_SEED", &CString::new(seed.to_string()).unwrap());
+    set("SOFTGPU_SEED", &seed.to_string());
 }
 
 fn runs_of(trainer: &Trainer) -> Vec<Span> {
@@ -131,7 +137,7 @@ fn step_computes_while_its_state_is_copied_and_only_its_update_waits() {
     trainer.update(&mut groups).unwrap();
 
     // From here on no copy to pinned memory is ever done.
-    set(c"SOFTGPU_COPY_US", c"1000000000000");
+    set("SOFTGPU_COPY_US", "1000000000000");
     let mut copy = Copy::begin(&trainer);
     copy.begin_rest();
     let copies = Event::for_order(&gpu.0).unwrap();
@@ -141,7 +147,7 @@ fn step_computes_while_its_state_is_copied_and_only_its_update_waits() {
     copies.record(gpu.0.compute).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     let has_updated = copies.is_reached().unwrap();
-    set(c"SOFTGPU_COPY_US", c"0");
+    set("SOFTGPU_COPY_US", "0");
 
     assert!(loss.is_finite());
     assert!(!has_updated, "the update does not wait for the copy");
@@ -182,7 +188,7 @@ fn machine_that_is_dropped_ends_the_copies_of_its_state_and_frees_it_after_them(
     let (_settings, gpu) = (Settings::take(), BorrowedGpu::take());
     for seed in 0..N_SEEDS {
         set_seed(seed);
-        set(c"SOFTGPU_COPY_US", c"2000");
+        set("SOFTGPU_COPY_US", "2000");
         let memory = Arc::new(GpuMemory::new(gpu.0.clone()));
         let trainer = Trainer::in_memory(&memory, MeshRank::default(), false);
         let address = runs_of(&trainer)[0].buffer().address() as u64;
@@ -209,6 +215,119 @@ fn machine_that_is_dropped_ends_the_copies_of_its_state_and_frees_it_after_them(
     }
 }
 
+/// Begins to copy these weights to the machine, through three slots in turn.
+fn scatter(trainer: &Trainer, weights: &Weights, slot_bytes: usize) -> Staging {
+    let chunks = chunks(runs_of(trainer), slot_bytes);
+    let mut staging = Staging::new(chunks.iter().flatten(), 3, slot_bytes).unwrap();
+    let mut from: &[u8] = bytemuck::cast_slice(weights);
+    for (i, chunk) in chunks.iter().enumerate() {
+        let n: usize = chunk.iter().map(Span::bytes).sum();
+        staging.bytes(i % 3).unwrap()[..n].copy_from_slice(&from[..n]);
+        from = &from[n..];
+        // SAFETY: the machine outlives the copies.
+        unsafe { staging.scatter(i % 3, chunk) }.unwrap();
+    }
+    staging
+}
+
+/// Replaces all weights without a ring.
+fn put(trainer: &mut Trainer, mut weights: &[u32]) {
+    let Trainer { c, machine, .. } = trainer;
+    for param in &c.program.params {
+        let (these, others) = weights.split_at(c.program.value(param.value).n_elements());
+        machine.put(c, param.value, 0, bytemuck::cast_slice(these));
+        weights = others;
+    }
+}
+
+// STATE-FENCE-1, STATE-FENCE-2
+#[test]
+fn state_from_the_host_waits_for_earlier_copies_and_later_copies_have_it_under_every_order() {
+    let (_settings, gpu) = (Settings::take(), BorrowedGpu::take());
+    let mut trainer = Trainer::new(&gpu.0, MeshRank::default(), false);
+    hold_work_back();
+    for seed in 0..N_SEEDS {
+        set_seed(seed);
+        for through_ring in [false, true] {
+            let before = trainer.weights().concat();
+            let after: Weights = before.iter().map(|bits| bits ^ 1).collect();
+            let mut earlier = Copy::begin(&trainer);
+            earlier.begin_rest();
+
+            let ring = through_ring.then(|| scatter(&trainer, &after, size_of_val(&after[..]) / 3 + 4));
+            if !through_ring {
+                put(&mut trainer, &after);
+            }
+
+            let mut later = Copy::begin(&trainer);
+            later.begin_rest();
+            assert!(later.finish() == after, "seed {seed}, through a ring: {through_ring}");
+            assert!(earlier.finish() == before, "seed {seed}, through a ring: {through_ring}");
+            drop(ring);
+        }
+    }
+}
+
+// STATE-FENCE-1
+#[test]
+fn copy_from_a_new_machine_has_its_zeros_under_every_order() {
+    let (_settings, gpu) = (Settings::take(), BorrowedGpu::take());
+    hold_work_back();
+    let memory = Arc::new(GpuMemory::new(gpu.0.clone()));
+    for seed in 0..N_SEEDS {
+        set_seed(seed);
+        let trainer = Trainer::zeroed(&memory, MeshRank::default(), false);
+
+        let mut copy = Copy::begin(&trainer);
+        copy.begin_rest();
+
+        assert!(copy.finish().iter().all(|bits| *bits == 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn copy_of_what_is_no_state_comes_after_all_earlier_work_under_every_order() {
+    let (_settings, gpu) = (Settings::take(), BorrowedGpu::take());
+    hold_work_back();
+    let mut trainer = Trainer::new(&gpu.0, MeshRank::default(), false);
+    let Trainer { c, machine, .. } = &mut trainer;
+    let ids = c.program.bound(Role::Ids).next().unwrap();
+    let span = (machine as &dyn Machine).source(c, ids, 0..c.program.value(ids).n_elements()).span();
+    let mut staging = Staging::new([&span], 1, span.bytes()).unwrap();
+    for seed in 0..N_SEEDS {
+        set_seed(seed);
+        let bytes = vec![seed as u8; span.bytes()];
+
+        machine.put(c, ids, 0, &bytes);
+        // SAFETY: the machine outlives the copy.
+        unsafe { staging.gather(0, std::slice::from_ref(&span)) }.unwrap();
+
+        assert!(staging.bytes(0).unwrap()[..] == bytes, "seed {seed}");
+    }
+}
+
+#[test]
+fn ring_that_is_dropped_waits_for_its_copies_before_others_get_its_memory() {
+    let (_settings, gpu) = (Settings::take(), BorrowedGpu::take());
+    let trainer = Trainer::new(&gpu.0, MeshRank::default(), false);
+    set("SOFTGPU_COPY_US", "2000");
+    let mut copy = Copy::begin(&trainer);
+    copy.begin_rest();
+    let chunks = copy.chunks.clone();
+    let slot_bytes = copy.staging.bytes(0).unwrap().len();
+    // The second half is under way.
+    let memory = copy.staging.bytes(0).unwrap().as_ptr();
+    drop(copy);
+
+    let mut next = Staging::new(chunks.iter().flatten(), 2, slot_bytes).unwrap();
+    assert_eq!(next.bytes(0).unwrap().as_ptr(), memory, "pinned memory is used again");
+    next.bytes(1).unwrap().fill(7);
+    trainer.weights();
+    std::thread::sleep(Duration::from_millis(20));
+
+    assert!(next.bytes(1).unwrap().iter().all(|byte| *byte == 7), "a copy of the dropped ring came later");
+}
+
 #[test]
 fn state_from_the_host_is_in_place_for_the_next_step_under_every_order() {
     let (_settings, gpu) = (Settings::take(), BorrowedGpu::take());
@@ -226,20 +345,11 @@ fn state_from_the_host_is_in_place_for_the_next_step_under_every_order() {
         // Work on the state that the copies must not overtake.
         trainer.compute(&mut groups, 1, None).unwrap();
         trainer.update(&mut groups).unwrap();
-        let chunks = chunks(runs_of(&trainer), 4096);
-        let mut staging = Staging::new(chunks.iter().flatten(), 3, 4096).unwrap();
-
-        let mut from: &[u8] = bytemuck::cast_slice(&weights);
-        for (i, chunk) in chunks.iter().enumerate() {
-            let n: usize = chunk.iter().map(Span::bytes).sum();
-            staging.bytes(i % 3).unwrap()[..n].copy_from_slice(&from[..n]);
-            from = &from[n..];
-            // SAFETY: the machine outlives the copies.
-            unsafe { staging.scatter(i % 3, chunk) }.unwrap();
-        }
+        let ring = scatter(&trainer, &weights, 4096);
         let loss = trainer.compute(&mut groups, 3, None).unwrap();
 
         assert_eq!(loss.to_bits(), expected.to_bits(), "seed {seed}");
+        drop(ring);
         assert!(trainer.weights().concat() == weights, "seed {seed}");
     }
 }

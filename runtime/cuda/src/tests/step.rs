@@ -121,6 +121,22 @@ impl Trainer {
 
     /// As [`Trainer::new`], in this memory.
     pub fn in_memory(memory: &Arc<GpuMemory>, mesh_rank: MeshRank, graphs: bool) -> Trainer {
+        let mut trainer = Trainer::zeroed(memory, mesh_rank, graphs);
+        let Trainer { c, machine, .. } = &mut trainer;
+        for (i, value) in c.program.values.iter().enumerate() {
+            let (v, n) = (ValueId(i as u32), value.n_elements());
+            let elements = match value.kind {
+                Kind::Constant => small_llama().constant(&value.name, &value.shape).unwrap(),
+                Kind::Parameter => (0..n).map(|j| ((i * 37 + j * 101) % 211) as f32 / 1055.0 - 0.1).collect(),
+                _ => continue,
+            };
+            write(machine, c, v, &elements);
+        }
+        trainer
+    }
+
+    /// A rank whose state was never written.
+    pub fn zeroed(memory: &Arc<GpuMemory>, mesh_rank: MeshRank, graphs: bool) -> Trainer {
         let gpu = &memory.gpu;
         let optimizer = OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
         let (model, batch) = (small_llama(), BatchShape { n_rows: 2, seq_len: 24 });
@@ -135,16 +151,7 @@ impl Trainer {
             cudnn: None,
             nccl: OnceLock::new(),
         });
-        let mut machine = CudaMachine::new(&shared, &[&c], BTreeMap::new(), graphs).unwrap();
-        for (i, value) in c.program.values.iter().enumerate() {
-            let (v, n) = (ValueId(i as u32), value.n_elements());
-            let elements = match value.kind {
-                Kind::Constant => model.constant(&value.name, &value.shape).unwrap(),
-                Kind::Parameter => (0..n).map(|j| ((i * 37 + j * 101) % 211) as f32 / 1055.0 - 0.1).collect(),
-                _ => continue,
-            };
-            write(&mut machine, &c, v, &elements);
-        }
+        let machine = CudaMachine::new(&shared, &[&c], BTreeMap::new(), graphs).unwrap();
         Trainer { c, machine, optimizer }
     }
 

@@ -2,13 +2,14 @@
 #![allow(unsafe_code)] // Catch-up transfers use the memory of machines.
 
 use super::*;
-use crate::devices::{self, remote::both};
+use crate::devices::{self, remote::both, software_gpu::SoftwareGpu};
 use crate::train::links::{STAGED, STAGING_BYTES};
-use crate::train::shadow::Shadow;
+use crate::train::shadow::{self, Shadow};
 use crate::train::weights::elements;
 use phalanx_collective::shm::control::Control;
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_device::groups::Groups;
+use phalanx_device::staging::Staging;
 use phalanx_device::world::{World, WorldId};
 use phalanx_device::{Backing, Collective, Device, Run};
 use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
@@ -19,19 +20,25 @@ use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::passes::shadow::{coefficient, log};
 use phalanx_strategies::program::{Hyper, Role};
+use phalanx_strategies::target::Target;
 use serde_json::json;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 const MESH: Mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
 
 /// The step of a rank of a mesh that trains a model of 800,000 parameters.
 pub(in crate::rank) fn compiled(mesh: Mesh, rank: usize) -> Compiled {
-    compiled_with(mesh, rank, OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() }))
+    compiled_for(devices::host().target(), mesh, rank, adamw(), 128)
 }
 
-fn compiled_with(mesh: Mesh, rank: usize, optimizer: OptimizerSpec) -> Compiled {
+fn adamw() -> OptimizerSpec {
+    OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() })
+}
+
+fn compiled_for(target: &dyn Target, mesh: Mesh, rank: usize, optimizer: OptimizerSpec, width: usize) -> Compiled {
     let config = json!({
-        "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3, "vocab_size": 1001,
+        "model_type": "llama", "hidden_size": width, "intermediate_size": 352, "num_hidden_layers": 3, "vocab_size": 1001,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
     });
     let parsed: HfConfig = serde_json::from_value(config).unwrap();
@@ -48,7 +55,7 @@ fn compiled_with(mesh: Mesh, rank: usize, optimizer: OptimizerSpec) -> Compiled 
         offload_optimizer: false,
         parallel: Parallel::default(),
     };
-    compile_step(forward, &spec, devices::host().target()).unwrap()
+    compile_step(forward, &spec, target).unwrap()
 }
 
 /// The state of a rank: each element is identified by its tensor and its index there, for any sharding.
@@ -64,9 +71,11 @@ fn state_of(compiled: &Compiled) -> Vec<(ValueId, usize, f32)> {
 }
 
 pub(in crate::rank) fn fill(machine: &mut dyn Machine, compiled: &Compiled) {
+    let mut values: BTreeMap<ValueId, Vec<f32>> = BTreeMap::new();
     for (value, at, element) in state_of(compiled) {
-        machine.write(compiled, value, at, &[element]);
+        values.entry(value).or_insert_with(|| machine.read(compiled, value))[at] = element;
     }
+    values.iter().for_each(|(value, elements)| machine.write(compiled, *value, 0, elements));
 }
 
 fn room(on: &dyn Device, compiled: &Compiled) -> Box<dyn Machine> {
@@ -222,12 +231,24 @@ fn check_training_arena(on: &dyn Device) {
 /// Members 0, 1 and 2 hold the state that member 3 misses; member 3 holds the state that member 0 misses.
 #[test]
 fn member_fetches_equal_shares_from_three_peers_and_sends_to_one_concurrently() {
-    both().iter().for_each(|on| check_equal_shares(&**on));
+    // Several operations for each peer.
+    both().iter().for_each(|on| check_equal_shares([&**on; 4], 128));
 }
 
-fn check_equal_shares(on: &dyn Device) {
+#[test]
+fn gpu_heals_from_three_gpus_under_every_order_of_their_work() {
+    let gpu = SoftwareGpu::take();
+    let gpus = [0; 4].map(|_| gpu.open());
+    for seed in 0..8 {
+        gpu.set("SOFTGPU_SEED", &seed.to_string());
+        check_equal_shares(gpus.each_ref().map(|gpu| gpu as &dyn Device), 16);
+    }
+}
+
+/// On a device for each member, with the state of a model of this width.
+fn check_equal_shares(on: [&dyn Device; 4], width: usize) {
     let [shard, other] = [0, 1].map(|rank| Shard::of(&MESH, rank));
-    let [compiled, other_compiled] = [0, 1].map(|rank| compiled(MESH, rank));
+    let [compiled, other_compiled] = [0, 1].map(|rank| compiled_for(on[0].target(), MESH, rank, adamw(), width));
     let ([mut links_0, mut links_1, mut links_2, mut links_3], ends) = links();
 
     let gives = |links: &mut Links, machine: &dyn Machine, room: Option<&mut dyn Machine>| {
@@ -249,15 +270,15 @@ fn check_equal_shares(on: &dyn Device) {
         let _ends = ends.clone();
         let first = scope.spawn(|| {
             let _ends = ends.clone();
-            let mut room = room(on, &other_compiled);
-            let n = gives(&mut links_0, &*filled(on, &compiled), Some(&mut *room));
+            let mut room = room(on[0], &other_compiled);
+            let n = gives(&mut links_0, &*filled(on[0], &compiled), Some(&mut *room));
             assert_filled(&*room, &other_compiled);
             n
         });
-        let second = scope.spawn(|| gives(&mut links_1, &*filled(on, &compiled), None));
-        let third = scope.spawn(|| gives(&mut links_2, &*filled(on, &compiled), None));
+        let second = scope.spawn(|| gives(&mut links_1, &*filled(on[1], &compiled), None));
+        let third = scope.spawn(|| gives(&mut links_2, &*filled(on[2], &compiled), None));
 
-        let (held, mut room) = (filled(on, &other_compiled), room(on, &compiled));
+        let (held, mut room) = (filled(on[3], &other_compiled), room(on[3], &compiled));
         let mut healing = Healing::default();
         healing.holds(other, HeldState { compiled: &other_compiled, machine: &*held }, trainer_state(7));
         healing.missing(shard, StateToFill { compiled: &compiled, machine: &mut *room });
@@ -270,7 +291,7 @@ fn check_equal_shares(on: &dyn Device) {
     });
 
     let n = state_of(&compiled).len();
-    assert!(n > 1_000_000, "{n} elements are too few for several operations");
+    assert!(width < 128 || n > 1_000_000, "{n} elements are too few for several operations");
     assert!(gave.iter().all(|part| part.abs_diff(n / 3) <= 1) && gave.iter().sum::<usize>() == n, "{gave:?} of {n}");
 }
 
@@ -330,15 +351,15 @@ fn check_own_state(on: &dyn Device) {
     assert_filled(&*room, &whole);
 }
 
-/// The states of a shard's owner and of its shadow after an update with the same gradients, on two devices.
+/// A shard's owner and its shadow, which have the same state and the same gradients of a step, on two devices.
 fn owner_and_shadow(
     owner_on: &dyn Device,
     shadow_on: &dyn Device,
     bytes_max: usize,
     optimizer: OptimizerSpec,
-) -> [BTreeMap<String, Vec<u32>>; 2] {
+) -> (Compiled, Box<dyn Machine>, Shadow) {
     let shard = Shard::of(&MESH, 1);
-    let c = compiled_with(MESH, 1, optimizer);
+    let c = compiled_for(owner_on.target(), MESH, 1, optimizer, 128);
     let mut owner = filled(owner_on, &c);
     let gradients = log(&c.program, &c.phases);
     for (k, grad) in gradients.iter().enumerate() {
@@ -374,26 +395,61 @@ fn owner_and_shadow(
         });
         links_3.exchange(&[], &[(0, shadow.gradients())], bytes_max).unwrap();
     });
-    shadow.update(&*owner, &c, &mut Groups::none()).unwrap();
-    owner.run(&c, c.phases.apply(), &mut Run::with(&mut Groups::none())).unwrap();
+    (c, owner, shadow)
+}
 
-    let state = |machine: &dyn Machine, c: &Compiled| {
-        let bits = |t: &Tensor| elements(machine, c, t).iter().map(|x| x.to_bits()).collect();
-        updated_state(c).iter().map(|t| (format!("{} {:?}", t.name, t.held.region.offset), bits(t))).collect()
-    };
-    [state(&*owner, &c), state(&*shadow.machine, &shadow.compiled)]
+/// Bits of the state of a rank, by tensor.
+fn state_bits(machine: &dyn Machine, c: &Compiled) -> BTreeMap<String, Vec<u32>> {
+    let bits = |t: &Tensor| elements(machine, c, t).iter().map(|x| x.to_bits()).collect();
+    updated_state(c).iter().map(|t| (format!("{} {:?}", t.name, t.held.region.offset), bits(t))).collect()
 }
 
 #[test]
 fn shadow_equals_its_owner_on_any_pair_of_devices() {
     for optimizer in OptimizerSpec::all() {
-        let expected = owner_and_shadow(&*devices::host(), &*devices::host(), STAGED, optimizer);
+        let after_update = |owner_on: &dyn Device, shadow_on: &dyn Device| {
+            let (c, mut owner, mut shadow) = owner_and_shadow(owner_on, shadow_on, STAGED, optimizer);
+            let shadows = std::slice::from_mut(&mut shadow);
+            shadow::update(&mut *owner, &c, shadows, &mut Run::with(&mut Groups::none())).unwrap();
+            [state_bits(&*owner, &c), state_bits(&*shadow.machine, &shadow.compiled)]
+        };
+        let expected = after_update(&*devices::host(), &*devices::host());
         assert!(expected[0] == expected[1] && expected[0].len() > 10, "{}", optimizer.name());
         for owner_on in both() {
             for shadow_on in both() {
-                let found = owner_and_shadow(&*owner_on, &*shadow_on, STAGED, optimizer);
+                let found = after_update(&*owner_on, &*shadow_on);
                 assert!(found == expected, "{} {owner_on:?} {shadow_on:?}", optimizer.name());
             }
         }
     }
+}
+
+#[test]
+fn shadow_is_updated_while_the_gpu_of_its_holder_still_has_to_update() {
+    let gpu = SoftwareGpu::take();
+    let (c, mut owner, mut shadow) = owner_and_shadow(&gpu.open(), &*devices::host(), STAGED, adamw());
+    // The update waits on the GPU for a copy of its state, which does not end.
+    let param = updated_state(&c).remove(0);
+    let first = owner.source(&c, param.value, 0..1).span();
+    let mut copy = Staging::new([&first], 1, first.bytes()).unwrap();
+    gpu.set("SOFTGPU_COPY_US", "1000000000000");
+    // SAFETY: the machine outlives the copy.
+    unsafe { copy.gather(0, &[first]) }.unwrap();
+
+    let (updated, is_updated) = mpsc::channel();
+    let was_in_time = std::thread::scope(|scope| {
+        let gpu = &gpu;
+        let rescue = scope.spawn(move || {
+            let was_in_time = is_updated.recv_timeout(Duration::from_secs(30)).is_ok();
+            gpu.set("SOFTGPU_COPY_US", "0");
+            was_in_time
+        });
+        let shadows = std::slice::from_mut(&mut shadow);
+        shadow::update(&mut *owner, &c, shadows, &mut Run::with(&mut Groups::none())).unwrap();
+        updated.send(()).ok();
+        rescue.join().unwrap()
+    });
+
+    assert!(was_in_time, "the shadow waits for the GPU");
+    assert!(state_bits(&*shadow.machine, &shadow.compiled) == state_bits(&*owner, &c));
 }

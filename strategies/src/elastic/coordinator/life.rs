@@ -277,6 +277,7 @@ impl Coordinator {
         match &mut self.incident {
             Some(incident) => {
                 incident.also(cause);
+                incident.explain(detail);
                 incident.enter(now, IncidentPhase::Agree);
             }
             None => self.incident = Some(Incident::new(now, healthy, cause).because(detail)),
