@@ -146,9 +146,8 @@ impl Sim {
                 }
             }
             CandidateEvent::RecordWritten { term, accepted, version } => {
-                candidate.version = version;
-                let coordinator = candidate.coordinator.as_mut().filter(|_| candidate.term == Some(term));
-                if let Some(coordinator) = coordinator {
+                if let Some(coordinator) = candidate.coordinator.as_mut().filter(|_| candidate.term == Some(term)) {
+                    candidate.version = version;
                     coordinator.handle_persisted(now, accepted);
                 }
             }

@@ -75,6 +75,8 @@ impl Strangers {
     fn alter(&mut self, report: &mut Report) {
         report.draining = self.dice.percent(30);
         report.n_failed_starts = self.dice.pick(0..2_000) as u32;
+        report.devices.iter_mut().for_each(|device| device.name = String::from("another device"));
+        report.inputs.iter_mut().for_each(|input| input.value = String::from("other data"));
         for member in &mut report.members {
             member.worker.incarnation = Incarnation(self.counter());
             member.generation = Generation(self.counter());
