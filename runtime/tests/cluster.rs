@@ -215,6 +215,26 @@ fn spare_node_replaces_a_dead_node() {
 }
 
 #[test]
+fn standby_on_node_1_takes_over_when_node_0_dies() {
+    let p = Project::new();
+    let long = ["--max_steps", "300"];
+    p.train(&[&JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
+    let port = free_port();
+    let nodes: Vec<_> = (0..3).map(|i| torchrun(port, i, None, 3)).collect();
+    let mut launch = Launch::start(&p, "--torchrun --spare-nodes 1", &nodes, &long);
+    (0..3).for_each(|i| launch.until(i, "with 1 ranks"));
+    launch.until(0, "saved at step 10");
+
+    let mut dead = launch.nodes.remove(0);
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    launch.finish();
+
+    assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
+    assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
+}
+
+#[test]
 fn terminated_job_is_saved_and_resumes_later() {
     let p = Project::new();
     let long = ["--max_steps", "1000000"];

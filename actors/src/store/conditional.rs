@@ -51,17 +51,14 @@ pub trait Objects: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When it is unknown whether the object was replaced; it may be replaced later, too.
-    fn replace(
-        &self,
-        name: &str,
-        expected: Option<&Version>,
-        bytes: &[u8],
-        limit: Duration,
-    ) -> Result<Option<Version>, StoreError>;
+    fn replace(&self, name: &str, expected: Option<&Version>, bytes: &[u8], limit: Duration) -> Replaced;
 
     /// The location of an object, for errors.
     fn location(&self, name: &str) -> PathBuf;
 }
+
+/// The new version of an object; `None` if the object had another one than expected, and is unchanged.
+pub type Replaced = Result<Option<Version>, StoreError>;
 
 /// The version of an object, as its store names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

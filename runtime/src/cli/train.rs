@@ -28,8 +28,8 @@ to resume. A second Ctrl-C exits at once.
 
 On a cluster, run the same command on every node. Node 0 coordinates the job:
 it writes the join string to a file in output_dir that only you can read, so
-all nodes must share output_dir. If another node dies, the remaining nodes
-continue.
+all nodes must share output_dir, a folder or an object store. If another node
+dies, the remaining nodes continue. If node 0 dies, node 1 coordinates.
 
   srun --ntasks-per-node=1 phalanx train --slurm my.yaml
       Run this in an allocation. Nodes and cores come from SLURM_NODEID,

@@ -23,7 +23,7 @@ pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, JobErr
     let no_job = || ControlPlaneError::NoJob { output_dir: output_dir.to_owned() };
     let addresses = place.read(ADDRESS)?.ok_or_else(no_job)?;
     let addresses = parse_addresses(addresses.trim()).map_err(ControlPlaneError::from)?;
-    let credential = Credential::load(&place.secrets(), OPERATOR).map_err(ControlPlaneError::from)?;
+    let credential = Credential::load(place.secrets(), OPERATOR).map_err(ControlPlaneError::from)?;
     let credential = credential.ok_or_else(no_job)?;
     let frame = wire::encode(request).map_err(ControlPlaneError::from)?;
     let asking = async {

@@ -1,24 +1,29 @@
 //! Rendezvous of machines that a cluster started with the same command: node 0 coordinates and writes the join string to a
-//! private file in the shared job folder; the other nodes wait for that file.
+//! private file in the shared job folder, or in the job's object store; the other nodes wait for that file. Node 1 also runs a
+//! standby of the coordinator, so that the job outlives node 0.
 
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead};
-use crate::coordinate::serve::{Serve, outward};
+use crate::coordinate::sentence::sentence;
+use crate::coordinate::serve::{CoordinatorEvent, Serve, outward, serve};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::launch::environment::LaunchContext;
 use crate::launch::executable::Executable;
+use crate::node::control_place::ControlPlace;
 use crate::node::folder::NodeFolder;
-use crate::node::join::{JoinAs, Leave, enter, join};
+use crate::node::join::{JoinAs, Leave, enter, join, towards};
 use crate::node::shared_folder::CONTROL;
 use crate::train::fit::check;
-use phalanx_actors::trust::file;
+use phalanx_actors::trust::TrustError;
 use phalanx_actors::trust::join::{Address, JoinString};
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// This machine as one of the machines of a launch.
@@ -48,28 +53,28 @@ impl Rendezvous<'_> {
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Option<Report>, JobError> {
-        let path = self.join_path();
+        let place = ControlPlace::of(&self.config.output.output_dir, &self.config.elastic.timing())?;
         if self.launch_context.node > 0 {
-            return self.follow(&path, control, on_event).map(|()| None);
+            return self.follow(&place, control, on_event).map(|()| None);
         }
         // The file may remain from an earlier launch.
-        let _ = std::fs::remove_file(&path);
-        let report = self.lead(&path, control, on_event);
-        let _ = std::fs::remove_file(&path);
+        let _ = place.remove(&self.join_file());
+        let report = self.lead(&place, control, on_event);
+        let _ = place.remove(&self.join_file());
         report.map(Some)
     }
 
-    /// Path of the join string of this launch.
-    fn join_path(&self) -> PathBuf {
+    /// Name of the file with the join string of this launch.
+    fn join_file(&self) -> String {
         let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
         let launch: String =
             self.launch_context.launch.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect();
-        self.config.output.output_dir.join(CONTROL).join(format!("join.{launch}"))
+        format!("join.{launch}")
     }
 
     fn lead(
         &self,
-        path: &Path,
+        place: &ControlPlace,
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
@@ -84,7 +89,7 @@ impl Rendezvous<'_> {
         let here = LocalNode { program: self.program.clone(), n_slots: self.n_slots, advertise };
         let mut written = Ok(());
         let mut tell = |string: &str| {
-            written = file::write(path, string.as_bytes());
+            written = place.secrets().write(&self.join_file(), string.as_bytes());
             if written.is_err() {
                 control.stop();
             }
@@ -96,24 +101,32 @@ impl Rendezvous<'_> {
 
     fn follow(
         &self,
-        path: &Path,
+        place: &ControlPlace,
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<(), JobError> {
         let LaunchContext { node, head, launch, .. } = self.launch_context;
-        let dir = self.config.output.output_dir.join(CONTROL).join(format!("node-{node}.{launch}"));
+        let dir = self.config.output.folder().join(CONTROL).join(format!("node-{node}.{launch}"));
         let folder = NodeFolder::lock(&dir)?;
         let deadline = Instant::now() + self.patience;
-        let mut last = None;
-        if !path.exists() {
-            on_event(&Event::Note(format!(
-                "node {node} is waiting for {}, which node 0 on {head} writes",
-                path.display()
-            )));
-        }
+        let (mut last, name, mut is_told) = (None, self.join_file(), false);
+        let path = place.path(&name);
         while !control.stops() {
             // An expired join string belongs to an earlier launch; the file will be replaced.
-            let found = file::read(path).map_err(ControlPlaneError::from)?;
+            let found = match place.secrets().read(&name) {
+                // The store of the job may be busy.
+                Err(error @ TrustError::Store(_)) => {
+                    last = Some(ControlPlaneError::from(error).into());
+                    None
+                }
+                found => found.map_err(ControlPlaneError::from)?.filter(|text| !text.is_empty()),
+            };
+            if found.is_none() && !std::mem::replace(&mut is_told, true) {
+                on_event(&Event::Note(format!(
+                    "node {node} is waiting for {}, which node 0 on {head} writes",
+                    path.display()
+                )));
+            }
             let entered = found.map(|text| {
                 let string: JoinString =
                     String::from_utf8_lossy(&text).parse().map_err(ControlPlaneError::JoinString)?;
@@ -121,21 +134,61 @@ impl Rendezvous<'_> {
             });
             match entered {
                 Some(Ok((credential, join_string))) => {
-                    let (program, n_slots) = (self.program.clone(), self.n_slots);
+                    let (program, n_slots, here) = (self.program.clone(), self.n_slots, towards(&join_string));
                     let how = JoinAs { join: join_string, credential, folder, n_slots, advertise: None, program };
                     let asked = Cell::new(None);
                     let leaves = || leaves(control, &asked);
-                    return join(how, &leaves, on_event).map(drop);
+                    return self.beside_standby(here, control, || join(how, &leaves, on_event).map(drop));
                 }
                 Some(Err(error)) => last = Some(error),
                 None => {}
             }
             if Instant::now() >= deadline {
-                return Err(last.unwrap_or_else(|| self.no_join_string(path).into()));
+                return Err(last.unwrap_or_else(|| self.no_join_string(&path).into()));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
+    }
+
+    /// Runs this node; on node 1, beside a standby of the coordinator, which ends with the job. If it has taken over, this
+    /// machine stays until the job ends.
+    fn beside_standby(
+        &self,
+        here: Option<IpAddr>,
+        control: &Control,
+        node: impl FnOnce() -> Result<(), JobError>,
+    ) -> Result<(), JobError> {
+        let Some(here) = here.filter(|_| self.launch_context.node == 1) else { return node() };
+        let model = check(self.config)?;
+        // Nodes read its address where it publishes it.
+        let how = Serve {
+            listen: SocketAddr::new(here, 0),
+            advertise: vec![],
+            n_machines: 1024,
+            token_lifetime: JOIN_LIFETIME,
+        };
+        let has_left = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let standing_by = Builder::new().name("standby".into()).spawn_scoped(scope, || {
+                let is_over = || has_left.load(Ordering::Acquire);
+                let coordinated = serve(self.config, &model, &how, None, control, &is_over, &mut |event| {
+                    if let CoordinatorEvent::Event(event) = event {
+                        tracing::info!("{}", sentence(&event));
+                    }
+                });
+                if let Err(error) = coordinated.status {
+                    tracing::warn!(%error, "the standby of the coordinator has ended");
+                }
+            });
+            if let Err(error) = standing_by {
+                tracing::warn!(%error, "cannot start a standby of the coordinator");
+            }
+            let ended = node();
+            has_left.store(true, Ordering::Release);
+            control.bell.ring();
+            ended
+        })
     }
 
     fn no_join_string(&self, path: &Path) -> ControlPlaneError {

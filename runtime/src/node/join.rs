@@ -283,7 +283,7 @@ fn abandonment(why: Abandonment) -> JobError {
 }
 
 /// The address of this machine on its route to the coordinator.
-fn towards(join: &JoinString) -> Option<IpAddr> {
+pub(crate) fn towards(join: &JoinString) -> Option<IpAddr> {
     join.addresses.iter().find_map(|address| {
         let target = (address.host.as_str(), address.port).to_socket_addrs().ok()?.next()?;
         let any: SocketAddr = if target.is_ipv4() { "0.0.0.0:0".parse().ok()? } else { "[::]:0".parse().ok()? };
