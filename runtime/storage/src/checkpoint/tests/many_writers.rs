@@ -142,7 +142,8 @@ fn save(root: &Path, n: usize, tensors: &[Cut], shard_bytes_max: u64) -> Vec<Res
             let (tensor, region, content): (&&Cut, &&TensorBox, &Vec<u16>) = (tensor, region, content);
             let TensorBox { offset, extent: shape } = region;
             let bytes = bytemuck::cast_slice(content);
-            Piece { name, dtype: Dtype::U16, global_shape: &tensor.shape, offset, shape, bytes }
+            let (dtype, global_shape, fingerprint) = (Dtype::U16, &tensor.shape[..], None);
+            Piece { name, dtype, global_shape, offset, shape, bytes, fingerprint }
         };
         let pieces: Vec<Piece<'_>> =
             parts.iter().map(|(name, t, r, c): &(String, _, _, _)| piece((name, t, r, c))).collect();

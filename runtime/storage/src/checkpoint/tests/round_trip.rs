@@ -72,6 +72,7 @@ proptest! {
             offset: &region.offset,
             shape: &region.extent,
             bytes: bytemuck::cast_slice(content),
+            fingerprint: None,
         }).collect();
         let ranges: Vec<_> = shape.iter().zip(&corners).map(|(&dim, (a, b))| {
             let (a, b) = (a.index(dim + 1), b.index(dim + 1));
@@ -101,7 +102,8 @@ fn wide_tensor(root: &Path) -> (Vec<u16>, [usize; 2], Checkpoint) {
     let piece = |(region, content)| {
         let (TensorBox { offset, extent: box_shape }, content): (&TensorBox, &Vec<u16>) = (region, content);
         let bytes = bytemuck::cast_slice(content);
-        Piece { name: "wide", dtype: Dtype::BF16, global_shape: &shape, offset, shape: box_shape, bytes }
+        let (name, dtype, fingerprint) = ("wide", Dtype::BF16, None);
+        Piece { name, dtype, global_shape: &shape, offset, shape: box_shape, bytes, fingerprint }
     };
     let pieces: Vec<Piece<'_>> = boxes.iter().zip(&contents).map(piece).collect();
     quick_writer(root).save(&meta(1), &pieces, &[]).unwrap();
