@@ -92,6 +92,11 @@ fn difference() -> Difference {
     Difference { step: Step(38), tensor: "w".to_owned(), name: 39, suspects: vec![40], claims: vec![claim] }
 }
 
+/// A broken world with every field.
+fn broken(lost: Worker) -> Broken {
+    Broken { lost: Some(lost), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }
+}
+
 /// A device with every field.
 fn device() -> DeviceHealth {
     DeviceHealth {
@@ -125,7 +130,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
             ticks: 25,
             at: At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 }),
         },
-        broken: Some(Broken { lost: Some(worker), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }),
+        broken: Some(broken(worker)),
         settled: Some(Settled { step: Step(30), suspects: vec![31] }),
         commit_state: CommitState {
             entered: Generation(10),
