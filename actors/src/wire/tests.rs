@@ -92,6 +92,11 @@ fn difference() -> Difference {
     Difference { step: Step(38), tensor: "w".to_owned(), name: 39, suspects: vec![40], claims: vec![claim] }
 }
 
+/// A wait with every field.
+fn waits() -> At {
+    At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 })
+}
+
 /// A broken world with every field.
 fn broken(lost: Worker) -> Broken {
     Broken { lost: Some(lost), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }
@@ -126,10 +131,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         generation: Generation(8),
         phase: MemberPhase::Ready,
         entered: Step(9),
-        progress: Progress {
-            ticks: 25,
-            at: At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 }),
-        },
+        progress: Progress { ticks: 25, at: waits() },
         broken: Some(broken(worker)),
         settled: Some(Settled { step: Step(30), suspects: vec![31] }),
         commit_state: CommitState {
