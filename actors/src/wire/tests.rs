@@ -92,6 +92,16 @@ fn difference() -> Difference {
     Difference { step: Step(38), tensor: "w".to_owned(), name: 39, suspects: vec![40], claims: vec![claim] }
 }
 
+/// A wait with every field.
+fn waits() -> At {
+    At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 })
+}
+
+/// A broken world with every field.
+fn broken(lost: Worker) -> Broken {
+    Broken { lost: Some(lost), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }
+}
+
 /// A device with every field.
 fn device() -> DeviceHealth {
     DeviceHealth {
@@ -121,11 +131,8 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         generation: Generation(8),
         phase: MemberPhase::Ready,
         entered: Step(9),
-        progress: Progress {
-            ticks: 25,
-            at: At::Waits(Wait { axes: Axes::of(&[Axis::DpShard, Axis::Cp]), number: 26 }),
-        },
-        broken: Some(Broken { lost: Some(worker), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }),
+        progress: Progress { ticks: 25, at: waits() },
+        broken: Some(broken(worker)),
         settled: Some(Settled { step: Step(30), suspects: vec![31] }),
         commit_state: CommitState {
             entered: Generation(10),
@@ -173,11 +180,11 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078060107fb2c01fc7011010005010202030104010175016e1e1f012001016801210101650101660109746f6b656e697a657202316601050607011301007f0000011401000108040919020c1a010105060704676f6e650a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f010164"
+        "7078070107fb2c01fc7011010005010202030104010175016e1e1f012001016801210101650101660109746f6b656e697a657202316601050607011301007f0000011401000108040919020c1a0101050607012601772701280123242504676f6e65011e011f0a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f010164"
     );
     assert_eq!(
         hex(encode(&desired_state)),
-        "70780602070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d0403111216010105060701171b011801220172"
+        "70780702070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d040311121601011d0105060701171b011801220172"
     );
 }
 

@@ -90,9 +90,8 @@ fn serve(
     let _lock = RankLock::share(&config.output.folder());
     let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
     let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
-    let n_rows = data.train.len() as u64;
+    let (n_rows, batch_rows) = (data.train.len() as u64, config.sequences_per_step() as u64);
     let run = plan::run_plan(&config, n_rows);
-    let batch_rows = config.sequences_per_step() as u64;
     let sampler = Sampler::new(config.output.seed, n_rows, batch_rows, config.data.shuffle)?;
     let listener = listen(&begin)?;
     let address = begin.listen.map(|_| listener.local_addr());

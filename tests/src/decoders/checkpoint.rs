@@ -96,7 +96,7 @@ fn saved() -> &'static Saved {
         let weights: Vec<u8> = (0..96).collect();
         let (global, upper, lower) = ([4, 6], [0, 0], [1, 0]);
         let box_of =
-            |offset, shape, bytes| Piece { name: "w", dtype: Dtype::F32, global_shape: &global, offset, shape, bytes };
+            |offset, shape, bytes| Piece { offset, shape, bytes, ..Piece::whole("w", Dtype::F32, &global, bytes) };
         let pieces = [
             Piece::whole("counts", Dtype::U64, &[3], &weights[..24]),
             box_of(&upper, &[1, 6], &weights[..24]),

@@ -18,6 +18,7 @@ fn rows(root: &Path, n: u32) -> CheckpointId {
             offset: &[writer as usize, 0],
             shape: &[1, 8],
             bytes: &[writer as u8; 8],
+            fingerprint: None,
         };
         pending.write_part(writer, &[row], &[]).unwrap();
     }
