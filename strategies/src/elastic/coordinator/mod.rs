@@ -186,7 +186,7 @@ pub struct Coordinator {
     partitions: Partitions,
     quarantine: Quarantine,
     relieved: Relieved,
-    /// State of a lineage up to this one is not used (`COORDINATOR-16`).
+    /// State of a lineage up to this one is not used (`COORDINATOR-17`).
     corrupt: Generation,
     /// Differences that repeated steps will settle.
     disputes: Vec<Dispute>,
