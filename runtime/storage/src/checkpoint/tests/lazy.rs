@@ -11,7 +11,6 @@ fn rows(root: &Path, n: u32) -> CheckpointId {
     let pending = quick_writer(root).begin(&meta(1)).unwrap();
     for writer in 0..n {
         let row = Piece {
-            fingerprint: None,
             name: "rows",
             dtype: Dtype::U8,
             global_shape: &[n as usize, 8],
