@@ -237,7 +237,8 @@ fn standby_on_node_1_takes_over_when_node_0_dies() {
 #[test]
 fn terminated_job_is_saved_and_resumes_later() {
     let p = Project::new();
-    let long = ["--max_steps", "1000000"];
+    let schedule = ["--lr_scheduler", "constant"];
+    let long = [&schedule[..], &["--max_steps", "1000000"]].concat();
     let mut launch = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &long);
     launch.until(0, "step     3");
 
@@ -248,7 +249,8 @@ fn terminated_job_is_saved_and_resumes_later() {
 
     let steps = p.metrics("out").len();
     let more = (steps + 2).to_string();
-    let again = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &["--max_steps", &more]);
+    let longer = [&schedule[..], &["--max_steps", &more]].concat();
+    let again = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &longer);
     again.finish();
     assert_eq!(p.metrics("out").len(), steps + 2);
 }

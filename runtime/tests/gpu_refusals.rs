@@ -87,7 +87,8 @@ fn missing_nccl_matters_only_to_several_ranks_and_only_if_it_is_required() {
     let (p, gpu) = (Project::new(), software_gpu());
     let without = gpu.without("libnccl.so.2").unwrap();
     let two = ["--device", "cuda", "--dp_replicate_size", "2"];
-    let of = |keys: &[&str]| run(train(&p, without.dir(), keys).env("SOFTGPU_DEVICES", "2"));
+    let anew = ["--resume_from_checkpoint", "none"];
+    let of = |keys: &[&str]| run(train(&p, without.dir(), &[keys, &anew].concat()).env("SOFTGPU_DEVICES", "2"));
 
     let alone = of(&["--device", "cuda", "--gpu_collectives", "nccl"]).succeeds();
     let staged = of(&two).succeeds();

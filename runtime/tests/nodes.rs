@@ -203,7 +203,8 @@ fn folder_of_a_running_job_is_refused_to_jobs_of_every_kind() {
     drop(job);
     p.train(&["--resume_from_checkpoint", "none"]).succeeds();
 
-    let mut alone = p.command(&["train", "job.yaml", "--max_steps", "10000000", "--dp_replicate_size", "2"]);
+    let anew = ["--max_steps", "10000000", "--dp_replicate_size", "2", "--resume_from_checkpoint", "none"];
+    let mut alone = p.command(&[&["train", "job.yaml"], &anew[..]].concat());
     let mut alone = alone.stdout(std::process::Stdio::null()).spawn().unwrap();
     until("the first steps", || (p.metrics("out").last()?.0 > 25).then_some(()));
     p.run(&["coordinator", "job.yaml"]).refuses(&["out is in use by another running job"]);

@@ -200,8 +200,8 @@ fn store_that_is_busy_for_longer_than_its_client_asks_is_asked_again() {
 fn run_whose_store_loses_answers_saves_and_resumes() {
     let (p, s3) = (Project::new(), S3::start());
     s3.set(Fault::LosesAnswers);
-    let train =
-        |steps: &str| run(&p, &s3, &["train", "job.yaml", "--checkpoint_dir", URL, "--max_steps", steps]).succeeds();
+    let constant = ["train", "job.yaml", "--checkpoint_dir", URL, "--lr_scheduler", "constant"];
+    let train = |steps: &str| run(&p, &s3, &[&constant[..], &["--max_steps", steps]].concat()).succeeds();
 
     let first = train("10");
     let again = train("20");

@@ -34,6 +34,7 @@ micro_batch_size: 2
 max_steps: {max_steps}
 save_steps: 2
 learning_rate: 1e-3
+lr_scheduler: constant
 threads: 1
 resume_from_checkpoint: auto
 output_dir: {dir}/out
