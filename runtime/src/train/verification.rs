@@ -79,7 +79,8 @@ impl Verification {
             exchange_s: 0.0,
             disputed: Vec::new(),
             remembered: BTreeMap::new(),
-            losses: VecDeque::new(),
+            // Never grows during a step.
+            losses: VecDeque::with_capacity(LOSSES_MAX),
         }
     }
 
