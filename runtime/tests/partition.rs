@@ -143,7 +143,7 @@ fn survives(what: &str, from: usize, to: usize, max_steps: &str) {
     assert_eq!(job.finish(), p.model_bytes("straight"));
 }
 
-/// Waits until the job trains with so many shards.
+/// Waits until the job trains with `n` shards.
 fn until_mesh(network: &Network, p: &Project, n: u64) {
     until("a mesh", || {
         let status = network.status(p)?;

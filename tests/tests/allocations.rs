@@ -1,5 +1,5 @@
-//! Warm steps allocate nothing: counted in separate processes. Comparisons of copies of the state, of which there is one in some
-//! hundred steps, allocate; they are off here.
+//! Processes count their allocations: warm steps make none. A comparison of copies of the state, once in some hundred steps, does
+//! allocate; these jobs make no comparison.
 
 use anyhow::{Context, Result, bail, ensure};
 use phalanx_needs::{Need, skip};

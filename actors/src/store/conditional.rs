@@ -77,6 +77,8 @@ pub struct Conditional {
     writer: u64,
     /// The objects as this process last read or wrote them, unless an answer is missing since.
     lease: Mutex<Option<Known<StoredLease>>>,
+    /// The latest term to which this process has raised the fence.
+    fenced: Mutex<Term>,
     record: Mutex<Option<Known<StoredRecord>>>,
     documents: Mutex<BTreeMap<String, Option<Version>>>,
 }
@@ -122,10 +124,10 @@ impl Conditional {
     /// A store over these objects, for leases of this length.
     pub fn new(objects: Arc<dyn Objects>, lease: Duration) -> Conditional {
         let limits = Limits { lease: lease / 2, others: lease.max(LIMIT_MIN) };
-        let (lease, record, documents) = Default::default();
+        let (lease, fenced, record, documents) = Default::default();
         // The standard library seeds each hasher at random.
         let writer = RandomState::new().hash_one(std::process::id());
-        Conditional { objects, limits, writer, lease, record, documents }
+        Conditional { objects, limits, writer, lease, fenced, record, documents }
     }
 
     /// The location of an object, for errors.
@@ -206,8 +208,17 @@ impl Conditional {
         Ok(is_replaced)
     }
 
-    /// Raises the fence of the record to this term, whose lease this process has won (`STORE-2`).
+    /// Raises the fence of the record to this term, whose lease this process has won (`STORE-2`); once for each term.
     fn raise_fence(&self, term: Term) -> Result<(), StoreError> {
+        let mut fenced = locked(&self.fenced);
+        if *fenced < term {
+            self.raise_fence_to(term)?;
+            *fenced = term;
+        }
+        Ok(())
+    }
+
+    fn raise_fence_to(&self, term: Term) -> Result<(), StoreError> {
         let mut known = locked(&self.record);
         for _ in 0..ATTEMPTS {
             let Known { value, version } = self.fetch_record()?;
@@ -233,7 +244,12 @@ impl Conditional {
 impl Store for Conditional {
     fn read_lease(&self) -> Result<Lease, StoreError> {
         let found = self.fetch::<StoredLease>(LEASE, self.limits.lease)?;
-        Ok(locked(&self.lease).insert(found).value.lease)
+        let StoredLease { lease, writer } = locked(&self.lease).insert(found).value;
+        // A candidate that finds its own lease leads, also if the answer to the write was lost before the fence was raised.
+        if writer == self.writer {
+            self.raise_fence(lease.term)?;
+        }
+        Ok(lease)
     }
 
     fn replace_lease(&self, old: Lease, new: Lease) -> Result<Result<Lease, Lease>, StoreError> {
@@ -258,9 +274,7 @@ impl Store for Conditional {
             };
             if version.is_some() {
                 *known = Some(Known { value: wanted, version });
-                if new.term != old.term {
-                    self.raise_fence(new.term)?;
-                }
+                self.raise_fence(new.term)?;
                 return Ok(Ok(new));
             }
         }

@@ -150,6 +150,23 @@ fn lease_of_another_process_with_the_same_candidate_number_is_not_taken_for_an_o
 
 // STORE-2
 #[test]
+fn own_lease_is_found_only_once_the_record_is_fenced() {
+    let (objects, _) = led();
+    let next = over(&objects);
+    next.read_lease().unwrap();
+
+    // The lease is replaced without an answer; then the fence meets a silent store.
+    objects.treat(&[Treatment::AnswerLost]);
+    next.replace_lease(lease(1, 7, 0), lease(2, 8, 0)).unwrap_err();
+    objects.treat(&[Treatment::Answered, Treatment::Lost]);
+    next.read_lease().unwrap_err();
+
+    assert_eq!(next.read_lease(), Ok(lease(2, 8, 0)));
+    assert_eq!(next.write_record(&record(2, 5)), Ok(true));
+}
+
+// STORE-2
+#[test]
 fn record_that_arrives_after_a_later_term_has_begun_has_no_effect() {
     let (objects, leader) = led();
     assert_eq!(leader.write_record(&record(1, 4)), Ok(true));

@@ -57,7 +57,7 @@ section! {
 pub enum VerifySteps {
     /// As often as a thousandth of the time allows.
     Auto,
-    /// After so many steps; 0 for never.
+    /// After each multiple of this number of steps; 0 for never.
     Every(u64),
 }
 

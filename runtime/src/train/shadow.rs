@@ -67,7 +67,7 @@ impl Shadow {
         }
     }
 
-    /// Makes the update of which it has the scalars.
+    /// Updates the copy with the scalars that [`Shadow`] has read from its holder.
     fn update(&mut self, alone: &mut Groups) -> Result<(), JobError> {
         let c = &self.compiled;
         Ok(self.machine.run(c, c.phases.apply(), &mut Run::with(alone))?)

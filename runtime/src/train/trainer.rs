@@ -394,7 +394,7 @@ impl<'a> Trainer<'a> {
         let outcome = Outcome {
             loss_sum: scalar(&*self.machine, c, Role::LossSum),
             grad_norm: scalar(&*self.machine, c, Role::GradNorm),
-            own_loss: self.own_loss(),
+            own_loss: if self.team.n_ranks() > 1 && self.verification.is_on() { self.own_loss() } else { 0 },
             predicted_tokens,
             data_wait_s,
             collective_s: self.team.groups.take_waited().as_secs_f64(),

@@ -53,7 +53,8 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// The fingerprints of all boxes that have copies; if the state is saved, of all its own boxes.
+    /// The fingerprints of all boxes that have copies; if the state is saved, of all its own boxes that lie in host memory:
+    /// from the memory of a device they would be copied twice for each save.
     fn fingerprints(&mut self, copies: &Copies, saves: bool) -> Result<Fingerprints, JobError> {
         let rank = self.team.mesh_rank.rank as u32;
         let own = std::iter::once((&self.programs.train, &*self.machine));
@@ -61,7 +62,8 @@ impl Trainer<'_> {
         let mut all = Vec::new();
         for ((part, boxes), (c, machine)) in (0..).zip(&self.verification.parts).zip(memories) {
             let wanted: BTreeSet<u64> = copies.boxes(Holder { rank, part }).collect();
-            let is_wanted = |name: &u64| wanted.contains(name) || saves && part == 0;
+            let is_saved = saves && part == 0 && machine.memory().is_none();
+            let is_wanted = |name: &u64| wanted.contains(name) || is_saved;
             let (names, tensors): (Vec<u64>, Vec<&Tensor>) = boxes.iter().filter(|(name, _)| is_wanted(name)).unzip();
             all.push(names.into_iter().zip(of_boxes(machine, c, &tensors)?).collect());
         }
