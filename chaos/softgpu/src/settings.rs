@@ -129,7 +129,7 @@ fn check_one(name: &str, value: &str) -> Code {
     }
     let is_valid = match name {
         "SOFTGPU_CACHE" | "SOFTGPU_CXX" | "SOFTGPU_CONTROL" => true,
-        "SOFTGPU_GUARD" => ["auto", "keys", "idle", "off"].contains(&value),
+        "SOFTGPU_GUARD" => ["auto", "keys", "idle", "fast", "off"].contains(&value),
         "SOFTGPU_FAULT" => faults::parse_faults(value).is_some(),
         "SOFTGPU_HANG" => faults::parse_hangs(value).is_some(),
         "SOFTGPU_CUDNN_REFUSE" => crate::cudnn::is_known_refusal(value),

@@ -16,9 +16,8 @@ impl SoftwareGpu {
         static ONE: Mutex<()> = Mutex::new(());
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let gpu = SoftwareGpu { libraries: Installation::new().expect("it is built with the tests"), one };
-        // Tests make thousands of small copies. To find host accesses without protection keys costs two changes of the
-        // protection of all pages for each.
-        gpu.set("SOFTGPU_GUARD", "off");
+        // Tests make thousands of small copies, and each would change the protection of all pages twice.
+        gpu.set("SOFTGPU_GUARD", "fast");
         gpu.set("SOFTGPU_HOLD_US", "200");
         gpu
     }
