@@ -209,13 +209,13 @@ fn job_over_a_store_that_loses_answers_has_the_same_weights() {
 
 #[test]
 fn bucket_of_a_running_job_is_refused_to_jobs_of_every_kind() {
-    let (p, s3) = (Project::new(), S3::start());
-    let job = p.path("job.yaml").display().to_string();
-    let train = [&["train", &job, "--output_dir", URL, "--max_steps", "100000000"], &PATIENT[..]].concat();
-    let other = [&["train", &job, "--output_dir", URL], &PATIENT[..]].concat();
     let two_ranks = ["--dp_shard_size", "2"];
-    let coordinate = [&["coordinator", &job, "--output_dir", URL], &PATIENT[..]].concat();
     for kind in [&[][..], &two_ranks] {
+        let (p, s3) = (Project::new(), S3::start());
+        let job = p.path("job.yaml").display().to_string();
+        let train = [&["train", &job, "--output_dir", URL, "--max_steps", "100000000"], &PATIENT[..]].concat();
+        let other = [&["train", &job, "--output_dir", URL], &PATIENT[..]].concat();
+        let coordinate = [&["coordinator", &job, "--output_dir", URL], &PATIENT[..]].concat();
         let mut cluster = Cluster::new(&p, &s3, &[]);
         cluster.start("first", &[&train[..], kind].concat());
         cluster.until_step(2);
