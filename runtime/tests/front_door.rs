@@ -150,3 +150,29 @@ fn eval_loss(p: &Project, out: &str) -> f64 {
     let line = text.lines().rfind(|l| l.contains("eval_loss")).unwrap();
     serde_json::from_str::<Value>(line).unwrap()["eval_loss"].as_f64().unwrap()
 }
+
+#[test]
+fn shells_complete_every_command_and_each_has_a_manual_page() {
+    let p = Project::new();
+    let help = p.run(&["--help"]).succeeds().stdout;
+    let (_, commands) = help.split_once("Commands:").unwrap();
+    let commands: Vec<&str> =
+        commands.split("Options:").next().unwrap().lines().filter_map(|l| l.strip_prefix("  ")).collect();
+    let names = commands.iter().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(' ').next());
+    let names: Vec<&str> = names.filter(|name| *name != "help").collect();
+
+    p.run(&["man", "pages"]).succeeds();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = p.run(&["completions", shell]).succeeds().stdout;
+        assert!(names.iter().all(|name| script.contains(name)), "{shell}");
+    }
+
+    assert!(names.len() > 15, "{help}");
+    for name in names {
+        let page = std::fs::read_to_string(p.path(&format!("pages/phalanx-{name}.1"))).unwrap();
+        assert!(page.contains(".SH NAME") && page.contains(".SH OPTIONS"), "{name}: {page}");
+    }
+    p.write("taken", "");
+    p.run(&["man", "taken"]).refuses(&["cannot write manual pages to taken"]);
+    p.run(&["completions", "cmd.exe"]).refuses(&["cmd.exe", "bash"]);
+}

@@ -16,6 +16,7 @@ mod node;
 mod operate;
 mod plan;
 mod probe;
+mod shell;
 mod signals;
 mod train;
 
@@ -23,7 +24,7 @@ use crate::api::embed::program::{RankProgram, log_to, rank_process};
 use crate::console::Console;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use std::backtrace::BacktraceStatus;
 use std::io::{ErrorKind as IoErrorKind, Write};
@@ -86,6 +87,12 @@ enum Command {
     Env(env::Args),
     /// Write a commented configuration file to start from.
     Init(init::Args),
+    /// Print the completions of commands and flags for a shell.
+    #[command(after_help = shell::COMPLETIONS_HELP)]
+    Completions(shell::CompletionsArgs),
+    /// Write the manual pages.
+    #[command(after_help = shell::MAN_HELP)]
+    Man(shell::ManArgs),
 }
 
 /// A job's file and overrides of its keys: `--learning_rate 1e-4` or `--learning_rate=1e-4`.
@@ -126,10 +133,8 @@ impl JobArgs {
 pub fn main() -> ExitCode {
     let program = rank_process();
     let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
-        // Only the first line, so that every invalid value is reported in one sentence; the rest is in the help.
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
-            let text = error.to_string();
-            let _ = writeln!(std::io::stderr(), "{}", text.lines().next().unwrap_or_default());
+            let _ = writeln!(std::io::stderr(), "{}", in_one_line(&error));
             std::process::exit(2)
         }
         _ => error.exit(),
@@ -148,6 +153,16 @@ pub fn main() -> ExitCode {
     let code = run(cli.command, &program, &console);
     console.finish(END_PATIENCE);
     code
+}
+
+/// An invalid value in one sentence, with the valid ones if they are few; the rest of what clap tells is in the help.
+fn in_one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(valid)) if !valid.is_empty() => format!("{first}: use {}", valid.join(", ")),
+        _ => first.to_owned(),
+    }
 }
 
 /// How long the process waits at its end for a reader that reads nothing.
@@ -186,6 +201,11 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Env(args) => env::run(&args),
         Command::Init(args) => init::run(&args),
+        Command::Completions(args) => {
+            shell::completions(&args);
+            Ok(())
+        }
+        Command::Man(args) => shell::man(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -208,7 +228,13 @@ fn right(table: &mut comfy_table::Table, columns: &[usize]) {
 /// Prints a line of a command that has nothing left to do but print; commands that run a job use [`Console`]. If the reader
 /// has closed the pipe, the process exits without an error, since nobody wants the rest.
 fn say(text: impl std::fmt::Display) {
-    let Err(error) = writeln!(std::io::stdout(), "{text}") else { return };
+    print(format!("{text}\n").as_bytes());
+}
+
+/// Prints bytes as [`say`] does.
+fn print(bytes: &[u8]) {
+    let mut out = std::io::stdout();
+    let Err(error) = out.write_all(bytes).and_then(|()| out.flush()) else { return };
     if error.kind() == IoErrorKind::BrokenPipe {
         std::process::exit(0);
     }
