@@ -30,6 +30,7 @@ use phalanx_collective::tcp::connect::TcpConfig;
 use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::ThreadError;
 use phalanx_device::progress_counter::ProgressCounter;
+use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
 use phalanx_strategies::sampler::Sampler;
@@ -141,7 +142,7 @@ fn serve(
             spare: None,
             warm: Some(warm),
             instances: Vec::new(),
-            remembered: BTreeMap::new(),
+            memory: Memory::default(),
             planted: planted()?,
         };
         device.run();
