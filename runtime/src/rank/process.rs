@@ -114,6 +114,7 @@ fn serve(
         let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), counter, watch);
         let (fault, rank) = (port.fault.clone(), start_actor(&begin, member, port)?);
         receive_desired_states(rank.clone(), receiver)?;
+        let planted = planted()?;
         let mut device = Device {
             rank,
             tasks,
@@ -132,7 +133,7 @@ fn serve(
             n_threads: begin.n_threads,
             fd_channel,
             listener,
-            tcp: tcp_config(&begin),
+            tcp: TcpConfig { damages_next: planted.damages_next.clone(), ..tcp_config(&begin) },
             progress_counter,
             device_watch,
             peak_flops: begin.peak_flops,
@@ -143,7 +144,7 @@ fn serve(
             warm: Some(warm),
             instances: Vec::new(),
             memory: Memory::default(),
-            planted: planted()?,
+            planted,
         };
         device.run();
         Ok::<(), JobError>(())

@@ -227,6 +227,7 @@ impl<'a> Trainer<'a> {
         let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
+            self.planted.damage_wire(self.generation.0, step + 1, self.team.mesh_rank.rank);
             let outcome = self.prepare(data.train)?;
             let judged = self.judge(&outcome);
             if matches!(judged, Err(JobError::NonFinite { .. })) {

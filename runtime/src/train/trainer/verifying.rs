@@ -149,7 +149,7 @@ impl Trainer<'_> {
             (Where::Gradient, _) => flip_gradient(&mut *self.machine, c, seed),
             (Where::Shadow, Some(shadow)) => flip_state(&mut *shadow.machine, &shadow.compiled, place, seed),
             (Where::Weights | Where::Optimizer, _) => flip_state(&mut *self.machine, c, place, seed),
-            (Where::Shadow | Where::Checkpoint, _) => None,
+            (Where::Shadow | Where::Checkpoint | Where::Wire, _) => None,
         };
         tracing::warn!(step, ?place, flipped, "planted a fault");
     }
