@@ -2,10 +2,11 @@
 
 use crate::dice::Dice;
 use phalanx_strategies::elastic::coordinator::Activity;
-use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::elastic::identity::{MemberId, NodeId};
 use serde::{Deserialize, Serialize};
 
-/// A fault of the environment. None of them is a reason to blame a node, except a suspended one and one with other data.
+/// A fault of the environment. None of them is a reason to blame a node, except a suspended one, one with other
+/// data and one with a flipped bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum EnvironmentFault {
@@ -58,6 +59,16 @@ pub enum EnvironmentFault {
         n_messages: u64,
         /// The time in which they arrive.
         for_ms: u64,
+    },
+    /// A bit flips in the memory of a rank: in its own shard or in a shadow. It has no effect while an earlier one may still be
+    /// in some state, or if the shard has a single copy.
+    FlipBit {
+        /// The rank.
+        member: MemberId,
+        /// The piece, counted modulo the number of pieces that the rank holds.
+        piece: u64,
+        /// The bit, modulo 64.
+        bit: u32,
     },
 }
 
@@ -125,6 +136,13 @@ impl EnvironmentFault {
         }
     }
 
+    /// A flipped bit, drawn for nodes with this many ranks.
+    pub fn random_flip(dice: &mut Dice, n_nodes: u32, n_slots: u32) -> EnvironmentFault {
+        let [node, slot] = [n_nodes, n_slots].map(|n| dice.pick(0..u64::from(n)) as u32);
+        let member = MemberId { node: NodeId(node), slot };
+        EnvironmentFault::FlipBit { member, piece: dice.pick(0..1 << 16), bit: dice.pick(0..64) as u32 }
+    }
+
     /// What a coordinator may be doing when the fault begins.
     pub fn random_phase(dice: &mut Dice) -> Option<Activity> {
         let phases = [Activity::Stopping, Activity::Regrouping, Activity::Healing, Activity::TakingOver];
@@ -138,7 +156,9 @@ impl EnvironmentFault {
             | EnvironmentFault::SkewClock { for_ms, .. }
             | EnvironmentFault::Suspend { for_ms, .. }
             | EnvironmentFault::WrongData { for_ms, .. } => Some(for_ms),
-            EnvironmentFault::SetClock { .. } | EnvironmentFault::Strangers { .. } => None,
+            EnvironmentFault::SetClock { .. }
+            | EnvironmentFault::Strangers { .. }
+            | EnvironmentFault::FlipBit { .. } => None,
         }
     }
 }

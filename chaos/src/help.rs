@@ -29,6 +29,7 @@ Storage, clocks and data:
   skew_clock {machine, percent, for_ms}      the clock of a machine runs at 82 to 122 percent
   set_clock {machine, by_s}                  the time of day of a machine is changed
   wrong_data {node, back_after_ms, for_ms}   a machine restarts with another data set
+  flip_bit {member, piece, bit}              a bit flips in the memory of a rank
 Requests of the operator:
   save                                       a checkpoint
   resize {dp_shard}                          another number of shards

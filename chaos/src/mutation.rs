@@ -55,11 +55,19 @@ pub enum Mutation {
     BelieveStrangers,
     /// Receivers do not compare the numbers of reports.
     BelieveReplays,
+    /// Ranks whose copies differ report a broken world, so that the next one uses their memory.
+    KeepCorruptMemory,
+    /// Copies are not compared before a checkpoint.
+    SaveWithoutComparison,
+    /// Shadows are not compared.
+    CompareOwnShardsOnly,
+    /// The first holder of a disputed box is named.
+    BlameTheFirstHolder,
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Mutation; 24] = [
+    pub const ALL: [Mutation; 28] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -84,5 +92,9 @@ impl Mutation {
         Mutation::ForgetDecisions,
         Mutation::BelieveStrangers,
         Mutation::BelieveReplays,
+        Mutation::KeepCorruptMemory,
+        Mutation::SaveWithoutComparison,
+        Mutation::CompareOwnShardsOnly,
+        Mutation::BlameTheFirstHolder,
     ];
 }

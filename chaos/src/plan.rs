@@ -190,6 +190,12 @@ impl Plan {
             let during = EnvironmentFault::random_phase(&mut dice);
             plan.push(Planned { at_ms: dice.pick(800..span_ms), during, fault });
         }
+        // Likewise. A third difference after the same step would end the job.
+        let mut dice = Dice::new(seed, "flipped bits");
+        for _ in 0..dice.pick(0..8).saturating_sub(5) {
+            let fault = Fault::Environment(EnvironmentFault::random_flip(&mut dice, n_nodes, n_slots));
+            plan.push(Planned { at_ms: dice.pick(800..span_ms), during: None, fault });
+        }
         plan.sort_by_key(|planned| planned.at_ms);
         Plan(plan)
     }

@@ -23,9 +23,14 @@ pub fn value(chain: u64, atom: u64) -> u64 {
     chain ^ mix(atom)
 }
 
+/// The chain of a piece.
+pub fn chain(value: u64, atom: u64) -> u64 {
+    value ^ mix(atom)
+}
+
 /// The piece after an update.
 pub fn update(value: u64, atom: u64, digest: u64) -> u64 {
-    advance(value ^ mix(atom), digest) ^ mix(atom)
+    advance(chain(value, atom), digest) ^ mix(atom)
 }
 
 /// Layers, and columns per layer: the most stages and tensor shards of a simulated mesh.

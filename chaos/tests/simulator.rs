@@ -1,5 +1,6 @@
 //! The simulator finds no violation in correct machines, and detects deliberately broken ones.
 
+use phalanx_chaos::dice::Dice;
 use phalanx_chaos::environment::{EnvironmentFault, Machine, N_CANDIDATES, Outage, RATES, StoreName};
 use phalanx_chaos::help::FAULTS;
 use phalanx_chaos::mutation::Mutation;
@@ -71,7 +72,7 @@ fn six_thousand_seeds_violate_no_invariant_and_reach_rare_events() {
     // Injected faults of the environment must have met something.
     let kinds: BTreeSet<String> =
         outcomes.iter().flat_map(|o| &o.injected).map(|(_, planned)| kind(&planned.fault)).collect();
-    for expected in ["fail_store", "skew_clock", "set_clock", "suspend", "wrong_data", "strangers"] {
+    for expected in ["fail_store", "skew_clock", "set_clock", "suspend", "wrong_data", "strangers", "flip_bit"] {
         assert!(kinds.contains(expected), "no {expected} in {kinds:?}");
     }
     let n_failed_operations: u64 = outcomes.iter().map(|o| o.n_failed_operations).sum();
@@ -80,6 +81,13 @@ fn six_thousand_seeds_violate_no_invariant_and_reach_rare_events() {
     assert!(
         n_failed_operations > 1_000 && n_refused > 100 && n_strangers > 1_000,
         "{n_failed_operations} failed operations of stores, {n_refused} refused nodes, {n_strangers} messages of strangers"
+    );
+    let n_flips: u64 = outcomes.iter().map(|o| o.n_flips).sum();
+    let n_differences: u64 = outcomes.iter().map(|o| o.n_differences).sum();
+    let n_named: u64 = outcomes.iter().map(|o| o.n_named).sum();
+    assert!(
+        n_flips > 500 && n_differences > 400 && n_named > 200,
+        "{n_flips} flipped bits, {n_differences} differences, {n_named} ranks named"
     );
 }
 
@@ -136,6 +144,26 @@ fn clocks_and_strangers_end_no_world_and_no_term_and_a_failing_store_ends_no_wor
             assert!(store || outcome.n_terms == 1, "seed {seed}: {} terms", outcome.n_terms);
         }
     }
+}
+
+#[test]
+fn flipped_bits_without_other_faults_are_all_found_and_their_ranks_named() {
+    let (mut n_flips, mut n_named) = (0, 0);
+    for seed in 0..150 {
+        let config = Config { reproducible: true, ..Config::small(seed) };
+        let mut dice = Dice::new(seed, "two flips");
+        let planned = [2_000, 5_000].map(|at_ms| {
+            let fault = EnvironmentFault::random_flip(&mut dice, config.n_nodes, config.n_slots);
+            Planned { at_ms, during: None, fault: Fault::Environment(fault) }
+        });
+
+        let outcome = run(config, &Plan(planned.to_vec()));
+
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        assert_eq!(outcome.n_differences, outcome.n_flips, "seed {seed}");
+        (n_flips, n_named) = (n_flips + outcome.n_flips, n_named + outcome.n_named);
+    }
+    assert!(n_flips > 150 && 20 * n_named >= 19 * n_flips, "{n_named} of {n_flips} flips are named");
 }
 
 #[test]

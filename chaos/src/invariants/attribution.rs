@@ -23,6 +23,9 @@ impl Invariant for Attribution {
             Observation::Disturbed { node, .. } => {
                 self.disturbed.insert(*node);
             }
+            Observation::Flipped { worker, .. } => {
+                self.disturbed.insert(worker.member.node);
+            }
             Observation::Resumed(timeline) => {
                 let before = self.causes.insert(timeline.generation, timeline.cause);
                 if let Some(before) = before.filter(|before| *before != timeline.cause) {

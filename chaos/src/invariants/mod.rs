@@ -4,6 +4,7 @@ mod all_joined;
 mod attribution;
 mod catch_up;
 mod committed_steps;
+mod corruption;
 mod ending;
 mod exactly_once;
 mod golden;
@@ -141,6 +142,33 @@ pub enum Observation<'a> {
         /// Whether the receiver has changed otherwise than by the time that has passed.
         has_effect: bool,
     },
+    /// A bit has flipped in a copy of the state.
+    Flipped {
+        /// The worker that holds the copy.
+        worker: Worker,
+        /// Its world.
+        generation: Generation,
+        /// The last update of the state.
+        step: Step,
+        /// Number of copies in the world.
+        n_copies: usize,
+    },
+    /// The ranks of a world have found copies that differ.
+    Differs {
+        /// The world.
+        generation: Generation,
+        /// The step.
+        step: Step,
+        /// The workers that most copies contradict.
+        suspects: &'a [Worker],
+    },
+    /// The repetition of a step shows that the copy of this worker was wrong.
+    Named {
+        /// The worker.
+        worker: Worker,
+        /// The step.
+        step: Step,
+    },
     /// An incident is over.
     Resumed(&'a Timeline),
 }
@@ -168,8 +196,9 @@ pub struct Violation {
     pub at_ms: u64,
 }
 
-/// All invariants. With `reproducible`, states must equal those of an undisturbed run.
-pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
+/// All invariants. With `reproducible`, states must equal those of an undisturbed run; copies of the state are compared every
+/// `verify_steps` steps.
+pub fn all(reproducible: bool, verify_steps: u64) -> Vec<Box<dyn Invariant>> {
     vec![
         Box::new(committed_steps::CommittedSteps::default()),
         Box::new(one_world::OneWorld::default()),
@@ -185,5 +214,6 @@ pub fn all(reproducible: bool) -> Vec<Box<dyn Invariant>> {
         Box::new(leases::Leases::default()),
         Box::new(same_inputs::SameInputs::default()),
         Box::new(strangers::Strangers),
+        Box::new(corruption::Corruption::new(verify_steps)),
     ]
 }

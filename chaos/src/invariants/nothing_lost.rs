@@ -1,5 +1,6 @@
 //! No committed step is lost as long as at most one node has been disturbed since all members last had their state.
-//! Source: DESIGN, "Elasticity: what is promised", 1.
+//! State whose copies differ is lost since the checkpoint. Source: DESIGN, "Elasticity: what is promised", 1; `coordinator`
+//! COORDINATOR-17.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step};
@@ -10,6 +11,8 @@ use std::collections::BTreeSet;
 pub struct NothingLost {
     committed: Step,
     lineage: Generation,
+    /// Copies of the state of this lineage differed, so that it is not used.
+    corrupt: Generation,
     disturbed: BTreeSet<NodeId>,
     lasting: Vec<NodeId>,
     /// Number of nodes of the last world in which all members had their state.
@@ -30,6 +33,10 @@ impl Invariant for NothingLost {
                     self.lasting.push(*node);
                 }
             }
+            // Its process is replaced.
+            Observation::Named { worker, .. } => {
+                self.disturbed.insert(worker.member.node);
+            }
             Observation::Undisturbed(node) => {
                 if let Some(i) = self.lasting.iter().position(|other| other == node) {
                     self.lasting.remove(i);
@@ -41,9 +48,11 @@ impl Invariant for NothingLost {
                 let nodes: BTreeSet<NodeId> = world_plan.assignments.iter().map(|worker| worker.member.node).collect();
                 self.n_nodes = nodes.len();
             }
+            Observation::Persisted(record) => self.corrupt = self.corrupt.max(record.corrupt),
             Observation::Formed(world_plan) => {
                 let step = world_plan.base.step;
-                let promised = self.n_nodes > 1 && self.disturbed.len() <= 1;
+                let is_corrupt = self.corrupt > Generation(0) && self.lineage <= self.corrupt;
+                let promised = self.n_nodes > 1 && self.disturbed.len() <= 1 && !is_corrupt;
                 let lost = step < self.committed;
                 let disturbed: Vec<String> = self.disturbed.iter().map(NodeId::to_string).collect();
                 if lost && (promised || world_plan.base.lineage == self.lineage) {

@@ -25,6 +25,8 @@ pub struct Config {
     pub reproducible: bool,
     /// Steps between checkpoints.
     pub save_steps: u64,
+    /// Steps between comparisons of copies, in plans with flipped bits.
+    pub verify_steps: u64,
     /// Time to compute a step.
     pub step_ms: u64,
     /// From the start of a process to its first status report.
@@ -99,6 +101,7 @@ impl Config {
             timing,
             reproducible: dice.percent(60),
             save_steps: dice.pick(3..20),
+            verify_steps: Dice::new(seed, "verification").pick(1..9),
             step_ms: dice.pick(20..120),
             spawn_ms: dice.pick(50..600),
             n_atoms: 15,

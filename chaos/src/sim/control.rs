@@ -292,6 +292,7 @@ impl Sim {
             self.outcome.n_caught_up +=
                 assignments.filter(|rank| world_plan.transfers[*rank].is_empty()).count() as u64;
             self.outcome.n_catch_up_plans += u64::from(!world_plan.catching_up.is_empty());
+            self.begin_comparisons(&world_plan);
             self.observe(&Observation::Formed(&world_plan));
         }
     }

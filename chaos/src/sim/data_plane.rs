@@ -136,10 +136,11 @@ impl Sim {
 
     fn reduce(&mut self, world_plan: &WorldPlan, generation: Generation, step: Step, catch_up_parts: Vec<CatchUpPart>) {
         let n = self.config.policy.n_microbatches;
+        let pollution = self.note_losses(world_plan, step);
         let Some(collective) = self.collectives.get_mut(&(generation, step)) else { return };
         // In fast mode, the order of additions, and therefore the bits, depend on the world.
         let world = if self.config.reproducible { 0 } else { generation.0 };
-        let digest = state::golden_digest(step) ^ world;
+        let digest = state::golden_digest(step) ^ world ^ pollution;
         collective.digest = Some(digest);
         let runs: Vec<Range<usize>> = collective.runs.values().cloned().collect();
         self.observe(&Observation::Reduced(&runs, n));

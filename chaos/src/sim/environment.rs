@@ -29,6 +29,7 @@ impl Sim {
                 self.nodes[node.0 as usize].data_set += 1;
                 self.kill_node(node.0 as usize, back_after_ms);
             }
+            EnvironmentFault::FlipBit { member, piece, bit } => self.flip_bit(member, piece, bit),
             EnvironmentFault::Strangers { n_messages, for_ms } => self.invite_strangers(n_messages, for_ms),
         }
         if let Some(for_ms) = fault.for_ms() {
@@ -54,7 +55,9 @@ impl Sim {
                 self.kill_node(node.0 as usize, 50);
                 self.observe(&Observation::Undisturbed(node));
             }
-            EnvironmentFault::SetClock { .. } | EnvironmentFault::Strangers { .. } => {}
+            EnvironmentFault::SetClock { .. }
+            | EnvironmentFault::Strangers { .. }
+            | EnvironmentFault::FlipBit { .. } => {}
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::plan::Fault;
 use phalanx_strategies::elastic::commit::Version;
+use phalanx_strategies::elastic::copies::Difference;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Record, Report, Requests};
 use phalanx_strategies::elastic::recovery::Transfer;
@@ -9,6 +10,7 @@ use phalanx_strategies::elastic::snapshot::Part;
 use phalanx_strategies::elastic::succession::Lease;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// An event. Nodes and candidates are given by index.
@@ -53,6 +55,8 @@ pub enum RankEvent {
     Reduced { generation: Generation, step: Step, digest: u64 },
     /// All members have voted for a step.
     Committed { generation: Generation, step: Step, requests: Requests },
+    /// All ranks have compared their copies of the state of a step; the difference, if there is one.
+    Compared { generation: Generation, step: Step, found: Option<Arc<Difference>> },
     /// For a catching-up member: the reduced gradients of a step, and pieces of the state `base` before it.
     CatchUpPart { generation: Generation, step: Step, digest: u64, base: Version, pieces: Vec<(u64, u64)> },
     /// For a catching-up member: all members have voted for a step whose gradients it has.

@@ -9,6 +9,7 @@
 
 mod catch_up;
 mod clock;
+mod comparison;
 mod config;
 mod control;
 mod data_plane;
@@ -30,6 +31,7 @@ use crate::mutation::Mutation;
 use crate::plan::{Plan, Planned};
 use crate::state;
 use clock::{Clock, Clocks};
+use comparison::Comparisons;
 use control::Candidate;
 use data_plane::Collective;
 use event::{Event, Queue};
@@ -75,6 +77,12 @@ pub struct Outcome {
     pub n_refused: u64,
     /// Messages of strangers.
     pub n_strangers: u64,
+    /// Bits that flipped in a copy of the state.
+    pub n_flips: u64,
+    /// Comparisons in which copies differed.
+    pub n_differences: u64,
+    /// Ranks that these comparisons, or the repetition of their steps, have named.
+    pub n_named: u64,
     /// All incidents recorded by coordinators, with the time in milliseconds.
     pub incidents: Vec<(u64, Timeline)>,
     /// Faults that took effect, with the time in milliseconds.
@@ -95,6 +103,7 @@ pub struct Sim {
     storage: Storage,
     clocks: Clocks,
     strangers: Option<Strangers>,
+    comparisons: Comparisons,
     /// Whether nodes report what they train on.
     reports_inputs: bool,
     nodes: Vec<Node>,
@@ -136,6 +145,9 @@ impl Sim {
             n_failed_operations: 0,
             n_refused: 0,
             n_strangers: 0,
+            n_flips: 0,
+            n_differences: 0,
+            n_named: 0,
             incidents: vec![],
             injected: vec![],
             violation: None,
@@ -154,6 +166,7 @@ impl Sim {
                 candidates: vec![Clock::new(); N_CANDIDATES],
             },
             strangers: Strangers::of(config.seed, plan),
+            comparisons: Comparisons::of(config.seed, plan),
             reports_inputs: environment::changes_inputs(plan),
             nodes: (0..config.n_nodes).map(Node::new).collect(),
             candidates: (0..N_CANDIDATES as u32).map(Candidate::new).collect(),
@@ -161,7 +174,7 @@ impl Sim {
             plan: plan.0.clone(),
             world_plan: None,
             ready: BTreeSet::new(),
-            invariants: invariants::all(config.reproducible),
+            invariants: invariants::all(config.reproducible, config.verify_steps),
             step: Step(0),
             safe: false,
             trace: config.seed,

@@ -1,6 +1,7 @@
 //! Nodes: a supervisor, its rank processes, and the messages between them.
 
 use super::catch_up::CatchUpProgress;
+use super::comparison::Entered;
 use super::event::{Event, RankEvent};
 use super::{JOB, Sim};
 use crate::invariants::Observation;
@@ -9,6 +10,7 @@ use crate::plan::{Fault, Planned};
 use crate::state;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::devices::{DeviceHealth, Devices};
+use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, MemberId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::member::{self, Member};
 use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, Stage};
@@ -43,6 +45,10 @@ pub struct Rank {
     pub atoms: BTreeMap<u64, u64>,
     /// The update for which the member has voted.
     pub open: Option<(Generation, Step, u64)>,
+    /// The comparison whose outcome it awaits.
+    pub compares: Option<Entered>,
+    /// What it computed, for steps whose copies differed.
+    pub memory: Memory,
     pub catch_up_parts: CatchUpProgress,
     /// Number of faults that stop the process, and the events that wait meanwhile.
     pub stopped: u32,
@@ -185,6 +191,8 @@ impl Sim {
             member,
             atoms: BTreeMap::new(),
             open: None,
+            compares: None,
+            memory: Memory::default(),
             catch_up_parts: CatchUpProgress::default(),
             stopped: 0,
             waiting: vec![],
@@ -306,6 +314,9 @@ impl Sim {
             RankEvent::Committed { generation, step, requests } => {
                 self.rank_committed(worker, generation, step, requests)
             }
+            RankEvent::Compared { generation, step, found } => {
+                self.rank_compared(worker, (generation, step), found.as_deref());
+            }
             RankEvent::CatchUpPart { generation, step, digest, base, pieces } => {
                 self.rank_got_catch_up_part(worker, (generation, step), (base, pieces), digest);
             }
@@ -330,18 +341,24 @@ impl Sim {
             }
         }
         self.drive_rank(worker);
+        self.enter_comparison(worker);
     }
 
     fn rank_desired_state(&mut self, worker: Worker, desired_state: &DesiredState) {
         let early = self.is(Mutation::FreeStateEarly);
         let n_atoms = self.config.n_atoms;
         let Some(rank) = self.rank(worker) else { return };
+        let before = rank.member.phase();
         let accepted = rank.member.handle_desired_state(desired_state).is_ok();
+        let rests = (before, rank.member.phase()) == (MemberPhase::Ready, MemberPhase::Saving);
         if let (true, true, Some(world_plan)) =
             (accepted, early && desired_state.id.stage == Stage::Form, &desired_state.world_plan)
         {
             let keep = world_plan.rank_of(worker).map_or(vec![], |rank| world_plan.holds[rank].clone());
             retain(rank, &keep, n_atoms);
+        }
+        if rests {
+            self.compare_before_resting(worker);
         }
     }
 
@@ -368,6 +385,7 @@ impl Sim {
             && let Some((_, _, digest)) = open
         {
             self.note_committed(worker, generation, step, digest);
+            self.compare_if_due(worker, generation, step, requests);
         }
     }
 
@@ -388,64 +406,75 @@ impl Sim {
 
     /// Performs a member's commands.
     pub(super) fn drive_rank(&mut self, worker: Worker) {
-        let n_atoms = self.config.n_atoms;
-        while let Some(command) = self.rank(worker).and_then(|rank| rank.member.poll_command()) {
-            match command {
-                member::Command::Abort(_) => {
-                    let Some(rank) = self.rank(worker) else { return };
-                    let held = rank.member.report().holds;
-                    retain(rank, &held, n_atoms);
-                }
-                member::Command::Apply(version) => self.apply(worker, version),
-                member::Command::Discard => {
-                    let Some(rank) = self.rank(worker) else { return };
-                    rank.open = None;
-                }
-                member::Command::Keep(shards) => {
-                    let Some(rank) = self.rank(worker) else { return };
-                    retain(rank, &shards, n_atoms);
-                }
-                member::Command::Join(generation) => {
-                    let at = self.now + self.dice.pick(100..10_000);
-                    let early = self.is(Mutation::ReadyOnTheWay);
-                    let Some(rank) = self.rank(worker).filter(|_| early) else {
-                        self.queue.push(at, Event::ToRank { worker, what: RankEvent::JoinedWorld { generation } });
-                        continue;
-                    };
-                    let _ = rank.member.handle_joined(generation);
-                }
-                member::Command::Fetch { generation, base, transfer } => {
-                    let at = self.now + self.dice.pick(500..20_000);
-                    let what = RankEvent::Fetch { generation, base, transfer };
-                    self.queue.push(at, Event::ToRank { worker, what });
-                }
-                member::Command::CatchUp(_) => self.begin_catch_up(worker),
-                member::Command::Compute { generation, step } => {
-                    let slow = self.nodes[worker.member.node.0 as usize].slow.get(&worker.member.slot).copied();
-                    let time = self.config.step_ms * self.dice.pick(900..1_100) * slow.unwrap_or(1);
-                    let what = RankEvent::Computed { generation, step };
-                    self.queue.push(self.now + time, Event::ToRank { worker, what });
-                    let assignment = self.rank(worker).and_then(|rank| rank.member.assignment());
-                    if let Some(world_plan) = assignment.map(|(world_plan, _)| world_plan.clone()) {
-                        self.observe(&Observation::Computes { worker, world_plan: &world_plan });
-                    }
-                }
-                member::Command::Vote(vote, requests) => self.vote(worker, vote, requests),
-                member::Command::Finish(generation) => {
-                    let at = self.now + self.dice.pick(1_000..50_000);
-                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::Finished { generation } });
-                }
-                member::Command::Exit => self.kill_worker(worker),
-                member::Command::Save(part) => {
-                    let at = self.now + self.dice.pick(5_000..80_000);
-                    let runs = state::atoms(part.shard, n_atoms);
-                    let Some(rank) = self.rank(worker) else { return };
-                    let atoms = runs.into_iter().flat_map(|run| rank.atoms.range(run));
-                    let atoms = atoms.map(|(atom, value)| (*atom, *value)).collect();
-                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } });
-                }
-                member::Command::Report => self.send_status_report(worker),
+        while let Some(rank) = self.rank(worker)
+            && let Some(command) = rank.member.poll_command()
+        {
+            if !rank.compares.as_mut().is_some_and(|entered| entered.takes(&command)) {
+                self.perform_for_rank(worker, command);
             }
+        }
+    }
+
+    /// Performs a command of a member.
+    pub(super) fn perform_for_rank(&mut self, worker: Worker, command: member::Command) {
+        let n_atoms = self.config.n_atoms;
+        match command {
+            member::Command::Abort(_) => {
+                let Some(rank) = self.rank(worker) else { return };
+                rank.compares = None;
+                let held = rank.member.report().holds;
+                retain(rank, &held, n_atoms);
+            }
+            member::Command::Apply(version) => self.apply(worker, version),
+            member::Command::Discard => {
+                let Some(rank) = self.rank(worker) else { return };
+                rank.open = None;
+            }
+            member::Command::Keep(shards) => {
+                let Some(rank) = self.rank(worker) else { return };
+                retain(rank, &shards, n_atoms);
+            }
+            member::Command::Join(generation) => {
+                self.begin_memory(worker);
+                let at = self.now + self.dice.pick(100..10_000);
+                let early = self.is(Mutation::ReadyOnTheWay);
+                let Some(rank) = self.rank(worker).filter(|_| early) else {
+                    self.queue.push(at, Event::ToRank { worker, what: RankEvent::JoinedWorld { generation } });
+                    return;
+                };
+                let _ = rank.member.handle_joined(generation);
+            }
+            member::Command::Fetch { generation, base, transfer } => {
+                let at = self.now + self.dice.pick(500..20_000);
+                let what = RankEvent::Fetch { generation, base, transfer };
+                self.queue.push(at, Event::ToRank { worker, what });
+            }
+            member::Command::CatchUp(_) => self.begin_catch_up(worker),
+            member::Command::Compute { generation, step } => {
+                let slow = self.nodes[worker.member.node.0 as usize].slow.get(&worker.member.slot).copied();
+                let time = self.config.step_ms * self.dice.pick(900..1_100) * slow.unwrap_or(1);
+                let what = RankEvent::Computed { generation, step };
+                self.queue.push(self.now + time, Event::ToRank { worker, what });
+                let assignment = self.rank(worker).and_then(|rank| rank.member.assignment());
+                if let Some(world_plan) = assignment.map(|(world_plan, _)| world_plan.clone()) {
+                    self.observe(&Observation::Computes { worker, world_plan: &world_plan });
+                }
+            }
+            member::Command::Vote(vote, requests) => self.vote(worker, vote, requests),
+            member::Command::Finish(generation) => {
+                let at = self.now + self.dice.pick(1_000..50_000);
+                self.queue.push(at, Event::ToRank { worker, what: RankEvent::Finished { generation } });
+            }
+            member::Command::Exit => self.kill_worker(worker),
+            member::Command::Save(part) => {
+                let at = self.now + self.dice.pick(5_000..80_000);
+                let runs = state::atoms(part.shard, n_atoms);
+                let Some(rank) = self.rank(worker) else { return };
+                let atoms = runs.into_iter().flat_map(|run| rank.atoms.range(run));
+                let atoms = atoms.map(|(atom, value)| (*atom, *value)).collect();
+                self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } });
+            }
+            member::Command::Report => self.send_status_report(worker),
         }
     }
 

@@ -30,7 +30,6 @@ use crate::train::step_trace::StepTrace;
 use crate::train::team::{JoinedWorld, Site, Team, TeamPlan};
 use crate::train::trainer::catching_up::OutgoingCatchUp;
 use crate::train::trainer::{Pause, TrainData, Trainer};
-use crate::train::verification::Remembered;
 use crate::train::weights;
 use phalanx_actors::rank::{DeviceEvent, Handle, Task};
 use phalanx_actors::step_log::StepWriter;
@@ -44,6 +43,7 @@ use phalanx_device::shared_memory::{Arena, SharedMemory};
 use phalanx_device::world::WorldId;
 use phalanx_device::{Backing, CollectiveError, Machine};
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
 use phalanx_strategies::elastic::message::WorldPlan;
 use phalanx_strategies::elastic::progress::At;
@@ -96,8 +96,8 @@ pub(crate) struct Device<'a> {
     pub(crate) instances: Vec<RankInstance<'a>>,
     /// Faults of tests.
     pub(crate) planted: Planted,
-    /// What this process computed before copies of the state differed, by step.
-    pub(crate) remembered: BTreeMap<Step, Remembered>,
+    /// What this process computed, for steps whose copies differed.
+    pub(crate) memory: Memory,
 }
 
 /// A rank in one world, with the state of its shards.
@@ -510,12 +510,12 @@ impl<'a> Device<'a> {
         self.give_up_before(generation);
         let mut saving = self.saving().of_generation(generation.0);
         let Some(mut instance) = self.instances.pop() else { return Ok(()) };
+        instance.trainer.verification_mut().memory = std::mem::take(&mut self.memory);
         instance.trainer.begin_verification(instance.disputed.clone());
-        instance.trainer.verification_mut().remembered = std::mem::take(&mut self.remembered);
         instance.trainer.planted = std::mem::take(&mut self.planted);
         let trained = self.train_in(&mut instance, &mut saving, steps, trains);
         self.planted = std::mem::take(&mut instance.trainer.planted);
-        self.remembered = std::mem::take(&mut instance.trainer.verification_mut().remembered);
+        self.memory = std::mem::take(&mut instance.trainer.verification_mut().memory);
         self.instances.push(instance);
         if let Some(report) = trained? {
             self.outbox.send(&FromRank::Done(report));

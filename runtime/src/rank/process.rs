@@ -30,6 +30,7 @@ use phalanx_collective::tcp::connect::TcpConfig;
 use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::ThreadError;
 use phalanx_device::progress_counter::ProgressCounter;
+use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
 use phalanx_strategies::sampler::Sampler;
@@ -113,6 +114,7 @@ fn serve(
         let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), counter, watch);
         let (fault, rank) = (port.fault.clone(), start_actor(&begin, member, port)?);
         receive_desired_states(rank.clone(), receiver)?;
+        let planted = planted()?;
         let mut device = Device {
             rank,
             tasks,
@@ -131,7 +133,7 @@ fn serve(
             n_threads: begin.n_threads,
             fd_channel,
             listener,
-            tcp: tcp_config(&begin),
+            tcp: TcpConfig { damages_next: planted.damages_next.clone(), ..tcp_config(&begin) },
             progress_counter,
             device_watch,
             peak_flops: begin.peak_flops,
@@ -141,8 +143,8 @@ fn serve(
             spare: None,
             warm: Some(warm),
             instances: Vec::new(),
-            remembered: BTreeMap::new(),
-            planted: planted()?,
+            memory: Memory::default(),
+            planted,
         };
         device.run();
         Ok::<(), JobError>(())

@@ -4,7 +4,7 @@
 //! `GENERATION:STEP:RANK:WHERE:SEED`. After the update to `STEP` in the world of `GENERATION` (0: the first world in which the
 //! process makes this step), rank `RANK` flips one bit of its `weights`, of its `optimizer` state, of a `shadow`, or of the copy
 //! for the next `checkpoint`; `gradient` flips a bit of a summed gradient before the update. The seed chooses tensor, element
-//! and bit. Nothing is planted without the variable.
+//! and bit. `wire` damages a bit of the next tensor that the rank sends to another machine. Nothing is planted without the variable.
 
 use super::fingerprints::boxes;
 use super::weights::Tensor;
@@ -14,6 +14,8 @@ use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::ValueId;
 use phalanx_strategies::rng::CounterRng;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The environment variable with the plan.
 pub(crate) const VARIABLE: &str = "PHALANX_FLIP_BITS";
@@ -26,6 +28,7 @@ pub(crate) enum Where {
     Shadow,
     Gradient,
     Checkpoint,
+    Wire,
 }
 
 /// One bit that flips.
@@ -39,8 +42,12 @@ struct Flip {
 }
 
 /// The bits that are still to flip in this process.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Planted(Vec<Flip>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Planted {
+    flips: Vec<Flip>,
+    /// Whether the next tensor for another machine is damaged.
+    pub(crate) damages_next: Arc<AtomicBool>,
+}
 
 impl FromStr for Planted {
     type Err = String;
@@ -57,12 +64,13 @@ impl FromStr for Planted {
                 "shadow" => Where::Shadow,
                 "gradient" => Where::Gradient,
                 "checkpoint" => Where::Checkpoint,
+                "wire" => Where::Wire,
                 _ => return Err(why()),
             };
             let (generation, step, rank, seed) = (number(generation)?, number(step)?, number(rank)?, number(seed)?);
             Ok(Flip { generation, step, rank: rank as usize, place, seed })
         });
-        Ok(Planted(flips.collect::<Result<_, String>>()?))
+        Ok(Planted { flips: flips.collect::<Result<_, String>>()?, ..Planted::default() })
     }
 }
 
@@ -73,8 +81,15 @@ impl Planted {
             let here = (flip.place, flip.step, flip.rank) == (place, step, rank);
             here && (flip.generation == 0 || flip.generation == generation)
         };
-        let at = self.0.iter().position(is_it)?;
-        Some(self.0.swap_remove(at).seed)
+        let at = self.flips.iter().position(is_it)?;
+        Some(self.flips.swap_remove(at).seed)
+    }
+
+    /// Damages the next tensor for another machine, if that is planned.
+    pub(crate) fn damage_wire(&mut self, generation: u64, step: u64, rank: usize) {
+        if self.take(Where::Wire, generation, step, rank).is_some() {
+            self.damages_next.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -84,7 +99,7 @@ pub(crate) fn flip_state(machine: &mut dyn Machine, c: &Compiled, place: Where, 
     let is_there = |tensor: &&Tensor| match place {
         Where::Weights => tensor.trainable && weights.contains(&tensor.value),
         Where::Optimizer => !weights.contains(&tensor.value),
-        Where::Shadow | Where::Gradient | Where::Checkpoint => tensor.trainable,
+        Where::Shadow | Where::Gradient | Where::Checkpoint | Where::Wire => tensor.trainable,
     };
     let boxes = boxes(c);
     let tensors: Vec<&Tensor> = boxes.values().filter(is_there).collect();

@@ -28,7 +28,7 @@ use phalanx_device::span::{SpanMut, SpanRef};
 use phalanx_device::{Machine, OpaqueModel, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
-use phalanx_strategies::elastic::identity::Generation;
+use phalanx_strategies::elastic::identity::{Generation, Step};
 use phalanx_strategies::elastic::message::Requests;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
@@ -227,6 +227,7 @@ impl<'a> Trainer<'a> {
         let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
+            self.planted.damage_wire(self.generation.0, step + 1, self.team.mesh_rank.rank);
             let outcome = self.prepare(data.train)?;
             let judged = self.judge(&outcome);
             if matches!(judged, Err(JobError::NonFinite { .. })) {
@@ -238,7 +239,7 @@ impl<'a> Trainer<'a> {
             let (requests, asked, ended_save) = self.vote(control, saving)?;
             self.plant(Where::Gradient);
             let mut outcome = self.update()?;
-            self.verification.note_loss(self.state.step, outcome.own_loss);
+            self.verification.memory.note_loss(Step(self.state.step), outcome.own_loss);
             self.notify_followers()?;
             let ended = Instant::now();
             outcome.step_s = ended.duration_since(std::mem::replace(&mut began, ended)).as_secs_f64();

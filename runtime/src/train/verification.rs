@@ -5,19 +5,15 @@
 
 use super::weights::Tensor;
 use crate::config::elastic::VerifySteps;
-use phalanx_strategies::elastic::copies::{Class, Copies, Holder, name};
-use phalanx_strategies::elastic::dispute::Repeated;
+use phalanx_strategies::elastic::copies::{Copies, name};
+use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::Step;
-use phalanx_strategies::mesh::MeshRank;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 
 /// Largest share of the time of training that comparisons take.
 const SHARE_MAX: f64 = 1e-3;
 /// Longest automatic interval, in steps.
 const EVERY_MAX: u64 = 1 << 16;
-/// Losses that a rank remembers for a dispute, and disputes.
-const LOSSES_MAX: usize = 1 << 12;
-const DISPUTES_MAX: usize = 8;
 
 /// See the [module](self).
 pub(crate) struct Verification {
@@ -32,12 +28,8 @@ pub(crate) struct Verification {
     pub(crate) compared: Compared,
     /// Time of the latest exchange.
     pub(crate) exchange_s: f64,
-    /// Steps whose copies differed in an earlier world.
-    pub(crate) disputed: Vec<Step>,
-    /// What this process computed when they differed.
-    pub(crate) remembered: BTreeMap<Step, Remembered>,
-    /// This rank's part of the loss of each step of this world.
-    losses: VecDeque<(u64, u64)>,
+    /// What this process computed, for steps whose copies differed.
+    pub(crate) memory: Memory,
 }
 
 /// The outcome of a comparison before a save.
@@ -58,37 +50,19 @@ impl Compared {
     }
 }
 
-/// What a rank computed before a difference was found.
-#[derive(Clone, Debug)]
-pub(crate) struct Remembered {
-    mesh_rank: MeshRank,
-    /// Who holds the boxes whose copies differed, and the digests of this rank's copies.
-    holders: Vec<Holder>,
-    digests: BTreeMap<u32, u64>,
-    losses: VecDeque<(u64, u64)>,
-}
-
 impl Verification {
     pub(crate) fn new(steps: VerifySteps) -> Verification {
-        Verification {
-            steps,
-            every: None,
-            copies: None,
-            parts: Vec::new(),
-            compared: Compared::default(),
-            exchange_s: 0.0,
-            disputed: Vec::new(),
-            remembered: BTreeMap::new(),
-            // Never grows during a step.
-            losses: VecDeque::with_capacity(LOSSES_MAX),
-        }
+        let mut memory = Memory::default();
+        memory.begin(Vec::new());
+        let (every, copies, parts, compared) = (None, None, Vec::new(), Compared::default());
+        Verification { steps, every, copies, parts, compared, exchange_s: 0.0, memory }
     }
 
     /// Begins a world, which repeats disputed steps.
     pub(crate) fn begin(&mut self, disputed: Vec<Step>) {
-        (self.every, self.copies, self.disputed) = (None, None, disputed);
+        (self.every, self.copies) = (None, None);
         (self.parts, self.compared, self.exchange_s) = (Vec::new(), Compared::default(), 0.0);
-        self.losses.clear();
+        self.memory.begin(disputed);
     }
 
     /// Whether copies are ever compared.
@@ -102,56 +76,13 @@ impl Verification {
             VerifySteps::Every(n) => Some(n),
             VerifySteps::Auto => self.every,
         };
-        self.is_on() && (every.is_none_or(|n| step.is_multiple_of(n)) || self.disputed.contains(&Step(step)))
+        self.is_on() && (every.is_none_or(|n| step.is_multiple_of(n)) || self.memory.is_disputed(Step(step)))
     }
 
     /// Chooses the interval from the time of a comparison and of a step, both summed over all ranks.
     pub(crate) fn choose(&mut self, compare_s: f64, step_s: f64) {
         let every = (compare_s / step_s / SHARE_MAX).max(1.0).min(EVERY_MAX as f64).ceil() as u64;
         self.every = Some(every.next_power_of_two());
-    }
-
-    /// Notes this rank's part of the loss of a step.
-    pub(crate) fn note_loss(&mut self, step: u64, bits: u64) {
-        if self.losses.len() == LOSSES_MAX {
-            self.losses.pop_front();
-        }
-        self.losses.push_back((step, bits));
-    }
-
-    /// Remembers what this rank computed, for the repetition of a step after which the copies of a class differed.
-    pub(crate) fn remember(&mut self, step: u64, mesh_rank: MeshRank, class: &Class, digests: &[u64]) {
-        let (holders, digests) = (class.holders.clone(), class.digests_of(mesh_rank.rank as u32, digests));
-        let remembered = Remembered { mesh_rank, holders, digests, losses: self.losses.clone() };
-        self.remembered.insert(Step(step), remembered);
-        if self.remembered.len() > DISPUTES_MAX {
-            self.remembered.pop_first();
-        }
-    }
-
-    /// What this rank knows about the dispute of a step that it has repeated, with the ranks that hold the disputed boxes, out
-    /// of `copies` with these digests.
-    pub(crate) fn repeated(
-        &mut self,
-        step: u64,
-        mesh_rank: MeshRank,
-        copies: &Copies,
-        digests: &[u64],
-    ) -> Option<(Repeated, Vec<u32>)> {
-        self.disputed.retain(|disputed| disputed.0 != step);
-        let then = self.remembered.remove(&Step(step)).filter(|then| then.mesh_rank == mesh_rank)?;
-        let now = copies.class_of(&then.holders)?.digests_of(mesh_rank.rank as u32, digests);
-        let differs = |(step, bits): &&(u64, u64)| {
-            let again = self.losses.iter().find(|(other, _)| other == step);
-            again.is_some_and(|(_, now)| now != bits)
-        };
-        let loss = then.losses.iter().find(differs).map(|(step, _)| Step(*step));
-        let other = |part: &u32| now.get(part) != then.digests.get(part);
-        let own = then.digests.contains_key(&0).then(|| other(&0));
-        let mut shadows = then.digests.keys().filter(|part| **part > 0).peekable();
-        let shadow = shadows.peek().is_some().then(|| shadows.any(other));
-        let holders: BTreeSet<u32> = then.holders.iter().map(|holder| holder.rank).collect();
-        Some((Repeated { loss, own, shadow }, holders.into_iter().collect()))
     }
 }
 
@@ -179,27 +110,5 @@ mod tests {
 
         assert_eq!((1..=20).filter(|step| verification.is_due(*step)).collect::<Vec<_>>(), [7, 10, 20]);
         assert!(!Verification::new(VerifySteps::Every(0)).is_due(0));
-    }
-
-    #[test]
-    fn repeated_losses_and_digests_are_compared_with_the_first_ones() {
-        let boxes = BTreeSet::from([7]);
-        // Rank 1 has a shadow of rank 0.
-        let copies = Copies::new(&[vec![boxes.clone()], vec![BTreeSet::new(), boxes]]);
-        let first = [5, 6];
-        let repeat = |rank, losses: [u64; 4], digests| {
-            let mesh_rank = MeshRank { rank, ..MeshRank::default() };
-            let mut verification = Verification::new(VerifySteps::Auto);
-            (1..).zip([1, 2, 3, 4]).for_each(|(step, bits)| verification.note_loss(step, bits));
-            verification.remember(4, mesh_rank, copies.differing(&first)[0], &first);
-            verification.begin(vec![Step(4)]);
-            (1..).zip(losses).for_each(|(step, bits)| verification.note_loss(step, bits));
-            verification.repeated(4, mesh_rank, &copies, digests).unwrap()
-        };
-
-        let agrees = Repeated { loss: None, own: Some(false), shadow: None };
-        assert_eq!(repeat(0, [1, 2, 3, 4], &[5, 5]), (agrees, vec![0, 1]));
-        assert_eq!(repeat(0, [1, 2, 8, 9], &[6, 6]).0, Repeated { loss: Some(Step(3)), own: Some(true), shadow: None });
-        assert_eq!(repeat(1, [1, 2, 3, 4], &[6, 6]).0, Repeated { loss: None, own: None, shadow: Some(false) });
     }
 }

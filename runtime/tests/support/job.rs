@@ -30,11 +30,20 @@ pub struct Addresses {
     pub coordinator: Option<String>,
     pub nodes: Vec<String>,
     pub ranks_per_node: usize,
+    /// Environment variables of the nodes.
+    pub variables: Vec<(&'static str, String)>,
 }
 
 impl Default for Addresses {
     fn default() -> Addresses {
-        Addresses { listen: "127.0.0.1:0".into(), advertise: None, coordinator: None, nodes: vec![], ranks_per_node: 1 }
+        Addresses {
+            listen: "127.0.0.1:0".into(),
+            advertise: None,
+            coordinator: None,
+            nodes: vec![],
+            ranks_per_node: 1,
+            variables: vec![],
+        }
     }
 }
 
@@ -85,6 +94,7 @@ impl<'a> Job<'a> {
         let ranks = n_ranks.to_string();
         let dir = format!("node{i}");
         let mut command = self.p.command_in(place, &["node", "--join", &self.join, "--dir", &dir, "--ranks", &ranks]);
+        command.envs(self.addresses.variables.iter().cloned());
         self.nodes.push(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
     }
 

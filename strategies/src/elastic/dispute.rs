@@ -7,15 +7,104 @@
 //! Invariant:
 //! - `DISPUTE-1` A rank is named only if every holder of the disputed box still knows what it computed first, and this rank's
 //!   copy alone deviates first.
+//! - `DISPUTE-2` Nobody is named if a loss deviates in the first step that its rank remembers: then the corruption may be older
+//!   than this world, and all its copies may have come from a wrong one.
 
+use super::copies::{Class, Copies, Holder};
 use super::identity::Step;
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{Axis, Mesh, MeshRank};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Losses that a rank remembers for a dispute, and disputes.
+const LOSSES_MAX: usize = 1 << 12;
+const DISPUTES_MAX: usize = 8;
+
+/// What a rank process computed, for the repetition of steps after which copies differed.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// Steps of this world whose copies differed in an earlier one.
+    disputed: Vec<Step>,
+    /// This rank's part of the loss of each step of this world, as bits.
+    losses: VecDeque<(Step, u64)>,
+    /// What it computed when copies differed.
+    then: BTreeMap<Step, Then>,
+}
+
+/// What a rank had computed when copies differed.
+#[derive(Clone, Debug)]
+struct Then {
+    mesh_rank: MeshRank,
+    /// Who holds the boxes whose copies differed, and the digests of this rank's copies.
+    holders: Vec<Holder>,
+    digests: BTreeMap<u32, u64>,
+    losses: VecDeque<(Step, u64)>,
+}
+
+impl Memory {
+    /// Begins a world, which repeats disputed steps.
+    pub fn begin(&mut self, disputed: Vec<Step>) {
+        self.disputed = disputed;
+        self.losses.clear();
+        // Never grows during a step.
+        self.losses.reserve(LOSSES_MAX);
+    }
+
+    /// Whether copies differed after this step in an earlier world.
+    pub fn is_disputed(&self, step: Step) -> bool {
+        self.disputed.contains(&step)
+    }
+
+    /// Notes this rank's part of the loss of a step.
+    pub fn note_loss(&mut self, step: Step, bits: u64) {
+        if self.losses.len() == LOSSES_MAX {
+            self.losses.pop_front();
+        }
+        self.losses.push_back((step, bits));
+    }
+
+    /// Remembers what this rank computed, for the repetition of a step after which the copies of a class differed.
+    pub fn remember(&mut self, step: Step, mesh_rank: MeshRank, class: &Class, digests: &[u64]) {
+        let (holders, digests) = (class.holders.clone(), class.digests_of(mesh_rank.rank as u32, digests));
+        self.then.insert(step, Then { mesh_rank, holders, digests, losses: self.losses.clone() });
+        if self.then.len() > DISPUTES_MAX {
+            self.then.pop_first();
+        }
+    }
+
+    /// What this rank knows about the dispute of a step that it has repeated, with the ranks that hold the disputed boxes, out
+    /// of `copies` with these digests; none if it had another rank then.
+    pub fn repeated(
+        &mut self,
+        step: Step,
+        mesh_rank: MeshRank,
+        copies: &Copies,
+        digests: &[u64],
+    ) -> Option<(Repeated, Vec<u32>)> {
+        self.disputed.retain(|disputed| *disputed != step);
+        let then = self.then.remove(&step).filter(|then| then.mesh_rank == mesh_rank)?;
+        let now = copies.class_of(&then.holders)?.digests_of(mesh_rank.rank as u32, digests);
+        let differs = |(step, bits): &&(Step, u64)| {
+            let again = self.losses.iter().find(|(other, _)| other == step);
+            again.is_some_and(|(_, now)| now != bits)
+        };
+        let loss = then.losses.iter().find(differs).map(|(step, _)| *step);
+        let is_first = loss.is_some() && loss == then.losses.front().map(|(step, _)| *step);
+        let other = |part: &u32| now.get(part) != then.digests.get(part);
+        let own = then.digests.contains_key(&0).then(|| other(&0));
+        let mut shadows = then.digests.keys().filter(|part| **part > 0).peekable();
+        let shadow = shadows.peek().is_some().then(|| shadows.any(other));
+        let holders: BTreeSet<u32> = then.holders.iter().map(|holder| holder.rank).collect();
+        Some((Repeated { loss, is_first, own, shadow }, holders.into_iter().collect()))
+    }
+}
 
 /// What a rank knows about a dispute once its step is repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repeated {
     /// The first step whose loss on this rank differs from the first time.
     pub loss: Option<Step>,
+    /// Whether this is the first step that the rank remembers.
+    pub is_first: bool,
     /// Whether its own copy of the box is other than the first time, if it had one.
     pub own: Option<bool>,
     /// The same for the copies in its shadows.
@@ -26,19 +115,24 @@ impl Repeated {
     /// Whole numbers below 2^53 that say the same, for an exchange between ranks.
     pub fn encode(self) -> [u64; 3] {
         let flag = |flag: Option<bool>| flag.map_or(0, |differs| 1 + u64::from(differs));
-        [self.loss.map_or(0, |step| step.0), flag(self.own), flag(self.shadow)]
+        let loss = self.loss.map_or(0, |step| 2 * step.0 + u64::from(self.is_first));
+        [loss, flag(self.own), flag(self.shadow)]
     }
 
     /// The inverse of [`Repeated::encode`].
     pub fn decode([loss, own, shadow]: [u64; 3]) -> Repeated {
         let flag = |flag: u64| (flag > 0).then_some(flag > 1);
-        Repeated { loss: (loss > 0).then_some(Step(loss)), own: flag(own), shadow: flag(shadow) }
+        let (step, is_first) = (Step(loss / 2), loss % 2 == 1);
+        Repeated { loss: (loss > 0).then_some(step), is_first, own: flag(own), shadow: flag(shadow) }
     }
 }
 
-/// The rank whose copy was wrong (`DISPUTE-1`): `holders` are the ranks that hold the box, `repeated` what each rank of the
+/// The rank whose copy was wrong (`DISPUTE-1`, `DISPUTE-2`): `holders` are the ranks that hold the box, `repeated` what each rank of the
 /// mesh knows.
 pub fn settle(mesh: &Mesh, step: Step, holders: &[u32], repeated: &[Repeated]) -> Option<u32> {
+    if repeated.iter().any(|repeated| repeated.is_first) {
+        return None;
+    }
     let replica = |rank: usize| mesh.coord(rank).on(Axis::DpReplicate);
     let of_replica = |at: usize| {
         let own = repeated.iter().enumerate().filter(|(rank, _)| replica(*rank) == at);
@@ -70,8 +164,8 @@ pub fn settle(mesh: &Mesh, step: Step, holders: &[u32], repeated: &[Repeated]) -
 mod tests {
     use super::*;
 
-    const AGREES: Repeated = Repeated { loss: None, own: Some(false), shadow: None };
-    const DIFFERS: Repeated = Repeated { loss: None, own: Some(true), shadow: None };
+    const AGREES: Repeated = Repeated { loss: None, is_first: false, own: Some(false), shadow: None };
+    const DIFFERS: Repeated = Repeated { loss: None, is_first: false, own: Some(true), shadow: None };
 
     fn since(step: u64) -> Repeated {
         Repeated { loss: Some(Step(step)), ..DIFFERS }
@@ -99,7 +193,7 @@ mod tests {
     #[test]
     fn owner_is_named_if_the_loss_differs_and_the_shadow_holder_otherwise() {
         let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
-        let shadow = |differs| Repeated { loss: None, own: None, shadow: Some(differs) };
+        let shadow = |differs| Repeated { shadow: Some(differs), ..Repeated::default() };
 
         // The loss of both ranks deviates, because both compute with the weights of rank 0.
         let polluted = Repeated { loss: Some(Step(5)), ..shadow(true) };
@@ -111,11 +205,33 @@ mod tests {
     #[test]
     fn loss_on_another_rank_of_the_replica_counts() {
         let mesh = Mesh { dp_replicate: 2, tp: 2, ..Mesh::ONE };
-        let other = |loss| Repeated { loss, own: None, shadow: None };
+        let other = |loss| Repeated { loss, ..Repeated::default() };
 
         let repeated = [other(Some(Step(6))), DIFFERS, other(Some(Step(5))), DIFFERS];
 
         assert_eq!(settle(&mesh, Step(8), &[1, 3], &repeated), Some(3));
+    }
+
+    #[test]
+    fn repeated_losses_and_digests_are_compared_with_the_first_ones() {
+        let boxes = BTreeSet::from([7]);
+        // Rank 1 has a shadow of rank 0.
+        let copies = Copies::new(&[vec![boxes.clone()], vec![BTreeSet::new(), boxes]]);
+        let first = [5, 6];
+        let repeat = |rank, losses: [u64; 4], digests| {
+            let mesh_rank = MeshRank { rank, ..MeshRank::default() };
+            let mut memory = Memory::default();
+            (1..).zip([1, 2, 3, 4]).for_each(|(step, bits)| memory.note_loss(Step(step), bits));
+            memory.remember(Step(4), mesh_rank, copies.differing(&first)[0], &first);
+            memory.begin(vec![Step(4)]);
+            (1..).zip(losses).for_each(|(step, bits)| memory.note_loss(Step(step), bits));
+            memory.repeated(Step(4), mesh_rank, &copies, digests).unwrap()
+        };
+
+        assert_eq!(repeat(0, [1, 2, 3, 4], &[5, 5]), (AGREES, vec![0, 1]));
+        assert_eq!(repeat(0, [1, 2, 8, 9], &[6, 6]).0, since(3));
+        assert_eq!(repeat(0, [7, 2, 8, 9], &[6, 6]).0, Repeated { is_first: true, ..since(1) });
+        assert_eq!(repeat(1, [1, 2, 3, 4], &[6, 6]).0, Repeated { shadow: Some(false), ..Repeated::default() });
     }
 
     // DISPUTE-1
@@ -124,9 +240,22 @@ mod tests {
         assert_eq!(replicas([since(6), Repeated::default()]), None);
     }
 
+    // DISPUTE-2
+    #[test]
+    fn nobody_is_named_if_the_state_was_wrong_when_the_world_began() {
+        assert_eq!(replicas([AGREES, since(5)]), Some(1));
+        assert_eq!(replicas([AGREES, Repeated { is_first: true, ..since(5) }]), None);
+    }
+
     #[test]
     fn exchange_keeps_all_that_a_rank_knows() {
-        for repeated in [AGREES, DIFFERS, since(5), Repeated { shadow: Some(false), ..Repeated::default() }] {
+        for repeated in [
+            AGREES,
+            DIFFERS,
+            since(5),
+            Repeated { is_first: true, ..since(5) },
+            Repeated { shadow: Some(false), ..Repeated::default() },
+        ] {
             assert_eq!(Repeated::decode(repeated.encode()), repeated);
         }
     }

@@ -79,7 +79,7 @@ impl TcpRank {
             return Err(CollectiveError::NoSuchRank { rank, size: world.n_ranks() });
         }
         let sockets = connect_all(world, rank, listener, addresses, config, control.as_deref())?;
-        let plane = TcpPlane::start(world.clone(), rank, sockets, wakeup, control)?;
+        let plane = TcpPlane::start(world.clone(), rank, sockets, wakeup, control, config.damages_next.clone())?;
         Ok(TcpRank { member: Arc::new(Member { plane, engine }) })
     }
 

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::handshake::{self, Connection, JOINED};
@@ -22,12 +24,15 @@ pub struct TcpConfig {
     pub unanswered_max: Duration,
     /// Longest time for making all connections: peers may be busy. Default 30 s.
     pub join_max: Duration,
+    /// Damages a bit of the next tensor that is sent, after its checksum; for tests of faults. Default: off.
+    pub damages_next: Arc<AtomicBool>,
 }
 
 impl Default for TcpConfig {
     fn default() -> TcpConfig {
         let (unanswered_max, join_max) = (Duration::from_secs(5), Duration::from_secs(30));
-        TcpConfig { sockets_per_pair: 2, unacknowledged_max: unanswered_max, unanswered_max, join_max }
+        let (sockets_per_pair, damages_next) = (2, Arc::default());
+        TcpConfig { sockets_per_pair, unacknowledged_max: unanswered_max, unanswered_max, join_max, damages_next }
     }
 }
 

@@ -51,6 +51,8 @@ pub(super) struct TcpPlane {
     wakeup: Arc<dyn HasWakeup>,
     /// Control memory that is aborted together with this world.
     control: Option<Arc<Control>>,
+    /// See [`TcpConfig::damages_next`](super::connect::TcpConfig::damages_next).
+    damages_next: Arc<AtomicBool>,
     /// The reason, and the lost rank, if a lost rank is the reason.
     aborted: OnceLock<(String, Option<u32>)>,
     links: BTreeMap<u32, Link>,
@@ -74,6 +76,7 @@ impl TcpPlane {
         sockets: Sockets,
         wakeup: Arc<dyn HasWakeup>,
         control: Option<Arc<Control>>,
+        damages_next: Arc<AtomicBool>,
     ) -> Result<Arc<TcpPlane>, CollectiveError> {
         let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
         let groups = (0..world.groups().len()).filter_map(|group| {
@@ -93,7 +96,7 @@ impl TcpPlane {
             links.insert(peer, Link { sockets, commands, has_left: AtomicBool::new(false) });
         }
         let aborted = OnceLock::new();
-        let plane = Arc::new(TcpPlane { world, rank, wakeup, control, aborted, links, groups });
+        let plane = Arc::new(TcpPlane { world, rank, wakeup, control, damages_next, aborted, links, groups });
         for (peer, number, reading, writing, commands) in served {
             let (reader, writer) = (plane.clone(), plane.clone());
             let spawn = |what: &str| std::thread::Builder::new().name(format!("tcp-{what}-{rank}-{peer}.{number}"));
@@ -377,6 +380,9 @@ impl TcpPlane {
                 return Ok(());
             }
             header.seal(frame);
+            if self.damages_next.load(Ordering::Relaxed) && self.damages_next.swap(false, Ordering::Relaxed) {
+                frame[HEADER_BYTES] ^= 1;
+            }
             socket.write_all(frame)?;
         }
         lock(group).on_sent(self, job);

@@ -94,7 +94,8 @@ impl Trainer<'_> {
             all[..2 * n].chunks_exact(2).map(|halves| (halves[0] as u64) << 32 | halves[1] as u64).collect();
         let differing = copies.differing(&digests);
         if !differing.is_empty() {
-            self.verification.remember(self.state.step, self.team.mesh_rank, differing[0], &digests);
+            let step = Step(self.state.step);
+            self.verification.memory.remember(step, self.team.mesh_rank, differing[0], &digests);
             let boxes = differing.iter().flat_map(|class| class.boxes.iter().copied()).collect();
             return Err(self.describe(&boxes, found)?);
         }
@@ -123,10 +124,11 @@ impl Trainer<'_> {
     /// After the repetition of a step whose copies differed before, finds and reports whose copy was wrong.
     fn settle_dispute(&mut self, copies: &Copies, digests: &[u64]) -> Result<(), JobError> {
         let (step, mesh_rank) = (self.state.step, self.team.mesh_rank);
-        if !self.verification.disputed.contains(&Step(step)) {
+        if !self.verification.memory.is_disputed(Step(step)) {
             return Ok(());
         }
-        let (repeated, holders) = self.verification.repeated(step, mesh_rank, copies, digests).unwrap_or_default();
+        let repeated = self.verification.memory.repeated(Step(step), mesh_rank, copies, digests);
+        let (repeated, holders) = repeated.unwrap_or_default();
         let [loss, own, shadow] = repeated.encode().map(|value| self.team.gather(value));
         let (loss, own, shadow) = (loss?, own?, shadow?);
         let all: Vec<Repeated> =
@@ -147,7 +149,7 @@ impl Trainer<'_> {
             (Where::Gradient, _) => flip_gradient(&mut *self.machine, c, seed),
             (Where::Shadow, Some(shadow)) => flip_state(&mut *shadow.machine, &shadow.compiled, place, seed),
             (Where::Weights | Where::Optimizer, _) => flip_state(&mut *self.machine, c, place, seed),
-            (Where::Shadow | Where::Checkpoint, _) => None,
+            (Where::Shadow | Where::Checkpoint | Where::Wire, _) => None,
         };
         tracing::warn!(step, ?place, flipped, "planted a fault");
     }
