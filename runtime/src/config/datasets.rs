@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
-use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
+use super::setting::{AT_LEAST_ONE, Setting, TOKENS, read_items};
 use super::source::At;
 
 section! {
@@ -166,8 +166,7 @@ impl Setting for Vec<DatasetConfig> {
         "a list of entries with `path` and `type`".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        let entries = value.as_sequence().ok_or_else(|| at.mismatch(value, Self::fits()))?;
-        entries.iter().enumerate().map(|(i, entry)| read_entry(entry, &at.item(i))).collect()
+        read_items(value, at, Self::fits(), read_entry)
     }
     fn write(&self) -> Value {
         let write_entry = |entry: &DatasetConfig| {
@@ -182,12 +181,14 @@ impl Setting for Vec<DatasetConfig> {
 fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> {
     let keys = entry.as_mapping().ok_or_else(|| at.mismatch(entry, "an entry with `path` and `type`".into()))?;
     let known: Vec<&str> = DatasetConfig::keys().iter().map(|doc| doc.key).collect();
-    at.refuse_unknown(keys, &known)?;
+    let mut errors = Errors::default();
+    errors.keep(at.refuse_unknown(keys, &known));
     for needed in ["path", "type"] {
         if keys.get(needed).is_none_or(Value::is_null) {
             let why = "every entry of `datasets` needs a `path` and a `type`";
-            return Err(ConfigError::Missing { key: format!("{at}.{needed}"), why: why.into() });
+            errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.{needed}").into(), why: why.into() }));
         }
     }
-    DatasetConfig::read_section(keys, at)
+    let entry = errors.keep(DatasetConfig::read_section(keys, at)).unwrap_or_default();
+    errors.end(entry)
 }
