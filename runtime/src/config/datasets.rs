@@ -6,8 +6,9 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
-use super::setting::{AT_LEAST_ONE, Setting, TOKENS, read_items};
+use super::setting::{Setting, TOKENS, read_items};
 use super::source::At;
+use super::steps::Steps;
 
 section! {
     /// The data and its division into sequences.
@@ -32,8 +33,11 @@ section! {
         /// Samples held out for evaluation: a share of all samples if below 1, else a number of samples; 0 disables
         /// evaluation.
         pub val_set_size: ValSetSize = ValSetSize::Nothing;
-        /// Steps between evaluations on the held-out samples; if not set, one evaluation at the end.
-        pub eval_steps: Option<usize> = None => AT_LEAST_ONE;
+        /// Steps between evaluations on the held-out samples, or their share of all steps; if not set, one evaluation at
+        /// the end.
+        pub eval_steps: Option<Steps> = None;
+        /// Evaluations in each epoch, instead of `eval_steps`; 0 or none: as `eval_steps`.
+        pub evals_per_epoch: Option<u64> = None;
         /// Visit the samples in a new random order in every epoch, derived from `seed`.
         pub shuffle: bool = true;
     }
@@ -122,12 +126,27 @@ pub enum ValSetSize {
 }
 
 impl DataSection {
+    /// What the run does and the user may not expect.
+    pub(super) fn notes(&self) -> Option<String> {
+        let evaluates = self.evals_per_epoch.is_some_and(|n| n > 0);
+        (evaluates && self.val_set_size == ValSetSize::Nothing)
+            .then(|| "`evals_per_epoch` evaluates nothing, because `val_set_size` is 0".into())
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if self.datasets.is_empty() {
             let why = "list at least one entry with `path` and `type`";
             return Err(ConfigError::Missing { key: "datasets".into(), why: why.into() });
         }
-        if self.eval_steps.is_some() && self.val_set_size == ValSetSize::Nothing {
+        let (by_steps, by_epochs) = (self.eval_steps.is_some(), self.evals_per_epoch.is_some_and(|n| n > 0));
+        if by_steps && by_epochs {
+            return Err(ConfigError::Conflict {
+                first: "evals_per_epoch".into(),
+                second: "eval_steps".into(),
+                why: "both say when to evaluate; keep one".into(),
+            });
+        }
+        if by_steps && self.val_set_size == ValSetSize::Nothing {
             return Err(ConfigError::Conflict {
                 first: "eval_steps".into(),
                 second: "val_set_size".into(),

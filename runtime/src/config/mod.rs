@@ -24,6 +24,7 @@ mod setting;
 mod source;
 mod spelling;
 pub mod starter;
+pub mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -104,7 +105,7 @@ impl JobConfig {
             precision: read(keys, &at, PrecisionSection::validate, &mut errors),
             adapter: read(keys, &at, AdapterSection::validate, &mut errors),
             parallel: read(keys, &at, ParallelSection::validate, &mut errors),
-            output: read(keys, &at, |_| Ok(()), &mut errors),
+            output: read(keys, &at, OutputSection::validate, &mut errors),
             elastic: read(keys, &at, |section: &ElasticSection| section.elastic.validate(), &mut errors).elastic,
             notes: source.notes(),
         };
@@ -112,7 +113,7 @@ impl JobConfig {
         if errors.is_empty() {
             errors.keep(job.validate());
         }
-        job.notes.extend(job.schedule.notes());
+        job.notes.extend(job.schedule.notes().into_iter().chain(job.data.notes()));
         errors.end(job).map_err(|error| error.located(&|key| source.place_of(key)))
     }
 

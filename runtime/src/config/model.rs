@@ -18,7 +18,7 @@ section! {
         pub model: Option<ModelDescription> = None;
         /// Tokenizer: `bytes` (every byte is a token), or a directory or file; if not set, the tokenizer of
         /// `base_model`.
-        pub tokenizer: Option<Tokenizer> = None;
+        pub tokenizer ["tokenizer_config"]: Option<Tokenizer> = None;
     }
 }
 

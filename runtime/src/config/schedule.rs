@@ -3,6 +3,7 @@
 use super::error::{ConfigError, all};
 use super::section::{choices, section};
 use super::setting::{AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SHARE};
+use super::steps::Steps;
 
 section! {
     /// Length of the run, batch size and learning rate.
@@ -27,8 +28,8 @@ section! {
         pub lr_scheduler: LrScheduler = LrScheduler::Cosine;
         /// Final learning rate of `cosine`, as a share of `learning_rate`.
         pub cosine_min_lr_ratio: f64 = 0.0 => SHARE;
-        /// Steps over which the learning rate rises linearly from 0; set this or `warmup_ratio`.
-        pub warmup_steps: Option<u64> = None;
+        /// Steps over which the learning rate rises linearly from 0, or their share of all steps; set this or `warmup_ratio`.
+        pub warmup_steps: Option<Steps> = None;
         /// The warm-up as a share of all steps.
         pub warmup_ratio: Option<f64> = None => SHARE;
         /// Share of all steps over which `wsd` decays to 0 at the end; if not set, 0.2.
@@ -69,8 +70,7 @@ impl ScheduleSection {
 
     /// Warm-up steps in a run of `total_steps`; a share is rounded up, as in Hugging Face's trainer.
     pub fn warmup_steps_of(&self, total_steps: u64) -> u64 {
-        let from_ratio = self.warmup_ratio.map(|ratio| (total_steps as f64 * ratio).ceil() as u64);
-        self.warmup_steps.or(from_ratio).unwrap_or(0)
+        self.warmup_steps.or(self.warmup_ratio.map(Steps::Share)).map_or(0, |steps| steps.of(total_steps))
     }
 
     /// The share of the steps over which `wsd` decays.
@@ -80,7 +80,7 @@ impl ScheduleSection {
 
     /// What the run does and the user may not expect.
     pub(super) fn notes(&self) -> Option<String> {
-        let (warmup, max) = (self.warmup_steps?, self.max_steps?);
+        let (Some(Steps::Count(warmup)), Some(max)) = (self.warmup_steps, self.max_steps) else { return None };
         (warmup >= max).then(|| {
             format!(
                 "the warm-up of {warmup} steps does not end within `max_steps`, {max}: the learning rate only rises"

@@ -128,8 +128,8 @@ fn wrong_type_is_named_with_the_found_value_and_the_accepted_values() {
         "`adam_beta2` (line 6) is 1.0, but must be a number of at least 0 and below 1"
     );
     assert_eq!(
-        refusal("save_steps: 0"),
-        "`save_steps` (line 6) is 0, but must be a whole number of at least 1, or none"
+        refusal("save_total_limit: 0"),
+        "`save_total_limit` (line 6) is 0, but must be a whole number of at least 1, or none"
     );
     assert!(refusal("optimizer: muon").contains("one of adamw, adamw_torch, adamw_torch_fused, sgd"));
     assert!(refusal("bf16: sometimes").contains("one of false, true, full, auto"));
@@ -215,6 +215,37 @@ fn warm_up_longer_than_the_run_is_accepted_and_reported() {
         ["the warm-up of 10 steps does not end within `max_steps`, 1: the learning rate only rises"]
     );
     assert!(load(&format!("{MINIMAL}warmup_steps: 9\n")).unwrap().notes.is_empty());
+}
+
+#[test]
+fn steps_may_be_a_share_of_the_run_or_a_number_per_epoch() {
+    use crate::train::plan::run_plan;
+    // 200 rows in batches of 2 are 100 steps, an epoch; three epochs are 300.
+    let text = MINIMAL.replace("max_steps: 10", "num_epochs: 3\nmicro_batch_size: 2\nval_set_size: 0.1");
+    let plan = |keys: &str| run_plan(&load(&format!("{text}{keys}\n")).unwrap(), 200);
+
+    assert_eq!(plan("").total_steps, 300);
+    assert_eq!((plan("").save_steps, plan("").eval_steps), (Some(500), None));
+    assert_eq!(plan("save_steps: 0.25").save_steps, Some(75));
+    assert_eq!(plan("save_steps: 0").save_steps, None);
+    assert_eq!(plan("saves_per_epoch: 4\nsave_steps:").save_steps, Some(25));
+    assert_eq!(plan("save_strategy: epoch").save_steps, Some(100));
+    assert_eq!(plan("save_strategy: no").save_steps, None);
+    assert_eq!(plan("evals_per_epoch: 2").eval_steps, Some(50));
+    assert_eq!(plan("eval_steps: 0.1").eval_steps, Some(30));
+    assert_eq!(plan("warmup_steps: 0.1").schedule.warmup_steps, 30);
+    assert_eq!(plan("warmup_steps: 7").schedule.warmup_steps, 7);
+    for (keys, first) in [
+        ("saves_per_epoch: 2\nsave_steps: 10", "saves_per_epoch"),
+        ("evals_per_epoch: 2\neval_steps: 10", "evals_per_epoch"),
+    ] {
+        assert!(load(&format!("{text}{keys}\n")).unwrap_err().to_string().starts_with(&format!("`{first}`")));
+    }
+    assert_eq!(
+        load(&format!("{MINIMAL}evals_per_epoch: 2\n")).unwrap().notes,
+        ["`evals_per_epoch` evaluates nothing, because `val_set_size` is 0"]
+    );
+    assert_eq!(with_override("dp_shard_size", "-1"), with_override("dp_shard_size", "auto"));
 }
 
 #[test]

@@ -24,6 +24,8 @@ enum Verdict {
     Refused(&'static str),
     /// Phalanx says it with other keys.
     Translated(fn(&Value, &mut Draft) -> Outcome),
+    /// The same for a key whose values are words; the word `no` asks for something.
+    Word(fn(&str, &mut Draft) -> Outcome),
 }
 
 /// Keys with the same verdict.
@@ -96,16 +98,15 @@ pub(crate) fn translate(file: &Mapping) -> Translation {
     for (name, value) in file {
         let Some(name) = name.as_str() else { continue };
         let outcome = match verdict_of(name) {
-            Some(_) if asks_for_nothing(value) => {
-                draft.keys.remove(name);
-                continue;
-            }
             Some(verdict) => {
                 draft.keys.remove(name);
-                match verdict {
-                    Verdict::NoEffect(why) => Outcome::NoEffect(why),
-                    Verdict::Refused(instead) => Outcome::Refused(instead.into()),
-                    Verdict::Translated(translated) => translated(value, &mut draft),
+                match (verdict, value.as_str()) {
+                    (Verdict::Word(translated), Some(word)) if !word.is_empty() => translated(word, &mut draft),
+                    _ if asks_for_nothing(value) => continue,
+                    (Verdict::NoEffect(why), _) => Outcome::NoEffect(why),
+                    (Verdict::Refused(instead), _) => Outcome::Refused(instead.into()),
+                    (Verdict::Translated(translated), _) => translated(value, &mut draft),
+                    (Verdict::Word(_), _) => Outcome::Refused("it must be a word".into()),
                 }
             }
             None => match words_of(name, value) {
@@ -154,7 +155,9 @@ pub(crate) fn verdicts() -> Vec<(&'static [&'static str], &'static str, &'static
     let in_words = |row: &Row| match row.verdict {
         Verdict::NoEffect(why) => (row.keys, "no effect", why),
         Verdict::Refused(instead) => (row.keys, "refused", instead),
-        Verdict::Translated(_) => (row.keys, "translated", "the run reports with which keys of Phalanx"),
+        Verdict::Translated(_) | Verdict::Word(_) => {
+            (row.keys, "translated", "the run reports with which keys of Phalanx")
+        }
     };
     TABLE.iter().map(in_words).collect()
 }

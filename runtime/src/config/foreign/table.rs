@@ -1,6 +1,6 @@
 //! The verdict on every key of Axolotl's configuration reference (July 2026) that Phalanx does not read itself.
 
-use super::Verdict::{NoEffect, Refused, Translated};
+use super::Verdict::{NoEffect, Refused, Translated, Word};
 use super::translations::*;
 use super::{Row, Words};
 
@@ -612,15 +612,10 @@ pub(super) const TABLE: &[Row] = &[
         keys: &["loss_watchdog_threshold", "loss_watchdog_patience"],
         verdict: NoEffect("a run ends when its loss or gradient is not finite"),
     },
-    Row {
-        keys: &["evaluation_strategy", "eval_strategy", "save_strategy", "saves_per_epoch", "evals_per_epoch"],
-        verdict: Refused("set `save_steps` and `eval_steps` instead"),
-    },
+    Row { keys: &["save_strategy"], verdict: Word(save_strategy) },
+    Row { keys: &["eval_strategy", "evaluation_strategy"], verdict: Word(eval_strategy) },
     Row {
         keys: &["deepspeed", "fsdp", "fsdp_config", "fsdp_version"],
         verdict: Refused("use `dp_shard_size`, `dp_replicate_size` and `zero_stage` instead"),
     },
-    Row { keys: &["sequence_parallel_degree"], verdict: Refused("use `context_parallel_size` instead") },
-    Row { keys: &["ddp_bucket_cap_mb"], verdict: Refused("use `bucket_cap_mb` instead") },
-    Row { keys: &["tokenizer_config"], verdict: Refused("use `tokenizer` instead") },
 ];

@@ -95,3 +95,29 @@ pub(super) fn selective_checkpointing(_: &Value, draft: &mut Draft) -> Outcome {
     draft.keys.insert("gradient_checkpointing".into(), "selective".into());
     Said("it means `gradient_checkpointing: selective` here: each layer keeps its input and attention output".into())
 }
+
+pub(super) fn save_strategy(word: &str, draft: &mut Draft) -> Outcome {
+    match word {
+        "no" => when("save_steps", "none", draft),
+        "epoch" => when("saves_per_epoch", 1u64, draft),
+        "steps" => NoEffect("`save_steps` and `eval_steps` set this"),
+        _ => Refused("use `save_steps` or `saves_per_epoch` instead".into()),
+    }
+}
+
+pub(super) fn eval_strategy(word: &str, draft: &mut Draft) -> Outcome {
+    match word {
+        "no" => when("val_set_size", 0u64, draft),
+        "epoch" => when("evals_per_epoch", 1u64, draft),
+        "steps" => NoEffect("`save_steps` and `eval_steps` set this"),
+        _ => Refused("use `eval_steps` or `evals_per_epoch` instead".into()),
+    }
+}
+
+/// The key that says when something happens.
+fn when(key: &str, value: impl Into<Value>, draft: &mut Draft) -> Outcome {
+    let value = value.into();
+    let text = format!("it means `{key}: {}` here", shown(&value));
+    draft.keys.insert(key.into(), value);
+    Said(text)
+}
