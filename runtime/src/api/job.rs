@@ -89,7 +89,13 @@ impl Job {
     /// # Errors
     /// See [`JobError`].
     pub fn run_with(self, control: &Control, mut on_event: impl FnMut(&Event) + Send) -> Result<Report, JobError> {
+        self.notes().for_each(|note| on_event(&note));
         start::run(&self.config, self.user, &Ranks::Threads, control, &mut |event| on_event(event))
+    }
+
+    /// What became of keys of other tools in the job's file.
+    fn notes(&self) -> impl Iterator<Item = Event> + '_ {
+        self.config.notes.iter().cloned().map(Event::Note)
     }
 
     /// Starts the job on its own thread.
@@ -102,6 +108,7 @@ impl Job {
         let theirs = Arc::clone(&control);
         let work = move || {
             // The run continues without a receiver.
+            self.notes().for_each(|note| drop(tx.send(note)));
             start::run(&self.config, self.user, &Ranks::Threads, &theirs, &mut |event| drop(tx.send(event.clone())))
         };
         let thread = std::thread::Builder::new()

@@ -1,6 +1,6 @@
 //! `phalanx train --slurm` and `--torchrun`: the job configuration that follows from the launcher's environment.
 
-use super::JobArgs;
+use super::{JobArgs, report_notes};
 use crate::config::JobConfig;
 use crate::config::error::ConfigError;
 use crate::error::JobError;
@@ -79,6 +79,7 @@ impl ClusterArgs {
             }
             (config, _) => config?,
         };
+        report_notes(&config);
         let n_ranks = n_slots(&config)?;
         let n_threads = launch_context.n_cpus.map(|n_cpus| (n_cpus / n_ranks).max(1) as usize);
         config.precision.threads = config.precision.threads.or(n_threads);

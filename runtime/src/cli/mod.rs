@@ -21,6 +21,7 @@ mod signals;
 mod train;
 
 use crate::api::embed::program::{RankProgram, log_to, rank_process};
+use crate::config::JobConfig;
 use crate::console::Console;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
@@ -124,8 +125,18 @@ impl JobArgs {
         Ok(pairs)
     }
 
-    fn load(&self) -> Result<crate::config::JobConfig, JobError> {
-        Ok(crate::config::JobConfig::load(&self.config, &self.overrides()?)?)
+    /// Loads the job, and reports what became of keys of other tools.
+    fn load(&self) -> Result<JobConfig, JobError> {
+        let config = JobConfig::load(&self.config, &self.overrides()?)?;
+        report_notes(&config);
+        Ok(config)
+    }
+}
+
+/// Reports what became of keys of other tools, on standard error: standard output may be JSON.
+fn report_notes(config: &JobConfig) {
+    for note in &config.notes {
+        let _ = writeln!(std::io::stderr(), "note: {note}");
     }
 }
 

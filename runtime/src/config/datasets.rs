@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
-use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
+use super::setting::{Setting, TOKENS, read_items};
 use super::source::At;
+use super::steps::Steps;
 
 section! {
     /// The data and its division into sequences.
@@ -32,8 +33,11 @@ section! {
         /// Samples held out for evaluation: a share of all samples if below 1, else a number of samples; 0 disables
         /// evaluation.
         pub val_set_size: ValSetSize = ValSetSize::Nothing;
-        /// Steps between evaluations on the held-out samples; if not set, one evaluation at the end.
-        pub eval_steps: Option<usize> = None => AT_LEAST_ONE;
+        /// Steps between evaluations on the held-out samples, or their share of all steps; if not set, one evaluation at
+        /// the end.
+        pub eval_steps: Option<Steps> = None;
+        /// Evaluations in each epoch, instead of `eval_steps`; 0 or none: as `eval_steps`.
+        pub evals_per_epoch: Option<u64> = None;
         /// Visit the samples in a new random order in every epoch, derived from `seed`.
         pub shuffle: bool = true;
     }
@@ -122,12 +126,27 @@ pub enum ValSetSize {
 }
 
 impl DataSection {
+    /// What the run does and the user may not expect.
+    pub(super) fn notes(&self) -> Option<String> {
+        let evaluates = self.evals_per_epoch.is_some_and(|n| n > 0);
+        (evaluates && self.val_set_size == ValSetSize::Nothing)
+            .then(|| "`evals_per_epoch` evaluates nothing, because `val_set_size` is 0".into())
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if self.datasets.is_empty() {
             let why = "list at least one entry with `path` and `type`";
             return Err(ConfigError::Missing { key: "datasets".into(), why: why.into() });
         }
-        if self.eval_steps.is_some() && self.val_set_size == ValSetSize::Nothing {
+        let (by_steps, by_epochs) = (self.eval_steps.is_some(), self.evals_per_epoch.is_some_and(|n| n > 0));
+        if by_steps && by_epochs {
+            return Err(ConfigError::Conflict {
+                first: "evals_per_epoch".into(),
+                second: "eval_steps".into(),
+                why: "both say when to evaluate; keep one".into(),
+            });
+        }
+        if by_steps && self.val_set_size == ValSetSize::Nothing {
             return Err(ConfigError::Conflict {
                 first: "eval_steps".into(),
                 second: "val_set_size".into(),
@@ -166,8 +185,7 @@ impl Setting for Vec<DatasetConfig> {
         "a list of entries with `path` and `type`".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        let entries = value.as_sequence().ok_or_else(|| at.mismatch(value, Self::fits()))?;
-        entries.iter().enumerate().map(|(i, entry)| read_entry(entry, &at.item(i))).collect()
+        read_items(value, at, Self::fits(), read_entry)
     }
     fn write(&self) -> Value {
         let write_entry = |entry: &DatasetConfig| {
@@ -182,12 +200,14 @@ impl Setting for Vec<DatasetConfig> {
 fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> {
     let keys = entry.as_mapping().ok_or_else(|| at.mismatch(entry, "an entry with `path` and `type`".into()))?;
     let known: Vec<&str> = DatasetConfig::keys().iter().map(|doc| doc.key).collect();
-    at.refuse_unknown(keys, &known)?;
+    let mut errors = Errors::default();
+    errors.keep(at.refuse_unknown(keys, &known));
     for needed in ["path", "type"] {
         if keys.get(needed).is_none_or(Value::is_null) {
             let why = "every entry of `datasets` needs a `path` and a `type`";
-            return Err(ConfigError::Missing { key: format!("{at}.{needed}"), why: why.into() });
+            errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.{needed}").into(), why: why.into() }));
         }
     }
-    DatasetConfig::read_section(keys, at)
+    let entry = errors.keep(DatasetConfig::read_section(keys, at)).unwrap_or_default();
+    errors.end(entry)
 }

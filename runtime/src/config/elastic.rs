@@ -7,7 +7,7 @@ use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use serde_yaml_ng::{Mapping, Value};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Errors};
 use super::section::{Section, section};
 use super::setting::{AT_LEAST_ONE, COUNT, SECONDS, SECONDS_OF_DETECTION, SECONDS_OF_LIMIT, SPARES, Setting};
 use super::source::At;
@@ -89,8 +89,10 @@ impl Setting for Elastic {
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, Self::fits()))?;
         let known: Vec<&str> = Elastic::keys().iter().map(|doc| doc.key).collect();
-        at.refuse_unknown(keys, &known)?;
-        Elastic::read_section(keys, at)
+        let mut errors = Errors::default();
+        errors.keep(at.refuse_unknown(keys, &known));
+        let read = errors.keep(Elastic::read_section(keys, at)).unwrap_or_default();
+        errors.end(read)
     }
     fn write(&self) -> Value {
         let mut keys = Mapping::new();

@@ -27,6 +27,33 @@ impl fmt::Display for ValueLocation {
     }
 }
 
+/// A key in a message, with the place of its value where that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyAt {
+    /// The key, with the path of its section.
+    pub key: String,
+    /// Where its value was written.
+    pub location: ValueLocation,
+}
+
+impl From<String> for KeyAt {
+    fn from(key: String) -> Self {
+        Self { key, location: ValueLocation::File }
+    }
+}
+
+impl From<&str> for KeyAt {
+    fn from(key: &str) -> Self {
+        key.to_owned().into()
+    }
+}
+
+impl fmt::Display for KeyAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`{}", self.key, self.location)
+    }
+}
+
 /// Why a configuration was rejected. Nothing has been started when this error is returned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
@@ -54,6 +81,16 @@ pub enum ConfigError {
         /// The nearest known key, or why a well-known key of other tools does not exist here.
         hint: Option<String>,
     },
+    /// A key of Axolotl that asks for something that Phalanx does not do.
+    #[error("{key} is {found}: {instead}")]
+    Refused {
+        /// The key.
+        key: KeyAt,
+        /// The value, described.
+        found: String,
+        /// Why it is refused, and what to do instead.
+        instead: String,
+    },
     /// A key is given twice, perhaps under two spellings.
     #[error("`{first}` and `{second}`{location} set the same thing; keep one of them")]
     Duplicate {
@@ -77,20 +114,20 @@ pub enum ConfigError {
         fits: String,
     },
     /// A required key is absent.
-    #[error("`{key}` is missing: {why}")]
+    #[error("{key} is missing: {why}")]
     Missing {
-        /// The absent key, or the alternatives.
-        key: String,
+        /// The absent key, or the alternatives; its location is that of the section that lacks it.
+        key: KeyAt,
         /// Why the key is required.
         why: String,
     },
     /// Two values that are valid on their own contradict each other.
-    #[error("`{first}` conflicts with `{second}`: {why}")]
+    #[error("{first} conflicts with {second}: {why}")]
     Conflict {
         /// One key.
-        first: String,
+        first: KeyAt,
         /// The other.
-        second: String,
+        second: KeyAt,
         /// The violated relation, and how to fix it.
         why: String,
     },
@@ -145,4 +182,77 @@ pub enum ConfigError {
     /// `dp_shard_size: auto` without a number of ranks.
     #[error("`dp_shard_size` is auto, but the number of ranks is unknown; set `nproc_per_node`")]
     AutoAxis,
+    /// More than one error.
+    #[error("the configuration has {} errors:{}", errors.len(), errors.iter().map(|e| format!("\n  {e}")).collect::<String>())]
+    Several {
+        /// Each error, in the order of the file's sections.
+        errors: Vec<ConfigError>,
+    },
+}
+
+impl ConfigError {
+    /// Each single error.
+    fn each(self) -> Vec<ConfigError> {
+        match self {
+            Self::Several { errors } => errors,
+            error => vec![error],
+        }
+    }
+
+    /// The same error with the places of the keys that it names.
+    pub(super) fn located(self, place_of: &dyn Fn(&str) -> ValueLocation) -> ConfigError {
+        let at = |at: KeyAt| match at.location {
+            ValueLocation::File => KeyAt { location: place_of(&at.key), ..at },
+            _ => at,
+        };
+        match self {
+            Self::Missing { key, why } => Self::Missing { key: at(key), why },
+            Self::Conflict { first, second, why } => Self::Conflict { first: at(first), second: at(second), why },
+            Self::Refused { key, found, instead } => Self::Refused { key: at(key), found, instead },
+            Self::Several { errors } => {
+                Self::Several { errors: errors.into_iter().map(|error| error.located(place_of)).collect() }
+            }
+            other => other,
+        }
+    }
+}
+
+/// Collects the errors of checks that do not depend on each other.
+#[derive(Debug, Default)]
+pub(crate) struct Errors(Vec<ConfigError>);
+
+impl Errors {
+    /// The result of a check, or `None` if it failed.
+    pub(crate) fn keep<T>(&mut self, result: Result<T, ConfigError>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.0.extend(error.each());
+                None
+            }
+        }
+    }
+
+    /// Whether no check has failed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The value, if no check has failed; otherwise all errors.
+    pub(crate) fn end<T>(mut self, value: T) -> Result<T, ConfigError> {
+        match self.0.len() {
+            0 => Ok(value),
+            1 => Err(self.0.remove(0)),
+            _ => Err(ConfigError::Several { errors: self.0 }),
+        }
+    }
+}
+
+/// The result of several checks: all their errors.
+pub(crate) fn all(results: impl IntoIterator<Item = Result<(), ConfigError>>) -> Result<(), ConfigError> {
+    let mut errors = Errors::default();
+    for result in results {
+        errors.keep(result);
+    }
+    errors.end(())
 }

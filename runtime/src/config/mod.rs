@@ -10,6 +10,7 @@ pub mod adapter;
 pub mod datasets;
 pub mod elastic;
 pub mod error;
+mod foreign;
 mod lines;
 pub mod model;
 pub mod optimizer;
@@ -23,6 +24,7 @@ mod setting;
 mod source;
 mod spelling;
 pub mod starter;
+pub mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -34,7 +36,7 @@ use serde_yaml_ng::{Mapping, Value};
 use adapter::AdapterSection;
 use datasets::{DataSection, DatasetConfig};
 use elastic::{Elastic, ElasticSection};
-use error::ConfigError;
+use error::{ConfigError, Errors};
 use model::ModelSection;
 use optimizer::OptimizerSection;
 use output::OutputSection;
@@ -42,7 +44,7 @@ use parallel::ParallelSection;
 use precision::PrecisionSection;
 use schedule::ScheduleSection;
 use section::{KeyDoc, Section};
-use source::Source;
+use source::{At, Source};
 
 /// The checked configuration of a job. Each section has the keys that one part of the program reads.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -65,6 +67,9 @@ pub struct JobConfig {
     pub output: OutputSection,
     /// Handling of lost and added ranks and machines.
     pub elastic: Elastic,
+    /// What became of keys of Axolotl that Phalanx reads differently or not at all, as sentences for the user. They are no part
+    /// of what is written.
+    pub notes: Vec<String>,
 }
 
 impl JobConfig {
@@ -83,28 +88,33 @@ impl JobConfig {
     /// Reads and checks the text of a file.
     ///
     /// # Errors
-    /// The first fault, as one sentence that names key and line: invalid YAML, an unknown or repeated key, a value of the
-    /// wrong type or out of range, or a violated relation between keys.
+    /// Every fault, each as one sentence that names key and line: an unknown or repeated key, a value of the wrong type or out of
+    /// range, or a violated relation between keys; or that the text is no YAML.
     pub fn from_yaml_str(text: &str, overrides: &[(String, String)]) -> Result<Self, ConfigError> {
         let known = reference();
-        let source = Source::new(text, overrides, &known)?;
+        let (source, mut errors) = Source::new(text, overrides, &known)?;
         let at = source.root();
         let names: Vec<&str> = known.iter().flat_map(|doc| doc.aliases.iter().copied().chain([doc.key])).collect();
-        at.refuse_unknown(&source.keys, &names)?;
+        errors.keep(at.refuse_unknown(&source.keys, &names));
         let keys = &source.keys;
-        let job = Self {
-            model: Section::read_section(keys, &at)?,
-            data: Section::read_section(keys, &at)?,
-            schedule: Section::read_section(keys, &at)?,
-            optimizer: Section::read_section(keys, &at)?,
-            precision: Section::read_section(keys, &at)?,
-            adapter: Section::read_section(keys, &at)?,
-            parallel: Section::read_section(keys, &at)?,
-            output: Section::read_section(keys, &at)?,
-            elastic: ElasticSection::read_section(keys, &at)?.elastic,
+        let mut job = Self {
+            model: read(keys, &at, ModelSection::validate, &mut errors),
+            data: read(keys, &at, DataSection::validate, &mut errors),
+            schedule: read(keys, &at, ScheduleSection::validate, &mut errors),
+            optimizer: read(keys, &at, |_| Ok(()), &mut errors),
+            precision: read(keys, &at, PrecisionSection::validate, &mut errors),
+            adapter: read(keys, &at, AdapterSection::validate, &mut errors),
+            parallel: read(keys, &at, ParallelSection::validate, &mut errors),
+            output: read(keys, &at, OutputSection::validate, &mut errors),
+            elastic: read(keys, &at, |section: &ElasticSection| section.elastic.validate(), &mut errors).elastic,
+            notes: source.notes(),
         };
-        job.validate()?;
-        Ok(job)
+        // Relations between sections are checked only if each section is valid.
+        if errors.is_empty() {
+            errors.keep(job.validate());
+        }
+        job.notes.extend(job.schedule.notes().into_iter().chain(job.data.notes()));
+        errors.end(job).map_err(|error| error.located(&|key| source.place_of(key)))
     }
 
     /// The whole configuration, including defaults, as YAML that reads back equal. It is stored with a run's results.
@@ -142,15 +152,8 @@ impl JobConfig {
         self.parallel.mesh().map_or(1, |mesh| mesh.data_ranks())
     }
 
-    /// Checks relations between keys; types and ranges of single keys were checked when they were read.
+    /// Checks relations between keys of several sections.
     fn validate(&self) -> Result<(), ConfigError> {
-        self.model.validate()?;
-        self.data.validate()?;
-        self.schedule.validate()?;
-        self.precision.validate()?;
-        self.adapter.validate()?;
-        self.parallel.validate()?;
-        self.elastic.validate()?;
         self.check_products()?;
         let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
         if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
@@ -162,6 +165,17 @@ impl JobConfig {
         }
         Ok(())
     }
+}
+
+/// Reads a section and checks the relations between its keys. If it is invalid, the errors are kept, and its defaults returned.
+fn read<S: Section + Default>(
+    keys: &Mapping,
+    at: &At<'_>,
+    validate: impl Fn(&S) -> Result<(), ConfigError>,
+    errors: &mut Errors,
+) -> S {
+    let valid = S::read_section(keys, at).and_then(|section| validate(&section).map(|()| section));
+    errors.keep(valid).unwrap_or_default()
 }
 
 /// The text of a file, up to one byte more than a configuration may have: the path may name an endless device.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Errors};
 use super::section::section;
 use super::setting::Setting;
 use super::source::At;
@@ -18,7 +18,7 @@ section! {
         pub model: Option<ModelDescription> = None;
         /// Tokenizer: `bytes` (every byte is a token), or a directory or file; if not set, the tokenizer of
         /// `base_model`.
-        pub tokenizer: Option<Tokenizer> = None;
+        pub tokenizer ["tokenizer_config"]: Option<Tokenizer> = None;
     }
 }
 
@@ -96,19 +96,20 @@ impl Setting for ModelDescription {
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, Self::fits()))?;
-        at.refuse_unknown(keys, &phalanx_strategies::model::keys())?;
+        let mut errors = Errors::default();
+        errors.keep(at.refuse_unknown(keys, &phalanx_strategies::model::keys()));
         if keys.get("model_type").and_then(Value::as_str).is_none() {
             let why = "it selects the model family, for example `model_type: llama`";
-            return Err(ConfigError::Missing { key: format!("{at}.model_type"), why: why.into() });
+            errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.model_type").into(), why: why.into() }));
         }
         let mut description = serde_json::Map::new();
         for (key, value) in keys {
             let name = key.as_str().unwrap_or_default();
             let json =
-                as_json(value).ok_or_else(|| at.key(name).mismatch(value, "a value that JSON can represent".into()))?;
-            description.insert(name.to_owned(), json);
+                as_json(value).ok_or_else(|| at.key(name).mismatch(value, "a value that JSON can represent".into()));
+            errors.keep(json).map(|json| description.insert(name.to_owned(), json));
         }
-        Ok(Self(description))
+        errors.end(Self(description))
     }
     fn write(&self) -> Value {
         serde_yaml_ng::to_value(&self.0).unwrap_or_else(|_| Value::Mapping(Mapping::new()))

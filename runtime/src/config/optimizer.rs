@@ -2,7 +2,7 @@
 //!
 //! [`phalanx_strategies::optimizer`] registers the rules and the keys of their hyperparameters.
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Errors};
 use super::section::{KeyDoc, Section, section, show};
 use super::setting::{self, Setting};
 use super::source::At;
@@ -72,16 +72,22 @@ impl Section for OptimizerSection {
     }
 
     fn read_section(keys: &Mapping, at: &At<'_>) -> Result<Self, ConfigError> {
-        let mut rule = Self::default().rule;
-        if let Some(word) = given(keys, RULE) {
-            let named = word.as_str().and_then(OptimizerSpec::named);
-            rule = named.ok_or_else(|| at.key(RULE).mismatch(word, words()))?;
-        }
-        for key in Key::all() {
+        let mut errors = Errors::default();
+        let rule = match given(keys, RULE) {
+            None => Some(Self::default().rule),
+            Some(word) => {
+                let named = word.as_str().and_then(OptimizerSpec::named);
+                errors.keep(named.ok_or_else(|| at.key(RULE).mismatch(word, words())))
+            }
+        };
+        // Which keys the rule uses is known only with the rule.
+        let mut rule_or_default = rule.unwrap_or_else(|| Self::default().rule);
+        for key in Key::all().into_iter().filter(|_| rule.is_some()) {
             let Some(value) = given(keys, key.name) else { continue };
-            key.read_into(&mut rule, value, &at.key(key.name))?;
+            errors.keep(key.read_into(&mut rule_or_default, value, &at.key(key.name)));
         }
-        Ok(Self::with(rule, AnyRule::read_section(keys, at)?))
+        let any_rule = errors.keep(AnyRule::read_section(keys, at)).unwrap_or_default();
+        errors.end(Self::with(rule_or_default, any_rule))
     }
 
     /// Also writes the keys that the rule does not use, with their defaults.
@@ -178,7 +184,7 @@ impl Key {
 }
 
 fn given<'a>(keys: &'a Mapping, key: &str) -> Option<&'a Value> {
-    keys.get(key).filter(|value| !value.is_null())
+    keys.get(key).filter(|value| !setting::is_empty(value))
 }
 
 /// The words that name a rule, for messages and help.

@@ -8,6 +8,7 @@ use super::error::ConfigError;
 use super::section::section;
 use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
 use super::source::At;
+use super::steps::Steps;
 
 section! {
     /// Output, checkpoints and the seed.
@@ -25,8 +26,10 @@ section! {
         pub seed: u64 = 42;
         /// Steps between progress lines.
         pub logging_steps: u64 = 10 => AT_LEAST_ONE;
-        /// Steps between checkpoints; none saves only at the end.
-        pub save_steps: Option<u64> = Some(500) => AT_LEAST_ONE;
+        /// Steps between checkpoints, or their share of all steps; 0 or none saves only at the end.
+        pub save_steps: Option<Steps> = Some(SAVE_STEPS_DEFAULT);
+        /// Checkpoints in each epoch, instead of `save_steps`; 0 or none: as `save_steps`.
+        pub saves_per_epoch: Option<u64> = None;
         /// Number of newest checkpoints to keep; none keeps all.
         pub save_total_limit: Option<usize> = Some(3) => AT_LEAST_ONE;
         /// End the job when a checkpoint cannot be saved. By default training continues, the next save tries again, and
@@ -46,7 +49,22 @@ section! {
     }
 }
 
+/// Steps between checkpoints if the file does not say.
+const SAVE_STEPS_DEFAULT: Steps = Steps::Count(500);
+
 impl OutputSection {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let by_steps = self.save_steps != Some(SAVE_STEPS_DEFAULT) && self.save_steps.is_some();
+        if by_steps && self.saves_per_epoch.is_some_and(|n| n > 0) {
+            return Err(ConfigError::Conflict {
+                first: "saves_per_epoch".into(),
+                second: "save_steps".into(),
+                why: "both say when to save; keep one".into(),
+            });
+        }
+        Ok(())
+    }
+
     /// Whether the output is in an object store.
     pub fn is_remote(&self) -> bool {
         is_url(&self.output_dir)

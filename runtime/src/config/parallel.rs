@@ -28,7 +28,7 @@ section! {
         /// Ranks that share each matrix product.
         pub tensor_parallel_size ["tp_size"]: usize = 1 => RANKS;
         /// Ranks that share one sequence.
-        pub context_parallel_size ["cp_size"]: usize = 1 => RANKS;
+        pub context_parallel_size ["cp_size", "sequence_parallel_degree"]: usize = 1 => RANKS;
         /// Ranks that share the layers; each rank has consecutive layers.
         pub pipeline_parallel_size ["pp_size"]: usize = 1 => RANKS;
         /// State that ranks of dp_shard and cp share: 1 optimizer state, 2 also gradients and weights, 3 as 2, and
@@ -37,7 +37,7 @@ section! {
         /// Number of uses ahead at which sharded weights are gathered.
         pub zero_prefetch: usize = 1 => SPARES;
         /// Size of the gradients that one collective sums, in MiB.
-        pub bucket_cap_mb: usize = 25 => MEBIBYTES;
+        pub bucket_cap_mb ["ddp_bucket_cap_mb"]: usize = 25 => MEBIBYTES;
         /// Tensor-parallel ranks also share the tokens between matrix products.
         pub sequence_parallel: bool = false;
         /// How keys and values reach the other context-parallel ranks: ring or allgather.
@@ -92,6 +92,8 @@ impl Setting for AxisSize {
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
             Value::String(word) if word == "auto" => Ok(AxisSize::Auto),
+            // As other tools write it.
+            Value::Number(number) if number.as_i64() == Some(-1) => Ok(AxisSize::Auto),
             _ => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
                 Some(n) if (RANKS.holds)(n as f64) => Ok(AxisSize::Ranks(n)),
                 _ => Err(at.mismatch(value, Self::fits())),

@@ -1,7 +1,7 @@
 //! The reference of all configuration keys, as Markdown: `phalanx init --reference`.
 
 use super::section::KeyDoc;
-use super::{dataset_reference, elastic_reference, sections};
+use super::{dataset_reference, elastic_reference, foreign, sections};
 use std::fmt::Write;
 
 /// A table of keys for each section, with aliases, defaults and accepted values.
@@ -15,7 +15,26 @@ pub fn reference_markdown() -> String {
     }
     table(&mut text, "Keys of an item of `datasets`", &dataset_reference());
     table(&mut text, "Keys of `elastic`", &elastic_reference());
+    axolotl(&mut text);
     text
+}
+
+/// The keys of Axolotl that are not in the tables above.
+fn axolotl(text: &mut String) {
+    text.push_str(
+        "\n## Other keys of Axolotl\n\nFiles for Axolotl may have these keys too. A value that asks for nothing (empty, false, 0) is \
+         always accepted. Keys with an effect elsewhere and none here are listed in one line when the file is read.\n\n\
+         | keys | here | why, or what to do |\n|---|---|---|\n",
+    );
+    for (keys, verdict, why) in foreign::verdicts() {
+        let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+        let _ = writeln!(text, "| {} | {verdict} | {} |", keys.join(", "), escaped(why));
+    }
+    text.push_str("\n| key | words | mean | difference |\n|---|---|---|---|\n");
+    for (key, words, means, note) in foreign::words() {
+        let words: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
+        let _ = writeln!(text, "| `{key}` | {} | `{means}` | {} |", words.join(", "), escaped(note));
+    }
 }
 
 fn table(text: &mut String, title: &str, keys: &[KeyDoc]) {

@@ -1,8 +1,9 @@
 //! Length of the run, batch size, and schedule of the learning rate.
 
-use super::error::ConfigError;
+use super::error::{ConfigError, all};
 use super::section::{choices, section};
 use super::setting::{AT_LEAST_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SHARE};
+use super::steps::Steps;
 
 section! {
     /// Length of the run, batch size and learning rate.
@@ -27,8 +28,8 @@ section! {
         pub lr_scheduler: LrScheduler = LrScheduler::Cosine;
         /// Final learning rate of `cosine`, as a share of `learning_rate`.
         pub cosine_min_lr_ratio: f64 = 0.0 => SHARE;
-        /// Steps over which the learning rate rises linearly from 0; set this or `warmup_ratio`.
-        pub warmup_steps: Option<u64> = None;
+        /// Steps over which the learning rate rises linearly from 0, or their share of all steps; set this or `warmup_ratio`.
+        pub warmup_steps: Option<Steps> = None;
         /// The warm-up as a share of all steps.
         pub warmup_ratio: Option<f64> = None => SHARE;
         /// Share of all steps over which `wsd` decays to 0 at the end; if not set, 0.2.
@@ -69,8 +70,7 @@ impl ScheduleSection {
 
     /// Warm-up steps in a run of `total_steps`; a share is rounded up, as in Hugging Face's trainer.
     pub fn warmup_steps_of(&self, total_steps: u64) -> u64 {
-        let from_ratio = self.warmup_ratio.map(|ratio| (total_steps as f64 * ratio).ceil() as u64);
-        self.warmup_steps.or(from_ratio).unwrap_or(0)
+        self.warmup_steps.or(self.warmup_ratio.map(Steps::Share)).map_or(0, |steps| steps.of(total_steps))
     }
 
     /// The share of the steps over which `wsd` decays.
@@ -78,33 +78,52 @@ impl ScheduleSection {
         self.decay_ratio.unwrap_or(DECAY_RATIO_DEFAULT)
     }
 
+    /// What the run does and the user may not expect.
+    pub(super) fn notes(&self) -> Option<String> {
+        let (Some(Steps::Count(warmup)), Some(max)) = (self.warmup_steps, self.max_steps) else { return None };
+        (warmup >= max).then(|| {
+            format!(
+                "the warm-up of {warmup} steps does not end within `max_steps`, {max}: the learning rate only rises"
+            )
+        })
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let conflict = |first: &str, second: &str, why: &str| {
-            Err(ConfigError::Conflict { first: first.into(), second: second.into(), why: why.into() })
+        let unless = |holds: bool, first: &str, second: &str, why: &str| {
+            let conflict = || ConfigError::Conflict { first: first.into(), second: second.into(), why: why.into() };
+            if holds { Ok(()) } else { Err(conflict()) }
         };
-        if self.num_epochs.is_none() && self.max_steps.is_none() {
-            return Err(ConfigError::Missing {
-                key: "num_epochs".into(),
-                why: "set `num_epochs` or `max_steps`, which end the training".into(),
-            });
-        }
-        if self.warmup_steps.is_some() && self.warmup_ratio.is_some() {
-            return conflict("warmup_steps", "warmup_ratio", "both set the length of the warm-up; keep one");
-        }
-        if let (Some(warmup), Some(max)) = (self.warmup_steps, self.max_steps)
-            && warmup > max
-        {
-            return conflict("warmup_steps", "max_steps", &format!("a warm-up of {warmup} never ends in {max} steps"));
-        }
-        if self.cosine_min_lr_ratio != 0.0 && self.lr_scheduler != LrScheduler::Cosine {
-            return conflict("cosine_min_lr_ratio", "lr_scheduler", "only `cosine` has a lowest learning rate");
-        }
-        if self.decay_ratio.is_some() && self.lr_scheduler != LrScheduler::WarmupStableDecay {
-            return conflict("decay_ratio", "lr_scheduler", "only `wsd` has a decay at its end");
-        }
-        if self.warmup_ratio.unwrap_or(0.0) + self.decay_ratio.unwrap_or(0.0) > 1.0 {
-            return conflict("warmup_ratio", "decay_ratio", "their sum exceeds the whole run");
-        }
-        Ok(())
+        let is_wsd = self.lr_scheduler == LrScheduler::WarmupStableDecay;
+        let ends = || ConfigError::Missing {
+            key: "num_epochs".into(),
+            why: "set `num_epochs` or `max_steps`, which end the training".into(),
+        };
+        all([
+            self.num_epochs.map(drop).or(self.max_steps.map(drop)).ok_or_else(ends),
+            unless(
+                self.warmup_steps.is_none() || self.warmup_ratio.is_none(),
+                "warmup_steps",
+                "warmup_ratio",
+                "both set the length of the warm-up; keep one",
+            ),
+            unless(
+                self.cosine_min_lr_ratio == 0.0 || self.lr_scheduler == LrScheduler::Cosine,
+                "cosine_min_lr_ratio",
+                "lr_scheduler",
+                "only `cosine` has a lowest learning rate; remove the first, or set the second to cosine",
+            ),
+            unless(
+                self.decay_ratio.is_none() || is_wsd,
+                "decay_ratio",
+                "lr_scheduler",
+                "only `wsd` has a decay at its end; remove the first, or set the second to wsd",
+            ),
+            unless(
+                self.warmup_ratio.unwrap_or(0.0) + self.decay_ratio.unwrap_or(0.0) <= 1.0,
+                "warmup_ratio",
+                "decay_ratio",
+                "their sum exceeds the whole run; reduce one",
+            ),
+        ])
     }
 }

@@ -4,7 +4,7 @@
 use serde_yaml_ng::{Mapping, Value};
 
 use super::error::ConfigError;
-use super::setting::{Range, Setting};
+use super::setting::{Range, Setting, is_empty};
 use super::source::At;
 
 /// One key of the file, for the reference, the starter file and the search for the nearest key.
@@ -27,7 +27,7 @@ pub(crate) trait Section: Sized {
     /// Every key of the section, in the order of the struct.
     fn keys() -> Vec<KeyDoc>;
     /// Reads the section from the mapping at `at`; absent keys take their defaults, and so do empty ones unless their type has a
-    /// value of its own for them.
+    /// value of its own for them. All keys are read, so that an error names every invalid one.
     fn read_section(keys: &Mapping, at: &At<'_>) -> Result<Self, ConfigError>;
     /// Adds every key with its value.
     fn write_section(&self, keys: &mut Mapping);
@@ -40,6 +40,25 @@ pub(crate) fn fits_of<T: Setting>(range: Option<&Range>) -> String {
         Some(range) => range.fits.to_owned(),
         None => T::fits(),
     }
+}
+
+/// The value of a key of a section, or `None` if the key keeps its default.
+pub(crate) fn read_key<T: Setting>(
+    keys: &Mapping,
+    key: &str,
+    at: &At<'_>,
+    range: Option<&Range>,
+) -> Result<Option<T>, ConfigError> {
+    let Some(value) = keys.get(key) else { return Ok(None) };
+    if is_empty(value) {
+        return Ok(T::empty());
+    }
+    let at = at.key(key);
+    let read = T::read(value, &at)?;
+    if range.zip(read.number()).is_some_and(|(range, number)| !(range.holds)(number)) {
+        return Err(at.mismatch(value, fits_of::<T>(range)));
+    }
+    Ok(Some(read))
 }
 
 /// Formats a default as in a file. The default of a required path is the empty string.
@@ -104,25 +123,15 @@ macro_rules! section {
                 at: &$crate::config::source::At<'_>,
             ) -> Result<Self, $crate::config::error::ConfigError> {
                 let mut section = Self::default();
+                let mut errors = $crate::config::error::Errors::default();
                 $(
                     let key = stringify!($field).trim_start_matches("r#");
-                    if let (Some(serde_yaml_ng::Value::Null), Some(empty)) =
-                        (keys.get(key), <$ty as $crate::config::setting::Setting>::empty())
-                    {
-                        section.$field = empty;
-                    }
-                    if let Some(value) = keys.get(key).filter(|value| !value.is_null()) {
-                        let at = at.key(key);
-                        let read = <$ty as $crate::config::setting::Setting>::read(value, &at)?;
-                        let range: Option<&$crate::config::setting::Range> = $crate::config::section::range!($($range)?);
-                        let number = $crate::config::setting::Setting::number(&read);
-                        if range.zip(number).is_some_and(|(range, number)| !(range.holds)(number)) {
-                            return Err(at.mismatch(value, $crate::config::section::fits_of::<$ty>(range)));
-                        }
+                    let range = $crate::config::section::range!($($range)?);
+                    if let Some(Some(read)) = errors.keep($crate::config::section::read_key(keys, key, at, range)) {
                         section.$field = read;
                     }
                 )+
-                Ok(section)
+                errors.end(section)
             }
 
             fn write_section(&self, keys: &mut serde_yaml_ng::Mapping) {

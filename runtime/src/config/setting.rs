@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_yaml_ng::Value;
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Errors};
 use super::source::At;
 
 /// A type that a key of the configuration may have.
@@ -73,6 +73,27 @@ pub(crate) const SHARE: Range = Range { fits: "a number between 0 and 1", holds:
 pub(crate) const BELOW_ONE: Range =
     Range { fits: "a number of at least 0 and below 1", holds: |x| (0.0..1.0).contains(&x) };
 
+/// Whether a value is written, but empty.
+pub(crate) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Sequence(items) => items.is_empty(),
+        Value::Mapping(keys) => keys.is_empty(),
+        Value::Bool(_) | Value::Number(_) | Value::Tagged(_) => false,
+    }
+}
+
+/// Whether a value of a key of another tool asks for nothing: empty, false, none or 0.
+pub(crate) fn asks_for_nothing(value: &Value) -> bool {
+    match value {
+        Value::Bool(x) => !x,
+        Value::Number(x) => x.as_f64() == Some(0.0),
+        Value::String(word) => ["", "none", "no", "off"].contains(&word.as_str()),
+        other => is_empty(other),
+    }
+}
+
 /// Describes a value for a message: its kind, and the value if it is short.
 pub(crate) fn describe(value: &Value) -> String {
     match value {
@@ -91,8 +112,14 @@ impl Setting for bool {
     fn fits() -> String {
         "true or false".into()
     }
+    // The words on, off, yes and no are booleans for the parsers of YAML 1.1, which most other tools use.
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        value.as_bool().ok_or_else(|| at.mismatch(value, Self::fits()))
+        match value {
+            Value::Bool(x) => Ok(*x),
+            Value::String(word) if ["on", "yes"].contains(&word.as_str()) => Ok(true),
+            Value::String(word) if ["off", "no"].contains(&word.as_str()) => Ok(false),
+            _ => Err(at.mismatch(value, Self::fits())),
+        }
     }
     fn write(&self) -> Value {
         Value::Bool(*self)
@@ -207,10 +234,22 @@ impl Setting for Vec<String> {
         "a list of strings".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        let items = value.as_sequence().ok_or_else(|| at.mismatch(value, Self::fits()))?;
-        items.iter().enumerate().map(|(i, item)| String::read(item, &at.item(i))).collect()
+        read_items(value, at, Self::fits(), String::read)
     }
     fn write(&self) -> Value {
         Value::Sequence(self.iter().map(Setting::write).collect())
     }
+}
+
+/// Reads every item of a list, so that an error names all invalid ones.
+pub(crate) fn read_items<T>(
+    value: &Value,
+    at: &At<'_>,
+    fits: String,
+    read: impl Fn(&Value, &At<'_>) -> Result<T, ConfigError>,
+) -> Result<Vec<T>, ConfigError> {
+    let items = value.as_sequence().ok_or_else(|| at.mismatch(value, fits))?;
+    let mut errors = Errors::default();
+    let read = items.iter().enumerate().filter_map(|(i, item)| errors.keep(read(item, &at.item(i)))).collect();
+    errors.end(read)
 }

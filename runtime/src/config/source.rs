@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::error::{ConfigError, ValueLocation};
+use super::error::{ConfigError, Errors, ValueLocation, all};
+use super::foreign::{self, Note};
 use super::lines::{Segment, line_of, repeated_key};
 use super::section::KeyDoc;
-use super::setting::describe;
+use super::setting::{describe, is_empty};
 use super::spelling::hint_for;
 
 /// Bounds the tree that the parser may build; no hand-written configuration comes near a megabyte.
@@ -25,20 +26,44 @@ pub(crate) struct Source {
     spelled: BTreeMap<&'static str, String>,
     /// Dotted paths that came from the command line.
     overridden: BTreeSet<String>,
+    /// What became of keys of Axolotl.
+    notes: Vec<Note>,
 }
 
 impl Source {
-    /// Parses the text and applies the overrides in order.
-    pub(crate) fn new(text: &str, overrides: &[(String, String)], known: &[KeyDoc]) -> Result<Self, ConfigError> {
+    /// Parses the text, applies the overrides in order, and translates keys of Axolotl. The errors are those of keys that were
+    /// left out.
+    pub(crate) fn new(
+        text: &str,
+        overrides: &[(String, String)],
+        known: &[KeyDoc],
+    ) -> Result<(Self, Errors), ConfigError> {
         // The mark that some editors put before UTF-8 is no part of the text.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let mut source =
-            Self { text: text.to_owned(), keys: parse(text)?, spelled: BTreeMap::new(), overridden: BTreeSet::new() };
-        source.use_first_spellings(known)?;
+        let mut source = Self {
+            text: text.to_owned(),
+            keys: parse(text)?,
+            spelled: BTreeMap::new(),
+            overridden: BTreeSet::new(),
+            notes: Vec::new(),
+        };
+        let mut errors = Errors::default();
+        source.use_first_spellings(known, &mut errors);
         for (key, value) in overrides {
-            source.apply_override(key, value, known)?;
+            errors.keep(source.apply_override(key, value, known));
         }
-        Ok(source)
+        let translation = foreign::translate(&source.keys);
+        source.keys = translation.keys;
+        source.notes = translation.notes;
+        for refused in translation.refused {
+            errors.keep::<()>(Err(refused));
+        }
+        Ok((source, errors))
+    }
+
+    /// What became of keys of Axolotl, as sentences: one for each translated key, and one for all keys without effect.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        foreign::sentences(&self.notes, &|key| self.place_of(key))
     }
 
     /// The whole file.
@@ -46,21 +71,21 @@ impl Source {
         At { source: self, path: Vec::new() }
     }
 
-    fn use_first_spellings(&mut self, known: &[KeyDoc]) -> Result<(), ConfigError> {
+    fn use_first_spellings(&mut self, known: &[KeyDoc], errors: &mut Errors) {
         for doc in known {
             for alias in doc.aliases {
-                let Some(value) = self.keys.remove(*alias) else { continue };
-                if self.keys.contains_key(doc.key) {
+                let Some(value) = self.keys.remove(*alias).filter(|value| !is_empty(value)) else { continue };
+                if self.keys.get(doc.key).is_some_and(|value| !is_empty(value)) {
                     let first = self.spelled.get(doc.key).cloned().unwrap_or_else(|| doc.key.to_owned());
                     let location = line_of(&self.text, &[Segment::Key((*alias).into())])
                         .map_or(ValueLocation::File, ValueLocation::Line);
-                    return Err(ConfigError::Duplicate { first, second: (*alias).into(), location });
+                    errors.keep::<()>(Err(ConfigError::Duplicate { first, second: (*alias).into(), location }));
+                    continue;
                 }
                 self.keys.insert(doc.key.into(), value);
                 self.spelled.insert(doc.key, (*alias).into());
             }
         }
-        Ok(())
     }
 
     fn apply_override(&mut self, key: &str, value: &str, known: &[KeyDoc]) -> Result<(), ConfigError> {
@@ -81,6 +106,12 @@ impl Source {
         Ok(())
     }
 
+    /// The place of a key in dotted notation, such as `datasets[0].type`, or of the section that lacks it.
+    pub(crate) fn place_of(&self, key: &str) -> ValueLocation {
+        self.location(&segments(key))
+    }
+
+    /// The place of the value at a path, or of the innermost section around it whose line is known.
     fn location(&self, path: &[Segment]) -> ValueLocation {
         let dotted: Vec<String> = path.iter().map(Segment::to_string).collect();
         if (1..=dotted.len()).any(|n| self.overridden.contains(&dotted[..n].join("."))) {
@@ -92,7 +123,8 @@ impl Source {
         {
             first.clone_from(spelling);
         }
-        line_of(&self.text, &written).map_or(ValueLocation::File, ValueLocation::Line)
+        let line = (1..=written.len()).rev().find_map(|n| line_of(&self.text, &written[..n]));
+        line.map_or(ValueLocation::File, ValueLocation::Line)
     }
 }
 
@@ -125,20 +157,18 @@ impl<'a> At<'a> {
         ConfigError::Mismatch { key: self.to_string(), location, found: describe(found), fits }
     }
 
-    /// Rejects keys that are not in `known`, and suggests the nearest known key.
+    /// Rejects all keys that are not in `known`, and suggests the nearest known key for each.
     pub(crate) fn refuse_unknown(&self, keys: &Mapping, known: &[&str]) -> Result<(), ConfigError> {
-        for key in keys.keys() {
-            let Value::String(name) = key else {
-                return Err(self.mismatch(key, "a key that is a string".into()));
-            };
-            if !known.contains(&name.as_str()) {
+        all(keys.keys().map(|key| match key {
+            Value::String(name) if known.contains(&name.as_str()) => Ok(()),
+            Value::String(name) => {
                 let at = self.key(name);
                 let location = self.source.location(&at.path);
                 let hint = hint_for(name, known, self.path.is_empty());
-                return Err(ConfigError::UnknownKey { key: at.to_string(), location, hint });
+                Err(ConfigError::UnknownKey { key: at.to_string(), location, hint })
             }
-        }
-        Ok(())
+            other => Err(self.mismatch(other, "a key that is a string".into())),
+        }))
     }
 }
 
@@ -153,6 +183,16 @@ impl std::fmt::Display for At<'_> {
         }
         Ok(())
     }
+}
+
+/// The steps of a path in the notation of messages: `datasets[0].type`.
+fn segments(key: &str) -> Vec<Segment> {
+    let of_name = |name: &str| {
+        let (name, items) = name.split_once('[').unwrap_or((name, ""));
+        let items: Vec<Segment> = items.split(['[', ']']).filter_map(|n| n.parse().ok()).map(Segment::Item).collect();
+        std::iter::once(Segment::Key(name.to_owned())).chain(items).collect::<Vec<_>>()
+    };
+    key.split('.').flat_map(of_name).collect()
 }
 
 fn parse(text: &str) -> Result<Mapping, ConfigError> {

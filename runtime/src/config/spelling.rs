@@ -1,40 +1,27 @@
-//! Hints for an unknown key: the nearest known key, or why a well-known key of other tools is absent.
+//! Hints for an unknown key: the nearest known key.
 
-/// Keys of other tools, and hints for them.
-const FOREIGN: &[(&[&str], &str)] = &[
-    (&["lr"], "did you mean `learning_rate`?"),
-    (&["epochs"], "did you mean `num_epochs`?"),
-    (&["batch_size", "per_device_train_batch_size"], "did you mean `micro_batch_size`?"),
-    (&["model_name_or_path", "base_model_config"], "did you mean `base_model`?"),
-    (
-        &["flash_attention", "sdp_attention", "xformers_attention", "attn_implementation"],
-        "attention never stores the score matrix, so there is nothing to select; remove the line",
-    ),
-    (
-        &["load_in_8bit", "load_in_4bit", "lora_dropout", "neftune_noise_alpha", "tf32", "fp8"],
-        "this build has no such feature; remove the line",
-    ),
-    (
-        &["wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "use_tensorboard"],
-        "this build does not report to an experiment tracker; remove the line",
-    ),
-    (&["deepspeed", "fsdp", "fsdp_config", "fsdp_version"], "use `dp_shard_size` and `dp_replicate_size` instead"),
-    (
-        &["tokenizer_type", "model_type", "trust_remote_code", "strict"],
-        "the model directory determines this; remove the line",
-    ),
-    (
-        &["pad_to_sequence_len", "group_by_length", "eval_sample_packing"],
-        "batches always have the full length; remove the line",
-    ),
+use super::foreign;
+
+/// Keys of other tools with the name of the key here.
+const SYNONYMS: &[(&str, &str)] = &[
+    ("lr", "learning_rate"),
+    ("epochs", "num_epochs"),
+    ("num_train_epochs", "num_epochs"),
+    ("per_device_train_batch_size", "micro_batch_size"),
+    ("model_name_or_path", "base_model"),
+    ("max_seq_length", "sequence_len"),
+    ("max_length", "sequence_len"),
+    ("lr_scheduler_type", "lr_scheduler"),
+    ("eta_min", "cosine_min_lr_ratio"),
+    ("adam_eps", "adam_epsilon"),
 ];
 
 /// A hint for the unknown key. Keys of other tools are looked up only at the top level of the file.
 pub(crate) fn hint_for(unknown: &str, known: &[&str], at_top: bool) -> Option<String> {
-    if let Some((_, why)) = FOREIGN.iter().find(|(keys, _)| at_top && keys.contains(&unknown)) {
-        return Some((*why).to_owned());
-    }
-    nearest(unknown, known).map(|key| format!("did you mean `{key}`?"))
+    let synonym = SYNONYMS.iter().find(|(word, _)| at_top && *word == unknown).map(|(_, key)| *key);
+    let of_axolotl: Vec<&str> = if at_top { foreign::names().collect() } else { Vec::new() };
+    let key = synonym.or_else(|| nearest(unknown, known)).or_else(|| nearest(unknown, &of_axolotl))?;
+    Some(format!("did you mean `{key}`?"))
 }
 
 /// The known key nearest to a misspelt one, if one is near enough to be plausible.
@@ -42,12 +29,14 @@ pub(crate) fn nearest<'a>(unknown: &str, known: &[&'a str]) -> Option<&'a str> {
     let written = unknown.to_lowercase().replace('-', "_");
     let distance = |key: &str| strsim::damerau_levenshtein(&written, key);
     let closest = known.iter().copied().min_by_key(|key| distance(key))?;
-    let near_enough = (closest.len() / 3).max(2).min(written.len().saturating_sub(1));
-    if distance(closest) <= near_enough {
+    if distance(closest) <= (closest.len() / 5).max(1).min(written.len().saturating_sub(1)) {
         return Some(closest);
     }
     // An abbreviation or a longer form: `accumulation_steps`, `micro_batch_size_per_gpu`.
-    let related = |key: &&str| written.len() > 4 && key.len() > 4 && (key.contains(&written) || written.contains(*key));
+    let related = |key: &&str| {
+        let (short, long) = (written.len().min(key.len()), written.len().max(key.len()));
+        short > 4 && 2 * short > long && (key.contains(&written) || written.contains(*key))
+    };
     known.iter().copied().filter(related).min_by_key(|key| distance(key))
 }
 
@@ -71,8 +60,20 @@ mod tests {
     }
 
     #[test]
-    fn key_of_another_tool_is_explained_at_the_top_level_only() {
-        assert!(hint_for("flash_attention", KNOWN, true).is_some_and(|hint| hint.contains("remove the line")));
-        assert_eq!(hint_for("flash_attention", KNOWN, false), None);
+    fn key_that_shares_only_a_part_with_others_gets_no_suggestion() {
+        let known = ["model", "base_model", "tokenizer", "save_steps"];
+
+        for unknown in ["lora_model_dir", "hub_model_id", "load_best_model_at_end", "model_parallel"] {
+            assert_eq!(nearest(unknown, &known), None, "{unknown}");
+        }
+        assert_eq!(nearest("save_step", &known), Some("save_steps"));
+        assert_eq!(nearest("bsae_model", &known), Some("base_model"));
+    }
+
+    #[test]
+    fn word_of_another_tool_is_explained_at_the_top_level_only() {
+        assert_eq!(hint_for("lr", KNOWN, true).as_deref(), Some("did you mean `learning_rate`?"));
+        assert_eq!(hint_for("lr", KNOWN, false), None);
+        assert_eq!(hint_for("flash_atention", KNOWN, true).as_deref(), Some("did you mean `flash_attention`?"));
     }
 }

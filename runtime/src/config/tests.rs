@@ -98,7 +98,7 @@ fn every_notation_of_a_number_is_accepted() {
 fn unknown_key_is_named_with_its_line_and_the_nearest_key() {
     assert_eq!(refusal("lerning_rate: 1e-4"), "unknown key `lerning_rate` (line 6); did you mean `learning_rate`?");
     assert_eq!(refusal("zebra_crossing_count: 1"), "unknown key `zebra_crossing_count` (line 6)");
-    assert!(refusal("load_in_8bit: false").contains("no such feature"));
+    assert!(refusal("load_in_8bit: true").contains("use a model that is not quantized"));
 }
 
 #[test]
@@ -128,10 +128,10 @@ fn wrong_type_is_named_with_the_found_value_and_the_accepted_values() {
         "`adam_beta2` (line 6) is 1.0, but must be a number of at least 0 and below 1"
     );
     assert_eq!(
-        refusal("save_steps: 0"),
-        "`save_steps` (line 6) is 0, but must be a whole number of at least 1, or none"
+        refusal("save_total_limit: 0"),
+        "`save_total_limit` (line 6) is 0, but must be a whole number of at least 1, or none"
     );
-    assert!(refusal("optimizer: adamw_8bit").contains("one of adamw, adamw_torch, adamw_torch_fused, sgd"));
+    assert!(refusal("optimizer: muon").contains("one of adamw, adamw_torch, adamw_torch_fused, sgd"));
     assert!(refusal("bf16: sometimes").contains("one of false, true, full, auto"));
     assert!(refusal("learning_rate: .nan").contains("must be a number"));
     assert!(refusal("val_set_size: 1.5").contains("a whole number of samples"));
@@ -163,7 +163,10 @@ fn every_rule_reads_back_equal() {
 #[test]
 fn wrong_types_inside_lists_are_named_by_position() {
     let text = MINIMAL.replace("type: alpaca", "type: alpaca\n    roles_to_train: [user, 3]");
-    assert_eq!(load(&text).unwrap_err().to_string(), "`datasets[0].roles_to_train[1]` is 3, but must be a string");
+    assert_eq!(
+        load(&text).unwrap_err().to_string(),
+        "`datasets[0].roles_to_train[1]` (line 5) is 3, but must be a string"
+    );
 }
 
 #[test]
@@ -189,7 +192,6 @@ fn violated_relation_names_both_keys() {
         ("eval_steps: 5", "eval_steps", "val_set_size"),
         ("cosine_min_lr_ratio: 0.1\nlr_scheduler: linear", "cosine_min_lr_ratio", "lr_scheduler"),
         ("decay_ratio: 0.1", "decay_ratio", "lr_scheduler"),
-        ("warmup_steps: 11", "warmup_steps", "max_steps"),
         ("momentum: 0.9", "momentum", "optimizer"),
         ("optimizer: sgd\nadam_beta1: 0.8", "adam_beta1", "optimizer"),
         ("optimizer: lion\nadam_epsilon: 1e-6", "adam_epsilon", "optimizer"),
@@ -200,8 +202,116 @@ fn violated_relation_names_both_keys() {
         let ConfigError::Conflict { first: found_first, second: found_second, .. } = &error else {
             panic!("{lines:?} gave {error}");
         };
-        assert_eq!((found_first.as_str(), found_second.as_str()), (first, second), "{lines:?}");
+        assert_eq!((found_first.key.as_str(), found_second.key.as_str()), (first, second), "{lines:?}");
     }
+}
+
+#[test]
+fn warm_up_longer_than_the_run_is_accepted_and_reported() {
+    let job = JobConfig::from_yaml_str(&format!("{MINIMAL}warmup_steps: 10\n"), &[("max_steps".into(), "1".into())]);
+
+    assert_eq!(
+        job.unwrap().notes,
+        ["the warm-up of 10 steps does not end within `max_steps`, 1: the learning rate only rises"]
+    );
+    assert!(load(&format!("{MINIMAL}warmup_steps: 9\n")).unwrap().notes.is_empty());
+}
+
+#[test]
+fn steps_may_be_a_share_of_the_run_or_a_number_per_epoch() {
+    use crate::train::plan::run_plan;
+    // 200 rows in batches of 2 are 100 steps, an epoch; three epochs are 300.
+    let text = MINIMAL.replace("max_steps: 10", "num_epochs: 3\nmicro_batch_size: 2\nval_set_size: 0.1");
+    let plan = |keys: &str| run_plan(&load(&format!("{text}{keys}\n")).unwrap(), 200);
+
+    assert_eq!(plan("").total_steps, 300);
+    assert_eq!((plan("").save_steps, plan("").eval_steps), (Some(500), None));
+    assert_eq!(plan("save_steps: 0.25").save_steps, Some(75));
+    assert_eq!(plan("save_steps: 0").save_steps, None);
+    assert_eq!(plan("saves_per_epoch: 4\nsave_steps:").save_steps, Some(25));
+    assert_eq!(plan("save_strategy: epoch").save_steps, Some(100));
+    assert_eq!(plan("save_strategy: no").save_steps, None);
+    assert_eq!(plan("evals_per_epoch: 2").eval_steps, Some(50));
+    assert_eq!(plan("eval_steps: 0.1").eval_steps, Some(30));
+    assert_eq!(plan("warmup_steps: 0.1").schedule.warmup_steps, 30);
+    assert_eq!(plan("warmup_steps: 7").schedule.warmup_steps, 7);
+    for (keys, first) in [
+        ("saves_per_epoch: 2\nsave_steps: 10", "saves_per_epoch"),
+        ("evals_per_epoch: 2\neval_steps: 10", "evals_per_epoch"),
+    ] {
+        assert!(load(&format!("{text}{keys}\n")).unwrap_err().to_string().starts_with(&format!("`{first}`")));
+    }
+    assert_eq!(
+        load(&format!("{MINIMAL}evals_per_epoch: 2\n")).unwrap().notes,
+        ["`evals_per_epoch` evaluates nothing, because `val_set_size` is 0"]
+    );
+    assert_eq!(with_override("dp_shard_size", "-1"), with_override("dp_shard_size", "auto"));
+}
+
+#[test]
+fn all_errors_of_a_file_are_reported_together() {
+    let text = "
+base_model: ./llama
+sede: 1
+datasets:
+  - path: a.jsonl
+    feild: x
+    field: 3
+lora_r: 4
+learning_rate: fast
+micro_batch_size: 0
+warmup_steps: 1
+warmup_ratio: 0.1
+decay_ratio: 0.1
+rl: dpo
+optimizer: muon
+momentum: 0.9
+elastic: {detection_time: -1, spare_rank: 1}
+";
+    let error = JobConfig::from_yaml_str(text, &[("tp_size".into(), "two".into())]).unwrap_err();
+
+    let ConfigError::Several { errors } = &error else { panic!("{error}") };
+    let lines: Vec<String> = errors.iter().map(ConfigError::to_string).collect();
+    for (starts, contains) in [
+        ("`rl` (line 14) is the string \"dpo\"", "remove the line"),
+        ("unknown key `sede` (line 3)", "did you mean `seed`?"),
+        ("unknown key `datasets[0].feild` (line 6)", "did you mean `field`?"),
+        ("`datasets[0].type` (line 5) is missing", "needs a `path` and a `type`"),
+        ("`datasets[0].field` (line 7) is 3", "must be a string"),
+        ("`learning_rate` (line 9) is the string \"fast\"", "must be a number"),
+        ("`micro_batch_size` (line 10) is 0", "from 1 to"),
+        ("`lora_r` (line 8) conflicts with `adapter`", "add `adapter: lora`"),
+        ("`optimizer` (line 15) is the string \"muon\"", "one of adamw"),
+        ("`tensor_parallel_size` (from the command line) is the string \"two\"", "must be a whole number"),
+        ("`elastic.detection_time` (line 17) is -1", "must be a number above 0"),
+        ("unknown key `elastic.spare_rank` (line 17)", "did you mean `spare_ranks`?"),
+    ] {
+        let n = lines.iter().filter(|line| line.starts_with(starts) && line.contains(contains)).count();
+        assert_eq!(n, 1, "{starts} in {lines:#?}");
+    }
+    assert_eq!(lines.len(), 12, "{lines:#?}");
+    assert!(error.to_string().starts_with("the configuration has 12 errors:\n  `rl`"), "{error}");
+}
+
+#[test]
+fn all_violated_relations_of_a_section_are_reported_together() {
+    let message = refusal("warmup_steps: 1\nwarmup_ratio: 0.9\ndecay_ratio: 0.2\nfp16: true\nbf16: true");
+
+    for part in ["`warmup_steps` (line 6) conflicts", "`decay_ratio` (line 8) conflicts", "`bf16` (line 10) conflicts"]
+    {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn empty_value_keeps_the_default_of_a_key() {
+    for key in ["learning_rate", "lora_target_modules", "sample_prompt", "optimizer", "max_grad_norm", "elastic"] {
+        for empty in ["", "~", "''", "[]", "{}"] {
+            assert_eq!(load(&format!("{MINIMAL}{key}: {empty}\n")), load(MINIMAL), "{key}: {empty}");
+        }
+    }
+    assert!(load(&format!("{MINIMAL}sample_packing: on\n")).unwrap().data.sample_packing);
+    assert!(!load(&format!("{MINIMAL}shuffle: no\n")).unwrap().data.shuffle);
 }
 
 #[test]
@@ -213,7 +323,10 @@ fn missing_keys_are_named() {
         ("    type: alpaca\n", "datasets[0].type"),
     ] {
         let error = load(&MINIMAL.replace(absent, "")).unwrap_err();
-        assert!(matches!(&error, ConfigError::Missing { key: found, .. } if found == key), "{absent:?} gave {error}");
+        assert!(
+            matches!(&error, ConfigError::Missing { key: found, .. } if found.key == key),
+            "{absent:?} gave {error}"
+        );
     }
     let scratch = MINIMAL.replace("base_model: ./llama", "model: {model_type: llama}");
     assert!(load(&scratch).unwrap_err().to_string().starts_with("`tokenizer` is missing"));

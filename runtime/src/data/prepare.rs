@@ -400,7 +400,8 @@ fn split(store: Arc<RowStore>, val_set_size: f64, seed: u64) -> Result<(Rows, Op
     const STREAM: u64 = u64::MAX;
     let n_rows = store.len();
     assert!(u32::try_from(n_rows).is_ok(), "{n_rows} rows are more than 32 bits can number");
-    let wanted = if val_set_size < 1.0 { n_rows as f64 * val_set_size } else { val_set_size };
+    // A share of few rows is at least one.
+    let wanted = if val_set_size < 1.0 { (n_rows as f64 * val_set_size).max(1.0) } else { val_set_size };
     let n_validation = (wanted as usize).min(n_rows);
     let n_train = n_rows - n_validation;
     if n_validation == 0 || n_train == 0 {

@@ -247,11 +247,21 @@ fn validation_rows_are_disjoint_from_training_rows_and_depend_only_on_the_seed()
 fn split_that_leaves_a_side_empty_is_refused() {
     let files = Files::new(&[("data.jsonl", &lines(&["a", "b"]))]);
 
-    for val_set_size in [0.1, 2.0, 5.0] {
+    for val_set_size in [2.0, 5.0] {
         let config = files.config(DatasetType::Completion, &["data.jsonl"], 8);
         let error = files.prepare(&DataConfig { val_set_size, ..config }).unwrap_err();
         assert!(matches!(error, PrepareError::Split { n_rows: 2, .. }), "{error}");
     }
+}
+
+#[test]
+fn share_of_few_rows_holds_out_at_least_one() {
+    let files = Files::new(&[("data.jsonl", &lines(&["a", "b"]))]);
+    let config = files.config(DatasetType::Completion, &["data.jsonl"], 8);
+
+    let prepared = files.prepare(&DataConfig { val_set_size: 0.01, ..config }).unwrap();
+
+    assert_eq!((prepared.train.len(), prepared.validation.map(|rows| rows.len())), (1, Some(1)));
 }
 
 #[test]

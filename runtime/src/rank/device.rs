@@ -575,8 +575,8 @@ impl<'a> Device<'a> {
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),
-            eval_steps: self.config.data.eval_steps.map(|n| n as u64),
-            save_steps: output.save_steps,
+            eval_steps: self.run.eval_steps,
+            save_steps: self.run.save_steps,
             checkpoint_required: output.checkpoint_required,
         };
         if first_step == self.run.total_steps && instance.from_disk {

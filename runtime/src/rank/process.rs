@@ -96,8 +96,7 @@ fn serve(
     let sampler = Sampler::new(config.output.seed, n_rows, batch_rows, config.data.shuffle)?;
     let listener = listen(&begin)?;
     let address = begin.listen.map(|_| listener.local_addr());
-    let schedule =
-        Schedule { save_steps: config.output.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
+    let schedule = Schedule { save_steps: run.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
     let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
     let control = Arc::new(Control::default());
     let progress_counter = ProgressCounter::new();

@@ -8,6 +8,7 @@ use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::precision::{Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision};
 use crate::config::schedule::LrScheduler;
+use crate::config::steps::interval;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
 use crate::data::tokenizer::Tokenizer;
@@ -87,13 +88,17 @@ impl ModelPlan {
     }
 }
 
-/// Learning rate, length and loss scale of a run.
+/// Learning rate, length, times of saving and evaluating, and loss scale of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunPlan {
     /// Learning rate by step.
     pub schedule: Schedule,
     /// Steps of the run.
     pub total_steps: u64,
+    /// Steps between two checkpoints; if absent, there is one at the end.
+    pub save_steps: Option<u64>,
+    /// Steps between two evaluations; if absent, there is one at the end.
+    pub eval_steps: Option<u64>,
     /// Loss scale at the start.
     pub loss_scale: LossScale,
     /// How often all copies of the state are compared.
@@ -306,7 +311,7 @@ pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
     (!asked.is_empty()).then(|| format!("the model's {keys} is not applied: training here is without dropout"))
 }
 
-/// Learning rate, length and loss scale of a run over `n_rows` rows.
+/// Learning rate, length, times of saving and evaluating, and loss scale of a run over `n_rows` rows.
 pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
     let s = &config.schedule;
     let batch_rows = config.sequences_per_step();
@@ -328,7 +333,16 @@ pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
         total_steps,
         shape,
     };
-    RunPlan { schedule, total_steps, loss_scale: loss_scale(config), verify_steps: config.elastic.verify_steps }
+    let epoch_steps = n_rows as f64 / batch_rows as f64;
+    let (output, data) = (&config.output, &config.data);
+    RunPlan {
+        schedule,
+        total_steps,
+        save_steps: interval(output.save_steps, output.saves_per_epoch, epoch_steps, total_steps),
+        eval_steps: interval(data.eval_steps, data.evals_per_epoch, epoch_steps, total_steps),
+        loss_scale: loss_scale(config),
+        verify_steps: config.elastic.verify_steps,
+    }
 }
 
 fn loss_scale(config: &JobConfig) -> LossScale {

@@ -13,6 +13,7 @@ use crate::config::optimizer::OptimizerSection;
 use crate::config::output::Resume;
 use crate::config::schedule::{LrScheduler, ScheduleSection};
 use crate::config::section::Section;
+use crate::config::steps::Steps;
 use serde_yaml_ng::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,11 +22,12 @@ type Keys = BTreeMap<String, Value>;
 
 /// Keys of these sections that may differ within a run: contents that are compared by digest, and what does not change what is
 /// computed. The batch is compared as a whole.
-const FREE: [&str; 8] = [
+const FREE: [&str; 9] = [
     "base_model",
     "tokenizer",
     "dataset_prepared_path",
     "eval_steps",
+    "evals_per_epoch",
     "offload_optimizer",
     "micro_batch_size",
     "gradient_accumulation_steps",
@@ -34,13 +36,14 @@ const FREE: [&str; 8] = [
 /// Keys that set the length of the run. Most schedules of the learning rate depend on it.
 const LENGTH: [&str; 2] = ["max_steps", "num_epochs"];
 /// Keys that change neither what is computed nor how.
-const SHOWN: [&str; 9] = [
+const SHOWN: [&str; 10] = [
     "output_dir",
     "checkpoint_dir",
     "checkpoint_required",
     "resume_from_checkpoint",
     "logging_steps",
     "save_steps",
+    "saves_per_epoch",
     "save_total_limit",
     "threads",
     "trace",
@@ -80,8 +83,9 @@ fn differing(then: &Keys, now: &Keys) -> Vec<String> {
 }
 
 fn another_run((before, then): (&JobConfig, &Keys), (after, now): (&JobConfig, &Keys)) -> Option<String> {
-    let rates_depend_on_length =
-        after.schedule.lr_scheduler != LrScheduler::Constant || after.schedule.warmup_ratio.is_some();
+    let s = &after.schedule;
+    let warmup_is_a_share = s.warmup_ratio.is_some() || matches!(s.warmup_steps, Some(Steps::Share(_)));
+    let rates_depend_on_length = s.lr_scheduler != LrScheduler::Constant || warmup_is_a_share;
     let is_free = |key: &str| FREE.contains(&key) || LENGTH.contains(&key) && !rates_depend_on_length;
     let same = |key: &str| without_places(then.get(key)) == without_places(now.get(key));
     let sections = [

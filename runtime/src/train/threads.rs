@@ -155,8 +155,8 @@ impl Session<'_> {
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),
-            eval_steps: self.config.data.eval_steps.map(|n| n as u64),
-            save_steps: out.save_steps,
+            eval_steps: run.eval_steps,
+            save_steps: run.save_steps,
             checkpoint_required: out.checkpoint_required,
         };
         // The run has a single world.

@@ -1,0 +1,187 @@
+//! Keys of Axolotl that Phalanx does not read under the same name and with the same meaning.
+//!
+//! [`table::TABLE`] has one verdict for each of them: it has no effect here, it is said with another key, or it is refused.
+//! [`translate`] applies the verdicts before the sections are read, so no section knows another tool's words. A value that asks
+//! for nothing (empty, false, 0) is accepted whatever the verdict.
+
+mod table;
+#[cfg(test)]
+mod tests;
+mod translations;
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::error::{ConfigError, KeyAt, ValueLocation};
+use super::setting::{asks_for_nothing, describe, is_empty};
+use table::{TABLE, VALUES};
+
+/// What becomes of a key.
+#[derive(Clone, Copy)]
+enum Verdict {
+    /// It changes nothing that Phalanx computes or promises; the reason, as a main clause.
+    NoEffect(&'static str),
+    /// Phalanx does not do what it asks for; why, and what to do instead.
+    Refused(&'static str),
+    /// Phalanx says it with other keys.
+    Translated(fn(&Value, &mut Draft) -> Outcome),
+    /// The same for a key whose values are words; the word `no` asks for something.
+    Word(fn(&str, &mut Draft) -> Outcome),
+}
+
+/// Keys with the same verdict.
+struct Row {
+    keys: &'static [&'static str],
+    verdict: Verdict,
+}
+
+/// Words of another tool for the value of a key that Phalanx reads.
+struct Words {
+    key: &'static str,
+    words: &'static [&'static str],
+    /// The word of Phalanx for all of them.
+    means: &'static str,
+    /// What is different from what the word asks for, as a main clause.
+    note: &'static str,
+}
+
+/// What a translation did with a value.
+enum Outcome {
+    /// What happens instead, as a main clause.
+    Said(String),
+    /// This value has no effect; the reason, as a main clause.
+    NoEffect(&'static str),
+    /// This value is refused; why, and what to do instead.
+    Refused(String),
+}
+
+/// The keys of a file while they are translated.
+struct Draft {
+    keys: Mapping,
+}
+
+impl Draft {
+    /// The value that the file gives a key.
+    fn given(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key).filter(|value| !is_empty(value))
+    }
+
+    /// Gives a key a value, unless the file has one.
+    fn default(&mut self, key: &str, value: impl Into<Value>) {
+        if self.given(key).is_none() {
+            self.keys.insert(key.into(), value.into());
+        }
+    }
+}
+
+/// What became of a key.
+pub(crate) struct Note {
+    key: String,
+    fate: Fate,
+}
+
+enum Fate {
+    Said(String),
+    NoEffect(&'static str),
+}
+
+/// A configuration in which only keys of Phalanx are left, and unknown ones.
+pub(crate) struct Translation {
+    pub(crate) keys: Mapping,
+    pub(crate) notes: Vec<Note>,
+    pub(crate) refused: Vec<ConfigError>,
+}
+
+/// Replaces the keys and words of Axolotl by those of Phalanx.
+pub(crate) fn translate(file: &Mapping) -> Translation {
+    let mut draft = Draft { keys: file.clone() };
+    let (mut notes, mut refused) = (Vec::new(), Vec::new());
+    for (name, value) in file {
+        let Some(name) = name.as_str() else { continue };
+        let outcome = match verdict_of(name) {
+            Some(verdict) => {
+                draft.keys.remove(name);
+                match (verdict, value.as_str()) {
+                    (Verdict::Word(translated), Some(word)) if !word.is_empty() => translated(word, &mut draft),
+                    _ if asks_for_nothing(value) => continue,
+                    (Verdict::NoEffect(why), _) => Outcome::NoEffect(why),
+                    (Verdict::Refused(instead), _) => Outcome::Refused(instead.into()),
+                    (Verdict::Translated(translated), _) => translated(value, &mut draft),
+                    (Verdict::Word(_), _) => Outcome::Refused("it must be a word".into()),
+                }
+            }
+            None => match words_of(name, value) {
+                Some(words) => {
+                    draft.keys.insert(name.into(), words.means.into());
+                    Outcome::Said(format!("{} means {} here: {}", shown(value), words.means, words.note))
+                }
+                None => continue,
+            },
+        };
+        let key = name.to_owned();
+        match outcome {
+            Outcome::Said(text) => notes.push(Note { key, fate: Fate::Said(text) }),
+            Outcome::NoEffect(why) => notes.push(Note { key, fate: Fate::NoEffect(why) }),
+            Outcome::Refused(instead) => {
+                refused.push(ConfigError::Refused { key: key.into(), found: describe(value), instead });
+            }
+        }
+    }
+    Translation { keys: draft.keys, notes, refused }
+}
+
+/// The notes as sentences: one for each translated key, and one for all keys without effect, by reason.
+pub(crate) fn sentences(notes: &[Note], place_of: &dyn Fn(&str) -> ValueLocation) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for note in notes {
+        let key = KeyAt { key: note.key.clone(), location: place_of(&note.key) };
+        match &note.fate {
+            Fate::Said(text) => lines.push(format!("{key}: {text}")),
+            Fate::NoEffect(why) => match reasons.iter_mut().find(|(reason, _)| reason == why) {
+                Some((_, keys)) => keys.push(note.key.clone()),
+                None => reasons.push((why, vec![note.key.clone()])),
+            },
+        }
+    }
+    let reasons: Vec<String> = reasons.iter().map(|(why, keys)| format!("{} ({why})", keys.join(", "))).collect();
+    if !reasons.is_empty() {
+        lines.push(format!("keys without effect here: {}", reasons.join("; ")));
+    }
+    lines
+}
+
+/// The keys of the table, each with its verdict in words: for the key reference.
+pub(crate) fn verdicts() -> Vec<(&'static [&'static str], &'static str, &'static str)> {
+    let in_words = |row: &Row| match row.verdict {
+        Verdict::NoEffect(why) => (row.keys, "no effect", why),
+        Verdict::Refused(instead) => (row.keys, "refused", instead),
+        Verdict::Translated(_) | Verdict::Word(_) => {
+            (row.keys, "translated", "the run reports with which keys of Phalanx")
+        }
+    };
+    TABLE.iter().map(in_words).collect()
+}
+
+/// Words for values of keys that Phalanx reads: the key, its words, their meaning here, and the difference.
+pub(crate) fn words() -> Vec<(&'static str, &'static [&'static str], &'static str, &'static str)> {
+    VALUES.iter().map(|row| (row.key, row.words, row.means, row.note)).collect()
+}
+
+/// All keys of the table.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().flat_map(|row| row.keys.iter().copied())
+}
+
+fn verdict_of(key: &str) -> Option<Verdict> {
+    TABLE.iter().find(|row| row.keys.contains(&key)).map(|row| row.verdict)
+}
+
+fn words_of(key: &str, value: &Value) -> Option<&'static Words> {
+    let word = value.as_str()?;
+    VALUES.iter().find(|row| row.key == key && row.words.contains(&word))
+}
+
+/// A value in a message.
+fn shown(value: &Value) -> String {
+    value.as_str().map_or_else(|| describe(value), str::to_owned)
+}
