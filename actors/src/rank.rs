@@ -18,7 +18,9 @@ use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::copies::Difference;
 use phalanx_strategies::elastic::identity::{Generation, Stale};
 use phalanx_strategies::elastic::member::{Command, Member};
-use phalanx_strategies::elastic::message::{DesiredState, MemberPhase, MemberReport, Requests, Settled, WorldPlan};
+use phalanx_strategies::elastic::message::{
+    DesiredState, MemberPhase, MemberReport, NotFinite, Requests, Settled, WorldPlan,
+};
 use phalanx_strategies::elastic::progress::{At, Progress};
 use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::snapshot::Part;
@@ -93,6 +95,8 @@ pub enum DeviceEvent {
     Broken(Generation, Option<u32>, String),
     /// Copies of the state of a world differ, as the text says.
     Corrupt(Generation, Difference, String),
+    /// The loss or gradient of a step in this world is not finite, although the copies of the state agree.
+    NotFinite(Generation, NotFinite, String),
     /// All copies of the state of a world agree after a step at which they differed before.
     Settled(Generation, Settled),
     /// This member has failed permanently.
@@ -286,6 +290,10 @@ impl Rank {
                 let lost = world_plan.and_then(|plan| plan.members().nth(lost? as usize));
                 self.member.handle_broken(generation, lost, &reason)?;
                 // Releases the peers that wait for this rank.
+                self.leave(Generation(generation.0 + 1), &reason, ctx);
+            }
+            DeviceEvent::NotFinite(generation, found, reason) => {
+                self.member.handle_not_finite(generation, found, &reason)?;
                 self.leave(Generation(generation.0 + 1), &reason, ctx);
             }
             DeviceEvent::Corrupt(generation, found, reason) => {

@@ -104,6 +104,9 @@ pub enum JobError {
     /// Loss or gradient is NaN or infinite.
     #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
     NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
+    /// Loss or gradient is NaN or infinite, and the next world will repeat the step.
+    #[error("{what} of {} is not finite in the first computation", .found.step)]
+    NotFiniteOnce { what: &'static str, found: phalanx_strategies::elastic::message::NotFinite },
     /// Copies of the state differ.
     #[error("{0}")]
     Corrupt(Box<phalanx_strategies::elastic::copies::Difference>),

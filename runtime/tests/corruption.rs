@@ -26,11 +26,19 @@ type Found = (Option<u64>, String);
 
 /// The incidents of a run because of corruption.
 fn incidents(p: &Project, out: &str) -> Vec<Found> {
+    found_in(p, out, "Corrupted")
+}
+
+/// The incidents of the last run for this reason.
+fn of_kind(p: &Project, why: &str) -> Vec<Found> {
+    found_in(p, "out", why)
+}
+
+fn found_in(p: &Project, out: &str, why: &str) -> Vec<Found> {
     let text = std::fs::read_to_string(p.path(out).join("events.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let of_corruption = |line: &Value| line["why"] == "Corrupted";
     let slot = |line: &Value| line["worker"]["member"]["slot"].as_u64();
-    lines.filter(of_corruption).map(|line| (slot(&line), line["detail"].to_string())).collect()
+    lines.filter(|line| line["why"] == why).map(|line| (slot(&line), line["detail"].to_string())).collect()
 }
 
 /// A project with an undisturbed run in this mesh.
@@ -65,7 +73,7 @@ fn is_disturbed(p: &Project) -> bool {
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let other = |line: Value| {
         let also = line["also"].as_array().is_some_and(|also| !also.is_empty());
-        also || !matches!(line["why"].as_str(), None | Some("Started" | "Corrupted" | "Fails"))
+        also || !matches!(line["why"].as_str(), None | Some("Started" | "Corrupted" | "NotFinite" | "Fails"))
     };
     lines.into_iter().any(other)
 }
@@ -129,6 +137,30 @@ fn weight_that_makes_the_loss_infinite_is_found_before_the_job_counts_as_diverge
 
     equals_undisturbed(&p, &run);
     assert!(!incidents(&p, "out").is_empty());
+}
+
+#[test]
+fn rank_that_alone_computes_a_loss_that_is_not_finite_is_replaced_and_the_step_repeated() {
+    let p = undisturbed(&TWO);
+
+    let run = train_with(&p, &TWO, "1:7:1:compute:2");
+
+    equals_undisturbed(&p, &run);
+    let found = of_kind(&p, "NotFinite");
+    let [(slot, detail)] = &found[..] else { panic!("{found:?}\n{}", run.stdout) };
+    assert!(*slot == Some(1) && detail.contains("the loss of step 7 is not finite"), "{found:?}");
+    assert_eq!(incidents(&p, "out"), [], "no copy was wrong");
+}
+
+#[test]
+fn diverged_model_ends_the_job_after_the_step_was_repeated_once() {
+    let p = Project::new();
+    let diverges = ["--learning_rate", "1e30", "--max_grad_norm", "none", "--warmup_steps", "0", "--output_dir", "out"];
+
+    p.train(&[&JOB[..], &TWO, &diverges].concat()).refuses(&["step ", "not finite", "model."]);
+
+    let found = of_kind(&p, "NotFinite");
+    assert!(found.len() == 1 && found[0].1.contains("is not finite in the first computation"), "{found:?}");
 }
 
 #[test]

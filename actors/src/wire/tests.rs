@@ -8,7 +8,7 @@ use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{
-    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, Refusal, Requests, Settled, Stage, WorldPlan,
+    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, NotFinite, Refusal, Requests, Settled, Stage, WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
@@ -99,7 +99,8 @@ fn waits() -> At {
 
 /// A broken world with every field.
 fn broken(lost: Worker) -> Broken {
-    Broken { lost: Some(lost), corrupt: Some(Box::new(difference())), reason: "gone".to_owned() }
+    let not_finite = Some(NotFinite { step: Step(9), suspect: Some(1) });
+    Broken { lost: Some(lost), corrupt: Some(Box::new(difference())), not_finite, reason: "gone".to_owned() }
 }
 
 /// A device with every field.

@@ -217,7 +217,7 @@ impl Sim {
             return;
         };
         let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
-        let broken = Some(Broken { lost: None, corrupt: None, reason: "without a cause".to_owned() });
+        let broken = Some(Broken { lost: None, corrupt: None, not_finite: None, reason: "without a cause".to_owned() });
         supervisor.handle_status_report(now, MemberReport { phase: MemberPhase::Guest, broken, ..report });
         self.drive_node(i);
     }

@@ -175,6 +175,13 @@ impl<'a> Device<'a> {
                         self.rank.tell(DeviceEvent::Corrupt(generation, *found, text));
                     }
                 }
+                Err(JobError::NotFiniteOnce { what, found }) => {
+                    let text = JobError::NotFiniteOnce { what, found: found.clone() }.to_string();
+                    tracing::warn!(worker = %self.worker, text, "left a world");
+                    if let Some(generation) = generation {
+                        self.rank.tell(DeviceEvent::NotFinite(generation, found, text));
+                    }
+                }
                 Err(error) if error.is_of_the_world() => {
                     tracing::info!(worker = %self.worker, %error, "left a world");
                     if let Some(generation) = generation {

@@ -4,7 +4,8 @@
 //! `GENERATION:STEP:RANK:WHERE:SEED`. After the update to `STEP` in the world of `GENERATION` (0: the first world in which the
 //! process makes this step), rank `RANK` flips one bit of its `weights`, of its `optimizer` state, of a `shadow`, or of the copy
 //! for the next `checkpoint`; `gradient` flips a bit of a summed gradient before the update. The seed chooses tensor, element
-//! and bit. `wire` damages a bit of the next tensor that the rank sends to another machine. Nothing is planted without the variable.
+//! and bit. `wire` damages a bit of the next tensor that the rank sends to another machine; `compute` makes a weight
+//! infinite while the rank computes `STEP`. Nothing is planted without the variable.
 
 use super::fingerprints::boxes;
 use super::weights::Tensor;
@@ -13,6 +14,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::ValueId;
 use phalanx_strategies::rng::CounterRng;
+use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +31,7 @@ pub(crate) enum Where {
     Gradient,
     Checkpoint,
     Wire,
+    Compute,
 }
 
 /// One bit that flips.
@@ -65,6 +68,7 @@ impl FromStr for Planted {
                 "gradient" => Where::Gradient,
                 "checkpoint" => Where::Checkpoint,
                 "wire" => Where::Wire,
+                "compute" => Where::Compute,
                 _ => return Err(why()),
             };
             let (generation, step, rank, seed) = (number(generation)?, number(step)?, number(rank)?, number(seed)?);
@@ -99,7 +103,7 @@ pub(crate) fn flip_state(machine: &mut dyn Machine, c: &Compiled, place: Where, 
     let is_there = |tensor: &&Tensor| match place {
         Where::Weights => tensor.trainable && weights.contains(&tensor.value),
         Where::Optimizer => !weights.contains(&tensor.value),
-        Where::Shadow | Where::Gradient | Where::Checkpoint | Where::Wire => tensor.trainable,
+        _ => tensor.trainable,
     };
     let boxes = boxes(c);
     let tensors: Vec<&Tensor> = boxes.values().filter(is_there).collect();
@@ -109,6 +113,21 @@ pub(crate) fn flip_state(machine: &mut dyn Machine, c: &Compiled, place: Where, 
     let (index, element) = tensor.held.runs().flat_map(|(index, run)| (index..).zip(run)).nth(at)?;
     let bit = flip_value(machine, c, tensor.value, element, rng.bits(2));
     Some(format!("bit {bit} of element {index} of {}", tensor.name))
+}
+
+/// Replaces the bits of an element of a trained weight; returns the earlier ones.
+pub(crate) fn replace_weight(machine: &mut dyn Machine, c: &Compiled, seed: u64, bits: u32) -> Option<u32> {
+    let weights: BTreeSet<ValueId> = c.program.params.iter().map(|param| param.value).collect();
+    let boxes = boxes(c);
+    let tensors: Vec<&Tensor> =
+        boxes.values().filter(|tensor| tensor.trainable && weights.contains(&tensor.value)).collect();
+    let rng = CounterRng::new(seed);
+    let tensor = tensors.get(rng.bits(0) as usize % tensors.len().max(1))?;
+    let at = rng.bits(1) as usize % tensor.held.n_elements();
+    let element = tensor.held.runs().flat_map(|(_, run)| run).nth(at)?;
+    let before = machine.elements::<u32>(c, tensor.value, element..element + 1)[0];
+    machine.write(c, tensor.value, element, &[bits]);
+    Some(before)
 }
 
 /// Flips a bit of a summed gradient, and describes it.

@@ -227,12 +227,12 @@ impl<'a> Trainer<'a> {
         let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
-            self.planted.damage_wire(self.generation.0, step + 1, self.team.mesh_rank.rank);
-            let outcome = self.prepare(data.train)?;
+            let outcome = self.prepare_with_faults(data.train)?;
             let judged = self.judge(&outcome);
-            if matches!(judged, Err(JobError::NonFinite { .. })) {
+            if let Err(JobError::NonFinite { what, .. }) = judged {
                 // All ranks have the same loss and gradient norm. A broken copy of the state is not a diverged model.
                 self.verify_if_due(true, outcome.step_s)?;
+                self.repeat_once(what)?;
             }
             self.open = Some((judged?, outcome));
             // Nothing has changed yet. All ranks vote here, so that no rank applies a step that another could not compute.

@@ -61,6 +61,8 @@ pub enum Why {
     Fails,
     /// Copies of the state differ: a bit has flipped in one of them.
     Corrupted,
+    /// A loss or gradient is not finite, although the copies of the state agree.
+    NotFinite,
 }
 
 impl Why {
@@ -76,6 +78,7 @@ impl Why {
                 | Why::Stuck
                 | Why::Unreachable
                 | Why::Corrupted
+                | Why::NotFinite
         )
     }
 }
@@ -215,6 +218,8 @@ impl fmt::Display for Cause {
             Why::Resized => "is resized",
             Why::Succession => "has a new coordinator",
             Why::Fails => "saves what is committed and fails",
+            Why::NotFinite if self.culprit == Culprit::Job => "has a loss or gradient that is not finite",
+            Why::NotFinite => "has a loss that is not finite",
             Why::Corrupted if self.culprit == Culprit::Job => "has copies of state that differ",
             Why::Corrupted => "has corrupted state",
         })

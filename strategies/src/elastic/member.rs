@@ -22,8 +22,8 @@ use super::commit::{CommitState, Version};
 use super::copies::Difference;
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
 use super::message::{
-    Broken, DesiredState, DesiredStateId, FAILURE_LEN_MAX, MemberPhase, MemberReport, Requests, Settled, Stage,
-    WorldPlan, printable,
+    Broken, DesiredState, DesiredStateId, FAILURE_LEN_MAX, MemberPhase, MemberReport, NotFinite, Requests, Settled,
+    Stage, WorldPlan, printable,
 };
 use super::progress::{At, Progress, Wait};
 use super::recovery::Transfer;
@@ -224,7 +224,7 @@ impl Member {
     pub fn handle_broken(&mut self, generation: Generation, lost: Option<Worker>, reason: &str) -> Result<(), Stale> {
         refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
         if self.phase != MemberPhase::Stopped {
-            self.broken = Some(Broken { lost, corrupt: None, reason: bounded(reason) });
+            self.broken = Some(Broken { lost, corrupt: None, not_finite: None, reason: bounded(reason) });
             self.stop();
         }
         Ok(())
@@ -238,6 +238,18 @@ impl Member {
         self.handle_broken(generation, None, reason)?;
         if let Some(broken) = &mut self.broken {
             broken.corrupt = Some(Box::new(found));
+        }
+        Ok(())
+    }
+
+    /// Reports that the loss or gradient of a step is not finite, although the copies of the state agree.
+    ///
+    /// # Errors
+    /// As [`Member::handle_broken`].
+    pub fn handle_not_finite(&mut self, generation: Generation, found: NotFinite, reason: &str) -> Result<(), Stale> {
+        self.handle_broken(generation, None, reason)?;
+        if let Some(broken) = &mut self.broken {
+            broken.not_finite = Some(found);
         }
         Ok(())
     }

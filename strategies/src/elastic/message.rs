@@ -86,8 +86,19 @@ pub struct Broken {
     pub lost: Option<Worker>,
     /// The copies of state that differ, if that is the reason.
     pub corrupt: Option<Box<Difference>>,
+    /// The step whose loss or gradient is not finite, if that is the reason.
+    pub not_finite: Option<NotFinite>,
     /// The error; at most [`FAILURE_LEN_MAX`] bytes.
     pub reason: String,
+}
+
+/// A step whose loss or gradient is not finite, although all copies of the state agree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotFinite {
+    /// The step.
+    pub step: Step,
+    /// The rank whose own part of the loss is not finite, if the parts of all others are.
+    pub suspect: Option<u32>,
 }
 
 /// The outcome of a dispute: its step is repeated, and all copies agree.

@@ -180,6 +180,9 @@ impl MemberReport {
                 return Err(InvalidMessage::Difference(self.worker));
             }
         }
+        if let Some(found) = self.broken.as_ref().and_then(|broken| broken.not_finite.as_ref()) {
+            counted("step", found.step.0)?;
+        }
         self.holds.iter().try_for_each(Shard::check)
     }
 }

@@ -96,8 +96,12 @@ fn member() -> impl Strategy<Value = MemberReport> {
     let process = (worker(), option::of(any::<u32>()), option::of(address()));
     let part = (checkpoint(), shard()).prop_map(|(of, shard)| Part { of, shard });
     let counters = (any::<bool>(), counter(), counter());
-    let broken =
-        option::of((option::of(worker()), ".{0,20}").prop_map(|(lost, reason)| Broken { lost, corrupt: None, reason }));
+    let broken = option::of((option::of(worker()), ".{0,20}").prop_map(|(lost, reason)| Broken {
+        lost,
+        corrupt: None,
+        not_finite: None,
+        reason,
+    }));
     let failure = (option::of(".{0,20}"), option::of(".{0,20}"));
     let at = (phase, progress(), broken);
     (process, counters, at, commit_state(), vec(shard(), 0..4), option::of(part), failure).prop_map(

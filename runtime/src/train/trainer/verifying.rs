@@ -1,14 +1,17 @@
 //! Comparison of all copies of the world's state ([`phalanx_strategies::elastic::copies`]).
 
-use super::Trainer;
+use super::{Outcome, Trainer};
+use crate::data::rows::Rows;
 use crate::error::JobError;
 use crate::train::fingerprints::{boxes, of_boxes};
-use crate::train::planted::{Where, flip_gradient, flip_state};
+use crate::train::planted::{Where, flip_gradient, flip_state, replace_weight};
 use crate::train::verification::{Compared, Verification};
 use crate::train::weights::Tensor;
 use phalanx_strategies::elastic::copies::{Claim, Copies, Copy, Difference, Holder};
 use phalanx_strategies::elastic::dispute::{Repeated, settle};
 use phalanx_strategies::elastic::identity::Step;
+use phalanx_strategies::elastic::message::NotFinite;
+use phalanx_strategies::program::Role;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -140,6 +143,44 @@ impl Trainer<'_> {
         member.settled(step, suspect)
     }
 
+    /// Lets the next world repeat a step whose loss or gradient is not finite, unless this world repeats it already: a rank that
+    /// computes wrongly is not a diverged model.
+    ///
+    /// # Errors
+    /// [`JobError::NotFiniteOnce`] on all ranks; when a peer is lost.
+    pub(super) fn repeat_once(&mut self, what: &'static str) -> Result<(), JobError> {
+        let step = Step(self.state.step + 1);
+        if self.member.is_none() || !self.verification.is_on() || self.verification.memory.is_disputed(step) {
+            return Ok(());
+        }
+        let c = &self.programs.train;
+        let mut terms = c
+            .program
+            .bound(Role::OwnLoss)
+            .flat_map(|value| self.machine.elements::<f64>(c, value, 0..c.program.value(value).n_elements()).to_vec());
+        let is_finite = terms.all(f64::is_finite);
+        let all = self.team.gather(u64::from(!is_finite))?;
+        let mut wrong = (0..).zip(&all).filter(|(_, is_wrong)| **is_wrong > 0).map(|(rank, _)| rank);
+        // Rows of a diverged model fail on many ranks at once, as do ranks that compute the same rows together.
+        let suspect = wrong.next().filter(|_| all.len() > 1 && wrong.next().is_none());
+        Err(JobError::NotFiniteOnce { what, found: NotFinite { step, suspect } })
+    }
+
+    /// Computes all that the update of the next step needs, with the faults that a test has planned.
+    pub(super) fn prepare_with_faults(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
+        let (step, rank) = (self.state.step + 1, self.team.mesh_rank.rank);
+        self.planted.damage_wire(self.generation.0, step, rank);
+        let Some(seed) = self.planted.take(Where::Compute, self.generation.0, step, rank) else {
+            return self.prepare(rows);
+        };
+        let before = replace_weight(&mut *self.machine, &self.programs.train, seed, f32::INFINITY.to_bits());
+        let outcome = self.prepare(rows);
+        if let Some(bits) = before {
+            replace_weight(&mut *self.machine, &self.programs.train, seed, bits);
+        }
+        outcome
+    }
+
     /// Flips a bit if a test has planned that.
     pub(super) fn plant(&mut self, place: Where) {
         let step = self.state.step + u64::from(place == Where::Gradient);
@@ -149,7 +190,7 @@ impl Trainer<'_> {
             (Where::Gradient, _) => flip_gradient(&mut *self.machine, c, seed),
             (Where::Shadow, Some(shadow)) => flip_state(&mut *shadow.machine, &shadow.compiled, place, seed),
             (Where::Weights | Where::Optimizer, _) => flip_state(&mut *self.machine, c, place, seed),
-            (Where::Shadow | Where::Checkpoint | Where::Wire, _) => None,
+            (Where::Shadow | Where::Checkpoint | Where::Wire | Where::Compute, _) => None,
         };
         tracing::warn!(step, ?place, flipped, "planted a fault");
     }

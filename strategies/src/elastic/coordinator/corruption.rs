@@ -5,15 +5,20 @@
 //! since. If a majority of the copies contradicts a rank, its process is replaced at once. Otherwise the ranks remember what
 //! they computed, and compare it with the repeated steps: the first one to deviate had the corruption.
 //!
-//! Invariant:
+//! A loss that is not finite although all copies agree may be that of a diverged model, or of a rank that computes wrongly. The
+//! next world repeats that step once, from the state in memory; a rank that alone had such a part of the loss is replaced before.
+//! If the repeated step is not finite either, the ranks end the job.
+//!
+//! Invariants:
 //! - `COORDINATOR-17` After a difference was found, no world uses state in memory of the same lineage. Copies that differ again
 //!   and again after the same step end the job, because no replacement cures a defect of the program.
+//! - `COORDINATOR-18` A step that is not finite is repeated in one further world, and never in the same one.
 
 use super::super::copies::Difference;
 use super::super::identity::{Step, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
-use super::super::message::{Dispute, MemberReport, Settled, printable};
+use super::super::message::{Dispute, MemberReport, NotFinite, Settled, printable};
 use super::{Coordinator, Trouble};
 use std::time::Instant;
 
@@ -49,17 +54,38 @@ impl Coordinator {
         suspects.into_iter().for_each(|worker| self.replace_corrupt(now, worker));
     }
 
+    /// Handles the report that a step is not finite. All its ranks report the same (`COORDINATOR-18`).
+    pub(super) fn note_not_finite(&mut self, now: Instant, reporter: &MemberReport, found: &NotFinite, reason: &str) {
+        let Some(world_plan) = self.record.world_plan.clone() else { return };
+        // COORDINATOR-13
+        let is_known = self.disputes.iter().any(|dispute| dispute.step == found.step);
+        if is_known || world_plan.rank_of(reporter.worker).is_none() {
+            return;
+        }
+        let dispute = Dispute { step: found.step, tensor: String::from("the loss"), n_times: 1 };
+        self.remember_dispute(dispute);
+        let suspect = found.suspect.and_then(|rank| world_plan.assignments.get(rank as usize).copied());
+        let culprit = suspect.map_or(Culprit::Job, Culprit::Worker);
+        let cause = Cause { culprit, why: Why::NotFinite };
+        self.trouble_because(Trouble { cause, detail: Some(printable(reason)), healthy: now });
+        suspect.into_iter().for_each(|worker| self.replace_corrupt(now, worker));
+    }
+
     /// Remembers the dispute. Returns the number of times that copies differed after this step.
     fn note_dispute(&mut self, found: &Difference) -> u32 {
         if let Some(dispute) = self.disputes.iter_mut().find(|dispute| dispute.step == found.step) {
             dispute.n_times += 1;
             return dispute.n_times;
         }
+        self.remember_dispute(Dispute { step: found.step, tensor: found.tensor.clone(), n_times: 1 });
+        1
+    }
+
+    fn remember_dispute(&mut self, dispute: Dispute) {
         if self.disputes.len() == DISPUTES_MAX {
             self.disputes.remove(0);
         }
-        self.disputes.push(Dispute { step: found.step, tensor: found.tensor.clone(), n_times: 1 });
-        1
+        self.disputes.push(dispute);
     }
 
     /// Handles the report that all copies agree after the repetition of a disputed step.

@@ -108,9 +108,10 @@ impl Coordinator {
         let here = member.generation == generation;
         let lives = matches!(self.phase, Phase::TakingOver { .. } | Phase::Healing { .. } | Phase::Running { .. });
         if let Some(broken) = member.broken.as_ref().filter(|_| here && lives) {
-            match &broken.corrupt {
-                Some(found) => self.note_corrupt(now, member, found, &broken.reason),
-                None => self.note_broken(now, member, broken),
+            match (&broken.corrupt, &broken.not_finite) {
+                (Some(found), _) => self.note_corrupt(now, member, found, &broken.reason),
+                (None, Some(found)) => self.note_not_finite(now, member, found, &broken.reason),
+                (None, None) => self.note_broken(now, member, broken),
             }
         }
         if let Some(settled) = member.settled.as_ref().filter(|_| here && lives) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::elastic::copies::{Claim, Difference, Holder};
-use crate::elastic::message::{MemberReport, Settled};
+use crate::elastic::message::{MemberReport, NotFinite, Settled};
 
 fn replicas(dp_replicate: usize) -> Mesh {
     Mesh { dp_replicate, ..Mesh::ONE }
@@ -124,6 +124,30 @@ fn difference_that_comes_back_three_times_after_one_step_ends_the_job() {
     assert_eq!(job.coordinator.record().checkpoint.step, Step(100), "corrupt state is not saved");
 }
 
+// COORDINATOR-18
+#[test]
+fn step_that_is_not_finite_is_repeated_from_memory_and_the_suspect_replaced() {
+    for suspect in [None, Some(1)] {
+        let mut job = training(2);
+        let (before, at) = (world_plan(&job).clone(), job.step());
+        let found = NotFinite { step: at.next(), suspect };
+
+        for member in job.members.values_mut() {
+            member.handle_not_finite(before.generation, found.clone(), "the loss is not finite").unwrap();
+        }
+        while job.deliver() {}
+        resume(&mut job, 2, before.generation);
+
+        let next = world_plan(&job);
+        assert_eq!((next.base.lineage, &next.disputed), (before.base.lineage, &vec![at.next()]), "no step is lost");
+        assert!(next.base.step >= at);
+        assert_eq!(next.assignments.contains(&before.assignments[1]), suspect.is_none());
+        let culprit = suspect.map_or(Culprit::Job, |rank| Culprit::Worker(before.assignments[rank as usize]));
+        let found = Cause { culprit, why: Why::NotFinite };
+        assert!(job.coordinator.status(job.now).timelines.iter().any(|incident| incident.cause == found));
+    }
+}
+
 // COORDINATOR-13
 #[test]
 fn difference_that_only_a_member_without_a_rank_reports_is_ignored() {
@@ -134,7 +158,8 @@ fn difference_that_only_a_member_without_a_rank_reports_is_ignored() {
     let spare = *job.members.keys().find(|worker| !has_rank(worker)).unwrap();
 
     let corrupt = Some(Box::new(difference(Step(5), vec![0])));
-    let broken = Some(crate::elastic::message::Broken { lost: None, corrupt, reason: "differs".into() });
+    let broken =
+        Some(crate::elastic::message::Broken { lost: None, corrupt, not_finite: None, reason: "differs".into() });
     let report = MemberReport { broken, ..job.members[&spare].report() };
     job.nodes.get_mut(&spare.member.node).unwrap().handle_status_report(job.now, report);
     while job.deliver() {}

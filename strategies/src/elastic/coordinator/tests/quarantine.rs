@@ -27,7 +27,7 @@ fn forge(job: &mut Job, worker: Worker, change: impl FnOnce(MemberReport) -> Mem
 fn broken(lost: Option<Worker>) -> impl FnOnce(MemberReport) -> MemberReport {
     move |report| MemberReport {
         phase: MemberPhase::Guest,
-        broken: Some(Broken { lost, corrupt: None, reason: "no such link\u{1b}[2J".into() }),
+        broken: Some(Broken { lost, corrupt: None, not_finite: None, reason: "no such link\u{1b}[2J".into() }),
         ..report
     }
 }
