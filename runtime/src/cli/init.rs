@@ -2,10 +2,13 @@
 
 use super::say;
 use crate::config::datasets::DatasetType;
+use crate::config::foreign::import::Imported;
 use crate::config::reference::reference_markdown;
-use crate::config::starter::starter_yaml;
+use crate::config::starter::{self, Start};
+use crate::config::{JobConfig, foreign, read_text};
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use serde_yaml_ng::Mapping;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -26,6 +29,15 @@ pub(super) struct Args {
     /// Type of the dataset: completion, alpaca or chat_template.
     #[arg(long, alias = "dataset_type")]
     dataset_type: Option<String>,
+    /// Configuration of Accelerate (YAML), DeepSpeed (JSON), torchtitan (TOML) or Axolotl (YAML) to convert.
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+    /// Number of ranks to train on; each GPU runs one.
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Aim of the training: full for all weights, or lora for low-rank adapters beside them.
+    #[arg(long)]
+    goal: Option<String>,
     /// Print the reference of all keys as Markdown, and write no file.
     #[arg(long)]
     reference: bool,
@@ -39,25 +51,105 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     if args.file.exists() {
         return Err(CommandError::Exists { path: args.file.clone() }.into());
     }
-    let asks = !args.yes && std::io::stdin().is_terminal();
-    let answer = |question: &str, default: &str| if asks { ask(question, default) } else { default.to_string() };
-    let base_model = args.base_model.clone().or_else(|| {
-        let answer = answer("Hugging Face directory to start from (empty: a small new model)", "");
-        (!answer.is_empty()).then(|| answer.into())
-    });
-    let dataset = args.dataset.clone().unwrap_or_else(|| answer("Dataset file to train on", "data.txt").into());
-    let guess = if dataset.extension().is_some_and(|e| e == "jsonl" || e == "json") { "alpaca" } else { "completion" };
-    let kind = args.dataset_type.clone();
-    let kind = kind.unwrap_or_else(|| answer("Type of the dataset (completion, alpaca, chat_template)", guess));
-    let kind = match kind.as_str() {
-        "completion" => DatasetType::Completion,
-        "alpaca" => DatasetType::Alpaca,
-        "chat_template" => DatasetType::ChatTemplate,
-        other => return Err(CommandError::DatasetType { found: other.into() }.into()),
+    let imported = args.from.as_deref().map(import).transpose()?;
+    let asks = !args.yes && args.from.is_none() && std::io::stdin().is_terminal();
+    let answers = Answers::of(args, asks)?;
+    let mut given = imported.as_ref().map(|imported| imported.keys.clone()).unwrap_or_default();
+    given.extend(answers.keys());
+    let start = imported.as_ref().is_none_or(|imported| !imported.is_whole).then(|| answers.start());
+    let title = match &imported {
+        Some(imported) => format!("A training job, converted from a configuration of {}.", imported.tool),
+        None => "A training job.".into(),
     };
-    write(&args.file, &starter_yaml(base_model.as_deref(), &dataset, kind))?;
+    let text = starter::file(&title, &given, start.as_ref());
+    // A file that cannot be used would only move the errors to the next command.
+    let notes =
+        JobConfig::from_yaml_str(&text, &[]).map(|job| job.notes).or_else(|error| match error.lacks_ranks() {
+            true => Ok(Vec::new()),
+            false => Err(error),
+        })?;
+    write(&args.file, &text)?;
+    for note in imported.iter().flat_map(|imported| &imported.notes).chain(&notes) {
+        say(format_args!("note: {note}"));
+    }
     say(format_args!("wrote {0}; next:  phalanx estimate {0}  and  phalanx train {0}", args.file.display()));
     Ok(())
+}
+
+/// Reads the configuration of another tool; files that it names are looked up beside it too.
+fn import(path: &Path) -> Result<Imported, JobError> {
+    let beside = |file: &Path| path.parent().map(|folder| folder.join(file));
+    let read = |file: &Path| read_text(file).or_else(|error| beside(file).map_or(Err(error), |file| read_text(&file)));
+    Ok(foreign::import::import(path, &read)?)
+}
+
+/// What the user wants, from options and, on a terminal, from answers.
+struct Answers {
+    base_model: Option<PathBuf>,
+    dataset: PathBuf,
+    dataset_type: DatasetType,
+    ranks: Option<usize>,
+    lora: bool,
+}
+
+impl Answers {
+    fn of(args: &Args, asks: bool) -> Result<Answers, JobError> {
+        let answer = |question: &str, default: &str| if asks { ask(question, default) } else { default.to_string() };
+        let base_model = args.base_model.clone().or_else(|| {
+            let answer = answer("Hugging Face directory to start from (empty: a small new model)", "");
+            (!answer.is_empty()).then(|| answer.into())
+        });
+        let dataset = args.dataset.clone().unwrap_or_else(|| answer("Dataset file to train on", "data.txt").into());
+        let is_json = dataset.extension().is_some_and(|e| e == "jsonl" || e == "json");
+        let guess = if is_json { "alpaca" } else { "completion" };
+        let kind = args.dataset_type.clone();
+        let kind = kind.unwrap_or_else(|| answer("Type of the dataset (completion, alpaca, chat_template)", guess));
+        let dataset_type = match kind.as_str() {
+            "completion" => DatasetType::Completion,
+            "alpaca" => DatasetType::Alpaca,
+            "chat_template" => DatasetType::ChatTemplate,
+            other => return Err(CommandError::DatasetType { found: other.into() }.into()),
+        };
+        let ranks = match args.ranks {
+            Some(ranks) => Some(ranks),
+            None => {
+                let found = answer("GPUs, or ranks on processors, to train on", "1");
+                Some(found.parse().map_err(|_| CommandError::Ranks { found })?)
+            }
+        };
+        let default = if base_model.is_some() { "lora" } else { "full" };
+        let goal = args.goal.clone();
+        let goal = match goal {
+            Some(goal) => goal,
+            None if asks => answer("Train all weights (full) or adapters beside them (lora)", default),
+            None => "full".into(),
+        };
+        let lora = match goal.as_str() {
+            "full" => false,
+            "lora" => true,
+            _ => return Err(CommandError::Goal { found: goal }.into()),
+        };
+        Ok(Answers { base_model, dataset, dataset_type, ranks: ranks.filter(|n| *n != 1), lora })
+    }
+
+    fn start(&self) -> Start<'_> {
+        let Answers { base_model, dataset, dataset_type, .. } = self;
+        Start { base_model: base_model.as_deref(), dataset, dataset_type: *dataset_type }
+    }
+
+    /// The keys that follow from the answers: each rank holds a shard of the state.
+    fn keys(&self) -> Mapping {
+        let mut keys = Mapping::new();
+        if let Some(ranks) = self.ranks {
+            keys.insert("nproc_per_node".into(), ranks.into());
+            keys.insert("dp_shard_size".into(), "auto".into());
+        }
+        if self.lora {
+            keys.insert("adapter".into(), "lora".into());
+            keys.insert("lora_target_linear".into(), true.into());
+        }
+        keys
+    }
 }
 
 fn ask(question: &str, default: &str) -> String {

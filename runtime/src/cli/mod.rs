@@ -22,7 +22,9 @@ mod train;
 
 use crate::api::embed::program::{RankProgram, log_to, rank_process};
 use crate::config::JobConfig;
+use crate::config::error::ConfigError;
 use crate::console::Console;
+use crate::devices;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -127,9 +129,27 @@ impl JobArgs {
 
     /// Loads the job, and reports what became of keys of other tools.
     fn load(&self) -> Result<JobConfig, JobError> {
-        let config = JobConfig::load(&self.config, &self.overrides()?)?;
+        let mut keys = self.overrides()?;
+        let mut config = JobConfig::load(&self.config, &keys);
+        if config.as_ref().is_err_and(ConfigError::lacks_ranks) {
+            let (key, n_ranks, why) = ranks_of_this_machine();
+            keys.push((key.into(), n_ranks.to_string()));
+            config = JobConfig::load(&self.config, &keys);
+            if let Ok(config) = &mut config {
+                config.notes.push(format!("`dp_shard_size: auto` is {n_ranks} here: {why}"));
+            }
+        }
+        let config = config?;
         report_notes(&config);
         Ok(config)
+    }
+}
+
+/// The key that says how many ranks a job without a number of ranks has: one for each GPU, else those of the other axes.
+fn ranks_of_this_machine() -> (&'static str, usize, &'static str) {
+    match devices::gpu().map_or(0, |device| device.gpus().len()) {
+        0 => ("dp_shard_size", 1, "this machine has no GPU, and `nproc_per_node` is not set"),
+        n_gpus => ("nproc_per_node", n_gpus, "`nproc_per_node` is the number of GPUs of this machine"),
     }
 }
 

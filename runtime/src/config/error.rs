@@ -191,6 +191,14 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    /// Whether the number of ranks is missing, perhaps among other errors.
+    pub(crate) fn lacks_ranks(&self) -> bool {
+        match self {
+            Self::Several { errors } => errors.iter().any(Self::lacks_ranks),
+            error => *error == Self::AutoAxis,
+        }
+    }
+
     /// Each single error.
     fn each(self) -> Vec<ConfigError> {
         match self {

@@ -10,7 +10,7 @@ pub mod adapter;
 pub mod datasets;
 pub mod elastic;
 pub mod error;
-mod foreign;
+pub(crate) mod foreign;
 mod lines;
 pub mod model;
 pub mod optimizer;
@@ -179,7 +179,7 @@ fn read<S: Section + Default>(
 }
 
 /// The text of a file, up to one byte more than a configuration may have: the path may name an endless device.
-fn read_text(path: &Path) -> std::io::Result<String> {
+pub(crate) fn read_text(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(source::TEXT_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
     Ok(text)

@@ -52,7 +52,7 @@ impl Source {
         for (key, value) in overrides {
             errors.keep(source.apply_override(key, value, known));
         }
-        let translation = foreign::translate(&source.keys);
+        let translation = foreign::translate(&source.keys, &super::read_text);
         source.keys = translation.keys;
         source.notes = translation.notes;
         for refused in translation.refused {
@@ -195,7 +195,7 @@ fn segments(key: &str) -> Vec<Segment> {
     key.split('.').flat_map(of_name).collect()
 }
 
-fn parse(text: &str) -> Result<Mapping, ConfigError> {
+pub(super) fn parse(text: &str) -> Result<Mapping, ConfigError> {
     let syntax = |reason: String| ConfigError::Syntax { reason };
     if text.len() > TEXT_BYTES_MAX {
         return Err(syntax(format!("it has {} bytes, more than the {TEXT_BYTES_MAX} allowed", text.len())));

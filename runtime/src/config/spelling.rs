@@ -12,8 +12,6 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("max_seq_length", "sequence_len"),
     ("max_length", "sequence_len"),
     ("lr_scheduler_type", "lr_scheduler"),
-    ("eta_min", "cosine_min_lr_ratio"),
-    ("adam_eps", "adam_epsilon"),
 ];
 
 /// A hint for the unknown key. Keys of other tools are looked up only at the top level of the file.

@@ -4,7 +4,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::datasets::DatasetType;
+use super::section::show;
 use super::{elastic_reference, sections};
+use serde_yaml_ng::{Mapping, Value};
 
 /// Columns at which the explanations wrap.
 const WRAP_COLUMNS: usize = 100;
@@ -13,14 +15,31 @@ const WRAP_COLUMNS: usize = 100;
 ///
 /// Without `base_model`, the file describes a small new Llama over bytes, which trains without any other file.
 pub fn starter_yaml(base_model: Option<&Path>, dataset: &Path, dataset_type: DatasetType) -> String {
-    let mut text =
-        String::from("# A training job. Commented keys show their defaults; remove the `#` to change one.\n");
+    let start = Start { base_model, dataset, dataset_type };
+    file("A training job.", &Mapping::new(), Some(&start))
+}
+
+/// What a user chooses first.
+#[derive(Clone, Copy, Debug)]
+pub struct Start<'a> {
+    /// The Hugging Face directory to start from; without it, a small new model.
+    pub base_model: Option<&'a Path>,
+    /// The data set.
+    pub dataset: &'a Path,
+    /// Its type.
+    pub dataset_type: DatasetType,
+}
+
+/// The text of a file with the keys in `given`; with `start`, keys that are not given have values to start from.
+pub fn file(title: &str, given: &Mapping, start: Option<&Start<'_>>) -> String {
+    let mut text = format!("# {title} Commented keys show their defaults; remove the `#` to change one.\n");
     for (title, keys) in sections() {
         let _ = write!(text, "\n# ---- {title} ----\n");
         for doc in keys {
             text.push('\n');
             comment(&mut text, &format!("{} ({})", doc.doc, doc.fits));
-            match set_value(doc.key, base_model, dataset, dataset_type) {
+            let suggested = start.filter(|_| !is_settled(doc.key, given)).and_then(|start| set_value(doc.key, start));
+            match given.get(doc.key).map(|value| as_given(doc.key, value)).or(suggested) {
                 Some(value) => text.push_str(&value),
                 None => {
                     let _ = writeln!(text, "# {}: {}", doc.key, doc.default);
@@ -31,9 +50,32 @@ pub fn starter_yaml(base_model: Option<&Path>, dataset: &Path, dataset_type: Dat
     text
 }
 
+/// Whether a given key says what another key would.
+fn is_settled(key: &str, given: &Mapping) -> bool {
+    let has = |others: &[&str]| others.iter().any(|other| given.contains_key(*other));
+    match key {
+        "base_model" | "model" => has(&["base_model", "model"]),
+        "tokenizer" => has(&["base_model"]),
+        "num_epochs" => has(&["max_steps"]),
+        "warmup_ratio" => has(&["warmup_steps"]),
+        _ => false,
+    }
+}
+
+/// The lines of a key with a given value.
+fn as_given(key: &str, value: &Value) -> String {
+    let keys = Mapping::from_iter([(key.into(), value.clone())]);
+    match value {
+        // The shortest form: the emitter would write 1e-8 as 0.00000001.
+        Value::Number(_) => format!("{key}: {}\n", show(value)),
+        _ => serde_yaml_ng::to_string(&keys).unwrap_or_default(),
+    }
+}
+
 /// The lines of a key that the starter file sets, or `None` for a key that keeps its default.
-fn set_value(key: &str, base_model: Option<&Path>, dataset: &Path, kind: DatasetType) -> Option<String> {
-    Some(match (key, base_model) {
+fn set_value(key: &str, start: &Start<'_>) -> Option<String> {
+    let (dataset, kind) = (start.dataset, start.dataset_type);
+    Some(match (key, start.base_model) {
         ("base_model", Some(path)) => format!("base_model: {}\n", quoted(path)),
         ("model", None) => {
             let keys = "model_type: llama, hidden_size: 128, intermediate_size: 384, num_hidden_layers: 4, num_attention_heads: 4";

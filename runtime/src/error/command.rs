@@ -62,6 +62,12 @@ pub enum CommandError {
     /// An unknown dataset type.
     #[error("unknown dataset type `{found}`; expected completion, alpaca or chat_template")]
     DatasetType { found: String },
+    /// An unknown aim of the training.
+    #[error("unknown goal `{found}`; expected full or lora")]
+    Goal { found: String },
+    /// A number of ranks that is none.
+    #[error("`{found}` is no number of ranks; expected a whole number of at least 1")]
+    Ranks { found: String },
     /// Unknown hardware.
     #[error("`--gpu` is `{found}`, but must be one of {}", Hardware::NAMES.join(", "))]
     Gpu { found: String },

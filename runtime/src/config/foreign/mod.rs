@@ -4,15 +4,24 @@
 //! [`translate`] applies the verdicts before the sections are read, so no section knows another tool's words. A value that asks
 //! for nothing (empty, false, 0) is accepted whatever the verdict.
 
+mod accelerate;
+mod convert;
+mod deepspeed;
+mod fsdp;
+pub(crate) mod import;
 mod table;
 #[cfg(test)]
 mod tests;
+mod torchtitan;
 mod translations;
+
+use std::path::Path;
 
 use serde_yaml_ng::{Mapping, Value};
 
 use super::error::{ConfigError, KeyAt, ValueLocation};
 use super::setting::{asks_for_nothing, describe, is_empty};
+use convert::Converted;
 use table::{TABLE, VALUES};
 
 /// What becomes of a key.
@@ -23,9 +32,9 @@ enum Verdict {
     /// Phalanx does not do what it asks for; why, and what to do instead.
     Refused(&'static str),
     /// Phalanx says it with other keys.
-    Translated(fn(&Value, &mut Draft) -> Outcome),
+    Translated(fn(&Value, &mut Draft<'_>) -> Outcome),
     /// The same for a key whose values are words; the word `no` asks for something.
-    Word(fn(&str, &mut Draft) -> Outcome),
+    Word(fn(&str, &mut Draft<'_>) -> Outcome),
 }
 
 /// Keys with the same verdict.
@@ -55,14 +64,44 @@ enum Outcome {
 }
 
 /// The keys of a file while they are translated.
-struct Draft {
+struct Draft<'a> {
     keys: Mapping,
+    /// Reads a file that a key names.
+    read: &'a ReadFile<'a>,
 }
 
-impl Draft {
+/// Reads the text of a file that a configuration names; the error is a sentence.
+pub(crate) type ReadFile<'a> = dyn Fn(&Path) -> std::io::Result<String> + 'a;
+
+impl Draft<'_> {
     /// The value that the file gives a key.
     fn given(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !is_empty(value))
+    }
+
+    /// Gives the keys that a part of the file stands for their values, unless the file has its own. The number format is one
+    /// choice of several keys.
+    fn defaults(&mut self, converted: Converted) -> Outcome {
+        if let Some((key, why)) = converted.left_out.first() {
+            return Outcome::Refused(format!("`{key}` cannot be met: {why}"));
+        }
+        let has_format = ["bf16", "fp16"].iter().any(|key| self.given(key).is_some());
+        let is_new = |draft: &Self, key: &Value| {
+            let key = key.as_str().unwrap_or_default();
+            draft.given(key).is_none() && !(has_format && FORMAT_KEYS.contains(&key))
+        };
+        let new: Vec<(Value, Value)> = converted.keys.into_iter().filter(|(key, _)| is_new(self, key)).collect();
+        let said: Vec<String> = new.iter().map(|(key, value)| format!("`{}: {}`", shown(key), shown(value))).collect();
+        self.keys.extend(new);
+        let means = if said.is_empty() {
+            "the other keys say it already".into()
+        } else {
+            format!("it means {} here", said.join(", "))
+        };
+        match converted.no_effect.as_slice() {
+            [] => Outcome::Said(means),
+            keys => Outcome::Said(format!("{means}; without effect: {}", keys.join(", "))),
+        }
     }
 
     /// Gives a key a value, unless the file has one.
@@ -72,6 +111,10 @@ impl Draft {
         }
     }
 }
+
+/// Keys of the number format.
+const FORMAT_KEYS: [&str; 6] =
+    ["bf16", "fp16", "loss_scale", "initial_loss_scale", "loss_scale_window", "min_loss_scale"];
 
 /// What became of a key.
 pub(crate) struct Note {
@@ -91,9 +134,10 @@ pub(crate) struct Translation {
     pub(crate) refused: Vec<ConfigError>,
 }
 
-/// Replaces the keys and words of Axolotl by those of Phalanx.
-pub(crate) fn translate(file: &Mapping) -> Translation {
-    let mut draft = Draft { keys: file.clone() };
+/// Replaces the keys and words of Axolotl by those of Phalanx. `read` reads DeepSpeed's configuration, which Axolotl keeps in a
+/// file of its own.
+pub(crate) fn translate(file: &Mapping, read: &ReadFile<'_>) -> Translation {
+    let mut draft = Draft { keys: file.clone(), read };
     let (mut notes, mut refused) = (Vec::new(), Vec::new());
     for (name, value) in file {
         let Some(name) = name.as_str() else { continue };
@@ -183,5 +227,8 @@ fn words_of(key: &str, value: &Value) -> Option<&'static Words> {
 
 /// A value in a message.
 fn shown(value: &Value) -> String {
-    value.as_str().map_or_else(|| describe(value), str::to_owned)
+    match value {
+        Value::String(text) => text.clone(),
+        other => describe(other),
+    }
 }

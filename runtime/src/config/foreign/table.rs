@@ -62,10 +62,10 @@ const LORA_BASICS: &str = "adapters have a rank, alpha and target layers only; r
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
 const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
 const NO_SUCH_DATA: &str = "data is read from `datasets` only; name the files there, and remove the line";
-const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
+pub(super) const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
 const RULE_BASICS: &str = "the optimizer has no such hyperparameter; see the keys of `optimizer`, or remove the line";
 const SCHEDULE_BASICS: &str = "the schedule has no such parameter; see the keys of `lr_scheduler`, or remove the line";
-const NO_EXPERTS: &str = "there are no mixtures of experts; use a dense model, and remove the line";
+pub(super) const NO_EXPERTS: &str = "models have no experts; one that has is refused";
 const TEXT_ONLY: &str = "only text is trained on; use a text data set, and remove the line";
 
 /// One verdict for each key; no key is in two rows.
@@ -271,6 +271,7 @@ pub(super) const TABLE: &[Row] = &[
             "world_size",
             "ddp",
             "ddp_timeout",
+            "fsdp_version",
             "ddp_broadcast_buffers",
             "ddp_find_unused_parameters",
             "accelerator_config",
@@ -371,9 +372,6 @@ pub(super) const TABLE: &[Row] = &[
             "gptq_disable_exllama",
             "qat",
             "quantization",
-            "model_quantization_config",
-            "model_quantization_config_kwargs",
-            "quantize_moe_experts",
             "nonexpert_quantization",
             "use_onebitllms",
             "fp8",
@@ -490,16 +488,8 @@ pub(super) const TABLE: &[Row] = &[
         ],
         verdict: Refused(NO_SUCH_DATA),
     },
-    Row {
-        keys: &[
-            "model_config",
-            "overrides_of_model_config",
-            "model_kwargs",
-            "overrides_of_model_kwargs",
-            "rope_scaling",
-        ],
-        verdict: Refused(MODEL_CONFIG),
-    },
+    Row { keys: &["model_kwargs", "overrides_of_model_kwargs", "rope_scaling"], verdict: Refused(MODEL_CONFIG) },
+    Row { keys: &["model_config", "overrides_of_model_config"], verdict: Translated(model_config) },
     Row { keys: &["image_size", "image_resize_algorithm", "role_boundaries"], verdict: Refused(TEXT_ONLY) },
     Row {
         keys: &[
@@ -549,9 +539,16 @@ pub(super) const TABLE: &[Row] = &[
             "use_dsv4_kernels",
             "use_glm_dsa_kernels",
             "llama4_linearized_experts",
+            "quantize_moe_experts",
         ],
-        verdict: Refused(NO_EXPERTS),
+        verdict: NoEffect(NO_EXPERTS),
     },
+    Row {
+        keys: &["model_quantization_config", "model_quantization_config_kwargs"],
+        verdict: NoEffect("the files of the model say how its weights are stored"),
+    },
+    Row { keys: &["eta_min"], verdict: Translated(eta_min) },
+    Row { keys: &["adam_eps"], verdict: Translated(adam_eps) },
     Row {
         keys: &["reinit_weights"],
         verdict: Refused("to train from random weights, describe the model under `model`"),
@@ -614,8 +611,7 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row { keys: &["save_strategy"], verdict: Word(save_strategy) },
     Row { keys: &["eval_strategy", "evaluation_strategy"], verdict: Word(eval_strategy) },
-    Row {
-        keys: &["deepspeed", "fsdp", "fsdp_config", "fsdp_version"],
-        verdict: Refused("use `dp_shard_size`, `dp_replicate_size` and `zero_stage` instead"),
-    },
+    Row { keys: &["fsdp"], verdict: Translated(fsdp_words) },
+    Row { keys: &["fsdp_config"], verdict: Translated(fsdp_config) },
+    Row { keys: &["deepspeed"], verdict: Translated(deepspeed_config) },
 ];

@@ -39,11 +39,9 @@ fn no_key_has_two_verdicts() {
 fn value_that_asks_for_nothing_is_accepted_whatever_the_verdict() {
     let without = JobConfig::from_yaml_str(MINIMAL, &[]).unwrap();
 
-    for key in names() {
-        for nothing in ["", "~", "false", "0", "0.0", "''", "[]", "{}"] {
-            let job = JobConfig::from_yaml_str(&format!("{MINIMAL}{key}: {nothing}\n"), &[]);
-            assert_eq!(job.as_ref(), Ok(&without), "{key}: {nothing}");
-        }
+    for nothing in ["", "~", "false", "0", "0.0", "''", "[]", "{}"] {
+        let keys: String = names().map(|key| format!("{key}: {nothing}\n")).collect();
+        assert_eq!(JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).as_ref(), Ok(&without), "{nothing}");
     }
 }
 
@@ -106,4 +104,245 @@ fn key_that_is_refused_is_named_with_line_value_and_way_out() {
         "`rl` (line 6) is the string \"dpo\": there is no preference or reinforcement training; remove the line to train on the \
          text of the data set"
     );
+}
+
+fn sharded(keys: &str) -> JobConfig {
+    JobConfig::from_yaml_str(&format!("{MINIMAL}nproc_per_node: 2\n{keys}\n"), &[]).unwrap()
+}
+
+#[test]
+fn options_of_fsdp_shard_over_all_ranks() {
+    let job = sharded(
+        "fsdp_version: 2
+fsdp_config:
+  offload_params: true
+  cpu_ram_efficient_loading: true
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  fsdp_state_dict_type: FULL_STATE_DICT
+  reshard_after_forward: false
+  activation_checkpointing: true",
+    );
+
+    assert_eq!((job.parallel.mesh().unwrap().dp_shard, job.parallel.zero_stage), (2, 2));
+    assert!(job.optimizer.offload_optimizer);
+    assert_eq!(job.precision.gradient_checkpointing.word(), "full");
+    let note = &job.notes[0];
+    assert!(note.starts_with("`fsdp_config` (line 8): it means `offload_optimizer: true`"), "{note}");
+    for part in
+        ["`zero_stage: 2`", "`dp_shard_size: auto`", "without effect: ", "state_dict_type", "offload_params of weights"]
+    {
+        assert!(note.contains(part), "{part} in {note}");
+    }
+    assert_eq!(sharded("fsdp: [shard_grad_op, auto_wrap, offload]").parallel.zero_stage, 2);
+    assert_eq!(sharded("fsdp: full_shard auto_wrap").parallel.zero_stage, 3);
+    assert_eq!(
+        sharded("dp_shard_size: 1\ndp_replicate_size: 2\nfsdp: [full_shard]").parallel.mesh().unwrap().dp_shard,
+        1
+    );
+}
+
+#[test]
+fn configuration_of_deepspeed_is_read_from_its_file_or_known_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("mine.json");
+    let json = r#"{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}, "overlap_comm": true},
+        "bf16": {"enabled": true}, "gradient_clipping": 0.5, "train_micro_batch_size_per_gpu": "auto"}"#;
+    std::fs::write(&file, json).unwrap();
+    let read = |path: &str| sharded(&format!("deepspeed: {path}"));
+
+    let of_file = read(file.to_str().unwrap());
+    let by_name = read("deepspeed_configs/zero3_bf16_cpuoffload_all.json");
+    let inline =
+        sharded("bf16: auto\ndeepspeed: {zero_optimization: {stage: 2}, fp16: {enabled: true, loss_scale: 0}}");
+
+    assert_eq!((of_file.parallel.zero_stage, of_file.optimizer.offload_optimizer), (1, true));
+    assert_eq!((of_file.precision.bf16.word(), of_file.optimizer.max_grad_norm), ("true", Some(0.5)));
+    assert!(of_file.notes[0].contains("without effect: zero_optimization.overlap_comm"), "{:?}", of_file.notes);
+    assert_eq!((by_name.parallel.zero_stage, by_name.optimizer.offload_optimizer), (3, true));
+    assert_eq!((inline.precision.bf16.word(), inline.precision.fp16), ("auto", false), "the file goes before");
+}
+
+#[test]
+fn option_that_cannot_be_met_is_refused_by_its_name() {
+    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}\n"), &[]).unwrap_err().to_string();
+
+    for (keys, part) in [
+        ("fsdp_config: {sharding_strategy: HYBRID_SHARD}", "set `dp_replicate_size`"),
+        ("fsdp_config: {frobnicate: 3}", "`frobnicate` cannot be met: Phalanx does not know this key, 3"),
+        ("deepspeed: no/such.json", "cannot be read"),
+        ("deepspeed: {zero_optimization: {stage: 7}}", "must be 0, 1, 2 or 3"),
+        ("deepspeed: {zero_optimization: {stage: 3, zero_quantized_gradients: true}}", "not compressed"),
+    ] {
+        assert!(of(keys).contains(part), "{keys}: {}", of(keys));
+    }
+}
+
+/// The files of another tool by name, as `init --from` reads them.
+fn imported(files: &[(&str, &str)]) -> import::Imported {
+    let read = |path: &Path| {
+        let found = files.iter().find(|(name, _)| path == Path::new(name));
+        found.map(|(_, text)| (*text).to_owned()).ok_or_else(|| std::io::ErrorKind::NotFound.into())
+    };
+    import::import(Path::new(files[0].0), &read).unwrap()
+}
+
+fn shown_keys(imported: &import::Imported) -> BTreeSet<String> {
+    imported.keys.iter().map(|(key, value)| format!("{}: {}", shown(key), shown(value))).collect()
+}
+
+fn set(keys: &[&str]) -> BTreeSet<String> {
+    keys.iter().map(|key| (*key).to_owned()).collect()
+}
+
+#[test]
+fn configuration_of_accelerate_becomes_a_mesh() {
+    let ddp = imported(&[(
+        "a.yaml",
+        "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 8\nmachine_rank: 0\nrdzv_backend: static\nsame_network: false\n",
+    )]);
+    let fsdp = imported(&[(
+        "a.yaml",
+        "distributed_type: FSDP\nmixed_precision: 'no'\nnum_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_offload_params: false\n  fsdp_use_orig_params: true\nparallelism_config:\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_tp_size: 2\n",
+    )]);
+    let fp8 = imported(&[(
+        "a.yaml",
+        "distributed_type: 'NO'\nmixed_precision: fp8\nfp8_config: {backend: TE, margin: 0}\ndowncast: 1\n",
+    )]);
+
+    assert_eq!((ddp.tool, ddp.is_whole), ("Accelerate", false));
+    assert_eq!(shown_keys(&ddp), set(&["bf16: true", "dp_replicate_size: 8", "nnodes: 2", "nproc_per_node: 4"]));
+    assert_eq!(ddp.notes, ["without effect here: rdzv_backend"]);
+    assert_eq!(
+        shown_keys(&fsdp),
+        set(&["bf16: false", "dp_shard_size: 2", "nproc_per_node: 4", "tensor_parallel_size: 2", "zero_stage: 2"])
+    );
+    assert_eq!(fsdp.notes, ["without effect here: fsdp_config.use_orig_params"]);
+    assert_eq!(fp8.keys, Mapping::new());
+    assert_eq!(
+        fp8.notes,
+        [
+            "left out `mixed_precision`: there is no fp8; set `bf16: true`",
+            "left out `fp8_config.backend`: there are no 8-bit products",
+            "left out `downcast`: Phalanx does not know this key, 1"
+        ]
+    );
+}
+
+#[test]
+fn configuration_of_deepspeed_becomes_stage_precision_batch_and_rates() {
+    let json = r#"{"fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 500, "initial_scale_power": 12},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.9], "eps": 1e-7, "weight_decay": "auto"}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": 100, "warmup_min_lr": 0}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "overlap_comm": true},
+        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "steps_per_print": 7}"#;
+    let in_accelerate = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  zero3_init_flag: true\n";
+
+    let alone = imported(&[("ds.json", json)]);
+    let beside = imported(&[("a.yaml", in_accelerate), ("ds.json", json)]);
+    let absent = imported(&[("a.yaml", in_accelerate)]);
+
+    let keys = [
+        "adam_beta1: 0.8",
+        "adam_beta2: 0.9",
+        "adam_epsilon: 1e-7",
+        "dp_shard_size: auto",
+        "fp16: true",
+        "initial_loss_scale: 4096.0",
+        "learning_rate: 0.00003",
+        "logging_steps: 7",
+        "loss_scale_window: 500",
+        "lr_scheduler: linear",
+        "max_grad_norm: 1.0",
+        "max_steps: 100",
+        "micro_batch_size: 4",
+        "microbatches_per_step: 8",
+        "offload_optimizer: true",
+        "optimizer: adamw",
+        "warmup_steps: 10",
+        "zero_stage: 2",
+    ];
+    assert_eq!(shown_keys(&alone), set(&keys));
+    assert_eq!(
+        alone.notes,
+        ["without effect here: zero_optimization.offload_optimizer.pin_memory, zero_optimization.overlap_comm"]
+    );
+    assert_eq!(shown_keys(&beside), &set(&keys) | &set(&["nproc_per_node: 2"]));
+    assert!(absent.notes[0].starts_with("left out `deepspeed_config.deepspeed_config_file`: the file cannot be read"));
+}
+
+#[test]
+fn configuration_of_torchtitan_keeps_its_own_defaults() {
+    let text = "
+[model]
+name = \"llama3\"
+hf_assets_path = \"./tokenizer\"
+[optimizer]
+name = \"AdamW\"
+lr = 3e-4
+[lr_scheduler]
+warmup_steps = 20
+decay_ratio = 0.8
+[training]
+local_batch_size = 2
+global_batch_size = 16
+seq_len = 1024
+steps = 50
+dataset = \"c4\"
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = \"Interleaved1F1B\"
+[checkpoint]
+enable = true
+interval = 10
+[activation_checkpoint]
+mode = \"full\"
+";
+    let job = imported(&[("a.toml", text)]);
+
+    assert_eq!(
+        shown_keys(&job),
+        set(&[
+            "adam_beta1: 0.9",
+            "adam_beta2: 0.95",
+            "bf16: true",
+            "decay_ratio: 0.8",
+            "dp_shard_size: -1",
+            "gradient_checkpointing: true",
+            "learning_rate: 0.0003",
+            "lr_scheduler: wsd",
+            "max_steps: 50",
+            "micro_batch_size: 2",
+            "microbatches_per_step: 8",
+            "optimizer: adamw",
+            "pipeline_parallel_size: 2",
+            "pipeline_schedule: Interleaved1F1B",
+            "sample_packing: true",
+            "save_steps: 10",
+            "sequence_len: 1024",
+            "sequence_parallel: true",
+            "tensor_parallel_size: 2",
+            "tokenizer: ./tokenizer",
+            "warmup_steps: 20",
+            "weight_decay: 0.1",
+        ])
+    );
+    assert_eq!(job.notes.len(), 2, "{:?}", job.notes);
+    assert!(job.notes[0].starts_with("left out `model.name`: set `base_model`"));
+    assert!(job.notes[1].starts_with("left out `training.dataset`: name local files"));
+}
+
+#[test]
+fn job_of_axolotl_is_imported_as_a_whole() {
+    let job = imported(&[(
+        "a.yml",
+        "base_model: m\nrl: dpo\ntf32: true\noptimizer: adamw_bnb_8bit\nwandb_project:\nseed: 3\n",
+    )]);
+
+    assert_eq!((job.tool, job.is_whole), ("Axolotl", true));
+    assert_eq!(shown_keys(&job), set(&["base_model: m", "optimizer: adamw", "seed: 3"]));
+    assert_eq!(job.notes.len(), 3, "{:?}", job.notes);
+    assert!(job.notes[0].starts_with("left out `rl` is the string \"dpo\""));
 }

@@ -3,14 +3,14 @@
 use serde_yaml_ng::Value;
 
 use super::Outcome::{NoEffect, Refused, Said};
-use super::{Draft, Outcome, shown};
+use super::{Draft, Outcome, deepspeed, fsdp, shown, table};
 
 /// Plugins that only select kernels.
 const KERNEL_PLUGINS: [&str; 3] = ["CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin"];
 /// Plugins that only report.
 const REPORTING_PLUGINS: [&str; 1] = ["SwanLabPlugin"];
 
-pub(super) fn model_type(value: &Value, _: &mut Draft) -> Outcome {
+pub(super) fn model_type(value: &Value, _: &mut Draft<'_>) -> Outcome {
     let class = shown(value);
     if class.ends_with("ForSequenceClassification") || class.ends_with("ForTokenClassification") {
         return Refused("only language models are trained, no classifiers or reward models; remove the line".into());
@@ -18,14 +18,43 @@ pub(super) fn model_type(value: &Value, _: &mut Draft) -> Outcome {
     NoEffect("the directory of the model and its tokenizer determines this")
 }
 
-pub(super) fn base_model_config(value: &Value, draft: &mut Draft) -> Outcome {
+/// Keys of config.json that concern experts only.
+const EXPERT_KEYS: [&str; 3] = ["output_router_logits", "router_aux_loss_coef", "router_jitter_noise"];
+
+pub(super) fn model_config(value: &Value, _: &mut Draft<'_>) -> Outcome {
+    let is_of_experts = |key: &Value| key.as_str().is_some_and(|key| EXPERT_KEYS.contains(&key));
+    match value.as_mapping() {
+        Some(keys) if keys.keys().all(is_of_experts) => NoEffect(table::NO_EXPERTS),
+        _ => Refused(table::MODEL_CONFIG.into()),
+    }
+}
+
+/// The lowest learning rate of a cosine, as PyTorch names it.
+pub(super) fn eta_min(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    let number = |value: &Value| value.as_f64().or_else(|| value.as_str()?.trim().parse().ok());
+    match (number(value), draft.given("learning_rate").and_then(number)) {
+        (Some(lowest), Some(peak)) if lowest > 0.0 && lowest <= peak => {
+            means("cosine_min_lr_ratio", lowest / peak, draft)
+        }
+        _ => Refused("use `cosine_min_lr_ratio`, a share of `learning_rate`, instead".into()),
+    }
+}
+
+pub(super) fn adam_eps(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    match value.as_f64() {
+        Some(epsilon) => means("adam_epsilon", epsilon, draft),
+        None => Refused("use `adam_epsilon` instead, a number".into()),
+    }
+}
+
+pub(super) fn base_model_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     if draft.given("base_model") == Some(value) {
         return NoEffect("the directory of the model and its tokenizer determines this");
     }
     Refused("the config.json of `base_model` is used; remove the line".into())
 }
 
-pub(super) fn plugins(value: &Value, _: &mut Draft) -> Outcome {
+pub(super) fn plugins(value: &Value, _: &mut Draft<'_>) -> Outcome {
     let Some(plugins) = value.as_sequence() else { return Refused("it must be a list of plugins".into()) };
     let class = |plugin: &Value| shown(plugin).rsplit('.').next().unwrap_or_default().to_owned();
     let is_known =
@@ -36,17 +65,17 @@ pub(super) fn plugins(value: &Value, _: &mut Draft) -> Outcome {
     }
 }
 
-pub(super) fn float16(_: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn float16(_: &Value, draft: &mut Draft<'_>) -> Outcome {
     draft.default("fp16", true);
     Said("it means `fp16: true` here".into())
 }
 
-pub(super) fn bfloat16(_: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn bfloat16(_: &Value, draft: &mut Draft<'_>) -> Outcome {
     draft.default("bf16", true);
     Said("it means `bf16: true` here".into())
 }
 
-pub(super) fn float32(_: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn float32(_: &Value, draft: &mut Draft<'_>) -> Outcome {
     let half = ["bf16", "fp16"].into_iter().find(|key| draft.given(key).is_some_and(|x| x != &Value::Bool(false)));
     match half {
         Some(key) => Refused(format!("`{key}` asks for another format; keep one of them")),
@@ -54,7 +83,7 @@ pub(super) fn float32(_: &Value, draft: &mut Draft) -> Outcome {
     }
 }
 
-pub(super) fn torch_dtype(value: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn torch_dtype(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     match shown(value).trim_start_matches("torch.") {
         "bfloat16" => bfloat16(value, draft),
         "float16" => float16(value, draft),
@@ -65,7 +94,7 @@ pub(super) fn torch_dtype(value: &Value, draft: &mut Draft) -> Outcome {
 }
 
 /// Samples of a rank in a step.
-pub(super) fn batch_size(value: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn batch_size(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     if draft.given("gradient_accumulation_steps").is_some() {
         return Refused("`gradient_accumulation_steps` sets the same; keep one of them".into());
     }
@@ -81,43 +110,69 @@ pub(super) fn batch_size(value: &Value, draft: &mut Draft) -> Outcome {
     }
 }
 
-pub(super) fn curriculum_sampling(_: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn curriculum_sampling(_: &Value, draft: &mut Draft<'_>) -> Outcome {
     draft.default("shuffle", false);
     Said("it means `shuffle: false` here".into())
 }
 
-pub(super) fn auto_resume(_: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn auto_resume(_: &Value, draft: &mut Draft<'_>) -> Outcome {
     draft.default("resume_from_checkpoint", "auto");
     Said("it means `resume_from_checkpoint: auto` here".into())
 }
 
-pub(super) fn selective_checkpointing(_: &Value, draft: &mut Draft) -> Outcome {
+pub(super) fn selective_checkpointing(_: &Value, draft: &mut Draft<'_>) -> Outcome {
     draft.keys.insert("gradient_checkpointing".into(), "selective".into());
     Said("it means `gradient_checkpointing: selective` here: each layer keeps its input and attention output".into())
 }
 
-pub(super) fn save_strategy(word: &str, draft: &mut Draft) -> Outcome {
+pub(super) fn save_strategy(word: &str, draft: &mut Draft<'_>) -> Outcome {
     match word {
-        "no" => when("save_steps", "none", draft),
-        "epoch" => when("saves_per_epoch", 1u64, draft),
+        "no" => means("save_steps", "none", draft),
+        "epoch" => means("saves_per_epoch", 1u64, draft),
         "steps" => NoEffect("`save_steps` and `eval_steps` set this"),
         _ => Refused("use `save_steps` or `saves_per_epoch` instead".into()),
     }
 }
 
-pub(super) fn eval_strategy(word: &str, draft: &mut Draft) -> Outcome {
+pub(super) fn eval_strategy(word: &str, draft: &mut Draft<'_>) -> Outcome {
     match word {
-        "no" => when("val_set_size", 0u64, draft),
-        "epoch" => when("evals_per_epoch", 1u64, draft),
+        "no" => means("val_set_size", 0u64, draft),
+        "epoch" => means("evals_per_epoch", 1u64, draft),
         "steps" => NoEffect("`save_steps` and `eval_steps` set this"),
         _ => Refused("use `eval_steps` or `evals_per_epoch` instead".into()),
     }
 }
 
-/// The key that says when something happens.
-fn when(key: &str, value: impl Into<Value>, draft: &mut Draft) -> Outcome {
+/// Another key says it.
+fn means(key: &str, value: impl Into<Value>, draft: &mut Draft<'_>) -> Outcome {
     let value = value.into();
     let text = format!("it means `{key}: {}` here", shown(&value));
     draft.keys.insert(key.into(), value);
     Said(text)
+}
+
+pub(super) fn fsdp_words(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    let words: Vec<String> = match value {
+        Value::Sequence(items) => items.iter().map(shown).collect(),
+        word => shown(word).split_whitespace().map(str::to_owned).collect(),
+    };
+    draft.defaults(fsdp::of_words(&words))
+}
+
+pub(super) fn fsdp_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    match value.as_mapping() {
+        Some(options) => draft.defaults(fsdp::converted(options)),
+        None => Refused("it must be a section of options".into()),
+    }
+}
+
+/// A DeepSpeed configuration, or the path of one.
+pub(super) fn deepspeed_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    match value {
+        Value::Mapping(config) => draft.defaults(deepspeed::converted(config)),
+        path => match deepspeed::of_file(shown(path).as_ref(), draft.read) {
+            Ok(converted) => draft.defaults(converted),
+            Err(why) => Refused(why),
+        },
+    }
 }
