@@ -63,11 +63,13 @@ pub enum Mutation {
     CompareOwnShardsOnly,
     /// The first holder of a disputed box is named.
     BlameTheFirstHolder,
+    /// State that came from another rank counts as a copy of its own.
+    CountReceivedCopies,
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Mutation; 28] = [
+    pub const ALL: [Mutation; 29] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -96,5 +98,6 @@ impl Mutation {
         Mutation::SaveWithoutComparison,
         Mutation::CompareOwnShardsOnly,
         Mutation::BlameTheFirstHolder,
+        Mutation::CountReceivedCopies,
     ];
 }

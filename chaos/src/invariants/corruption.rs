@@ -25,7 +25,7 @@ struct Flip {
     worker: Worker,
     generation: Generation,
     step: Step,
-    n_copies: usize,
+    n_independent: usize,
     /// Whether another world has begun with it.
     spreads: bool,
     is_found: bool,
@@ -44,10 +44,10 @@ impl Invariant for Corruption {
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Flipped { worker, generation, step, n_copies } => {
-                let (worker, generation, step, n_copies) = (*worker, *generation, *step, *n_copies);
+            Observation::Flipped { worker, generation, step, n_independent } => {
+                let (worker, generation, step, n_independent) = (*worker, *generation, *step, *n_independent);
                 self.flipped.insert(worker);
-                self.flip = Some(Flip { worker, generation, step, n_copies, spreads: false, is_found: false });
+                self.flip = Some(Flip { worker, generation, step, n_independent, spreads: false, is_found: false });
             }
             Observation::Committed { generation, step, .. } => {
                 let missed = |flip: &&Flip| {
@@ -60,8 +60,8 @@ impl Invariant for Corruption {
             Observation::Differs { step, suspects, .. } => {
                 let Some(flip) = &mut self.flip else { return Err(format!("false alarm after {step}")) };
                 flip.is_found = true;
-                let is_named = **suspects == [flip.worker] || suspects.is_empty() && flip.n_copies < 3;
-                if !flip.spreads && !is_named {
+                let may_be_unnamed = flip.spreads || flip.n_independent < 3;
+                if **suspects != [flip.worker] && !(suspects.is_empty() && may_be_unnamed) {
                     return Err(format!("{suspects:?} are suspected after {step}, not {}", flip.worker));
                 }
             }
@@ -75,7 +75,8 @@ impl Invariant for Corruption {
                     return Err(format!("{} uses memory of {}, which is corrupt", world_plan.generation, base.lineage));
                 }
                 let is_new = base.lineage == world_plan.generation;
-                self.flip.take_if(|flip| is_new && base.step <= flip.step);
+                let is_before = |flip: &Flip| base.step < flip.step || base.step == flip.step && !flip.spreads;
+                self.flip.take_if(|flip| is_new && is_before(flip));
                 if let Some(flip) = &mut self.flip {
                     (flip.spreads, self.any_spread) = (true, true);
                 }

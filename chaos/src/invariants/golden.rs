@@ -36,7 +36,8 @@ impl Golden {
         }
         self.lineage = base.lineage;
         self.chain.truncate(base.step.0 as usize + 1);
-        self.flipped.take_if(|(step, _)| base.step <= *step);
+        // State of the same step may have been saved after the flip, once another world had begun with it.
+        self.flipped.take_if(|(step, spreads)| base.step < *step || base.step == *step && !*spreads);
         match self.flipped {
             Some((step, false)) => {
                 Err(format!("{} begins from {}, saved after a bit flipped at {step}", world_plan.generation, base.step))

@@ -150,8 +150,8 @@ pub enum Observation<'a> {
         generation: Generation,
         /// The last update of the state.
         step: Step,
-        /// Number of copies in the world.
-        n_copies: usize,
+        /// Number of copies that a majority may consist of, or 0 if this copy is not one of them.
+        n_independent: usize,
     },
     /// The ranks of a world have found copies that differ.
     Differs {

@@ -111,6 +111,7 @@ impl Sim {
             return;
         }
         rank.atoms.extend(pieces);
+        rank.memory.note_received();
         rank.catch_up_parts.n_taken = n_taken;
         rank.open = Some((generation, step, digest));
         if all {

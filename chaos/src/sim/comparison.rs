@@ -79,23 +79,36 @@ impl Sim {
         let (true, Some(version)) = (is_running && !rank.atoms.is_empty(), report.commit_state.applied) else { return };
         let nth = piece % rank.atoms.len() as u64;
         let (atom, value) = rank.atoms.iter_mut().nth(nth as usize).expect("the index is below the length");
-        let has = |shard: &&Shard| state::atoms(**shard, n_atoms).iter().any(|run| run.contains(atom));
+        let atom = *atom;
+        let has = |shard: &&Shard| state::atoms(**shard, n_atoms).iter().any(|run| run.contains(&atom));
         let n_copies = world_plan.holds.iter().flatten().filter(has).count();
         // A single copy has nothing to be compared with.
         if n_copies < 2 {
             return;
         }
         *value ^= 1 << (bit % 64);
+        let n_independent = self.n_independent(&world_plan, worker, &has);
         self.comparisons.flipped = Some(version.step);
         self.outcome.n_flips += 1;
         let (generation, step) = (world_plan.generation, version.step);
-        self.observe(&Observation::Flipped { worker, generation, step, n_copies });
+        self.observe(&Observation::Flipped { worker, generation, step, n_independent });
+    }
+
+    /// Copies that a majority may consist of, or 0 if this worker's copy is not one of them.
+    fn n_independent(&mut self, world_plan: &WorldPlan, worker: Worker, has: &impl Fn(&&Shard) -> bool) -> usize {
+        let holders = world_plan.assignments.iter().zip(&world_plan.holds);
+        let independent: Vec<(Worker, usize)> = holders
+            .filter(|(worker, _)| self.rank(**worker).is_some_and(|rank| !rank.memory.is_received()))
+            .map(|(worker, shards)| (*worker, shards.iter().filter(has).count()))
+            .collect();
+        let counts = independent.iter().any(|(holder, _)| *holder == worker);
+        independent.iter().filter(|_| counts).map(|(_, n)| n).sum()
     }
 
     /// A world begins. State that was saved before a bit flipped is that of an undisturbed run.
     pub(super) fn begin_comparisons(&mut self, world_plan: &WorldPlan) {
         let is_new = world_plan.base.lineage == world_plan.generation;
-        self.comparisons.flipped = self.comparisons.flipped.filter(|step| !is_new || world_plan.base.step > *step);
+        self.comparisons.flipped = self.comparisons.flipped.filter(|step| !is_new || world_plan.base.step >= *step);
         self.comparisons.entered.clear();
     }
 
@@ -180,13 +193,18 @@ impl Sim {
                 rank.memory.remember(step, mesh_rank, first, &digests);
             }
             let boxes: BTreeSet<u64> = differing.iter().flat_map(|class| class.boxes.iter().copied()).collect();
-            let found = difference(step, parts, &boxes);
+            let found = self.difference(world_plan, step, parts, &boxes);
             let worker = |rank: &u32| world_plan.assignments[*rank as usize];
             let suspects: Vec<Worker> = found.suspects.iter().map(worker).collect();
             self.outcome.n_differences += 1;
             self.outcome.n_named += u64::from(!suspects.is_empty());
             self.observe(&Observation::Differs { generation: world_plan.generation, step, suspects: &suspects });
             return self.tell_compared(world_plan, step, Some(Arc::new(found)));
+        }
+        for worker in &world_plan.assignments {
+            if let Some(rank) = self.rank(*worker) {
+                rank.memory.note_agreement();
+            }
         }
         self.settle_dispute(world_plan, step, &copies, &digests);
         self.tell_compared(world_plan, step, None);
@@ -277,19 +295,21 @@ impl Sim {
         }
         if chains.len() < 2 { 0 } else { chains.into_iter().fold(0, |sum, chain| state::mix(sum ^ chain)) }
     }
-}
 
-/// The difference that all ranks report, from the fingerprints of all boxes in doubt.
-fn difference(step: Step, parts: &[Parts], boxes: &BTreeSet<u64>) -> Difference {
-    let mut all = Vec::new();
-    for (rank, parts) in (0..).zip(parts) {
-        for (part, held) in (0..).zip(parts) {
-            let in_doubt = held.iter().filter(|(name, _)| boxes.contains(name));
-            all.extend(in_doubt.map(|(name, value)| {
-                let claim = Claim { holder: Holder { rank, part }, value: *value };
-                Copy { name: *name, tensor: format!("run {name}"), claim }
-            }));
+    /// The difference that all ranks report, from the fingerprints of all boxes in doubt.
+    fn difference(&mut self, world_plan: &WorldPlan, step: Step, parts: &[Parts], boxes: &BTreeSet<u64>) -> Difference {
+        let counts_received = self.is(Mutation::CountReceivedCopies);
+        let mut all = Vec::new();
+        for ((rank, parts), worker) in (0..).zip(parts).zip(&world_plan.assignments) {
+            let is_received = self.rank(*worker).is_some_and(|rank| rank.memory.is_received()) && !counts_received;
+            for (part, held) in (0..).zip(parts) {
+                let in_doubt = held.iter().filter(|(name, _)| boxes.contains(name));
+                all.extend(in_doubt.map(|(name, value)| {
+                    let claim = Claim { holder: Holder { rank, part }, value: *value };
+                    Copy { name: *name, tensor: format!("run {name}"), claim, is_received }
+                }));
+            }
         }
+        Difference::among(step, all).expect("a class of these boxes differs")
     }
-    Difference::among(step, all).expect("a class of these boxes differs")
 }

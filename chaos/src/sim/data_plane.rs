@@ -222,6 +222,9 @@ impl Sim {
             return;
         };
         let Some(rank) = self.rank(worker) else { return };
+        if transfer.source.sender(transfer.shard).is_some() {
+            rank.memory.note_received();
+        }
         let skipped = skips && share.part > 0 && share.part + 1 == share.n_parts;
         if rank.member.handle_fetched(generation, transfer).is_ok() && !skipped {
             rank.atoms.extend(pieces);

@@ -34,6 +34,7 @@ impl<'a> Device<'a> {
         let team = Team::beside(mesh_rank, memory).with_progress_counter(self.progress_counter.clone());
         let begin = Instant::now();
         let mut instance = self.instance(world_plan, &catch_up.holds, team)?;
+        self.memory.note_received();
         let (set_up, in_place) = (begin.elapsed(), instance.has.len());
         let agreed = self.agree(world_plan, catch_up, &mut instance, &mut links);
         tracing::debug!(worker = %self.worker, in_place, ?set_up, agreed = ?begin.elapsed(), "joined to catch up");

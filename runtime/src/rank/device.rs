@@ -263,6 +263,9 @@ impl<'a> Device<'a> {
         for transfer in &world_plan.transfers[rank] {
             instance.has.remove(&transfer.shard);
         }
+        if world_plan.transfers[rank].iter().any(|transfer| transfer.source.sender(transfer.shard).is_some()) {
+            self.memory.note_received();
+        }
         let (set_up, in_place) = (begin.elapsed(), instance.has.len());
         let healed = self.heal(world_plan, rank, &mut instance, &mut links);
         tracing::debug!(worker = %self.worker, in_place, ?set_up, healed = ?begin.elapsed(), "joined with a rank");

@@ -10,7 +10,9 @@
 //!
 //! Invariants:
 //! - `COPIES-1` Every rank computes the same classes, the same outcome and the same difference from the same exchange.
-//! - `COPIES-2` A rank is suspected only if more than half of all copies contradict it.
+//! - `COPIES-2` A rank is suspected only if more than half of all copies contradict it, and more than half of the independent
+//!   ones. State that came from another rank and has not been compared since is not independent: it may have brought a wrong
+//!   bit with it, so it proves nothing, and nothing is proven against it.
 
 use super::fingerprint::named;
 use super::identity::Step;
@@ -164,23 +166,20 @@ pub struct Copy {
     pub tensor: String,
     /// The holder and its fingerprint.
     pub claim: Claim,
+    /// Whether the holder's state came from another rank, and no comparison has agreed with it since.
+    pub is_received: bool,
 }
 
 impl Difference {
     /// The difference to report, from all copies of all boxes in doubt: a box with a majority if there is one, because it names
     /// the rank that deviates.
     pub fn among(step: Step, copies: Vec<Copy>) -> Option<Difference> {
-        let mut boxes: BTreeMap<u64, (String, Vec<Claim>)> = BTreeMap::new();
-        for Copy { name, tensor, claim } in copies {
-            boxes.entry(name).or_insert_with(|| (tensor, Vec::new())).1.push(claim);
+        let mut boxes: BTreeMap<u64, Vec<Copy>> = BTreeMap::new();
+        for copy in copies {
+            boxes.entry(copy.name).or_default().push(copy);
         }
-        let differs =
-            |(_, (_, claims)): &(u64, (String, Vec<Claim>))| claims.iter().any(|c| c.value != claims[0].value);
-        let found: Vec<Difference> = boxes
-            .into_iter()
-            .filter(differs)
-            .map(|(name, (tensor, claims))| of_box(step, name, tensor, claims))
-            .collect();
+        let differs = |copies: &Vec<Copy>| copies.iter().any(|copy| copy.claim.value != copies[0].claim.value);
+        let found: Vec<Difference> = boxes.into_values().filter(differs).map(|copies| of_box(step, &copies)).collect();
         let named = found.iter().position(|difference| !difference.suspects.is_empty());
         found.into_iter().nth(named.unwrap_or(0))
     }
@@ -204,18 +203,32 @@ impl std::fmt::Display for Difference {
     }
 }
 
-fn of_box(step: Step, name: u64, tensor: String, mut claims: Vec<Claim>) -> Difference {
-    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
-    claims.iter().for_each(|claim| *counts.entry(claim.value).or_default() += 1);
-    let n_copies = claims.len();
-    let majority = counts.iter().find(|(_, n)| **n * 2 > n_copies).map(|(value, _)| *value);
+/// The difference between copies of one box, of which there is at least one.
+fn of_box(step: Step, copies: &[Copy]) -> Difference {
+    let mut claims: Vec<Claim> = copies.iter().map(|copy| copy.claim).collect();
+    let independent: Vec<Claim> = copies.iter().filter(|copy| !copy.is_received).map(|copy| copy.claim).collect();
+    let majority = majority(&claims).filter(|value| majority(&independent) == Some(*value));
     let deviates = |claim: &&Claim| majority.is_some_and(|value| value != claim.value);
-    let suspects: BTreeSet<u32> = claims.iter().filter(deviates).map(|claim| claim.holder.rank).collect();
+    let suspects: BTreeSet<u32> = independent.iter().filter(deviates).map(|claim| claim.holder.rank).collect();
+    let counts = counts(&claims);
     claims.sort_by_key(|claim| (counts[&claim.value], claim.value, claim.holder));
     claims.truncate(CLAIMS_MAX);
-    let mut tensor = tensor;
+    let mut tensor = copies[0].tensor.clone();
     tensor.truncate(tensor.floor_char_boundary(TENSOR_LEN_MAX));
-    Difference { step, tensor, name, suspects: suspects.into_iter().take(CLAIMS_MAX).collect(), claims }
+    let suspects = suspects.into_iter().take(CLAIMS_MAX).collect();
+    Difference { step, tensor, name: copies[0].name, suspects, claims }
+}
+
+/// How many claims there are for each value.
+fn counts(claims: &[Claim]) -> BTreeMap<u64, usize> {
+    let mut counts = BTreeMap::new();
+    claims.iter().for_each(|claim| *counts.entry(claim.value).or_default() += 1);
+    counts
+}
+
+/// The value of more than half of the claims.
+fn majority(claims: &[Claim]) -> Option<u64> {
+    counts(claims).into_iter().find(|(_, n)| n * 2 > claims.len()).map(|(value, _)| value)
 }
 
 #[cfg(test)]
@@ -241,7 +254,7 @@ mod tests {
         let holder = |rank| Holder { rank, part: 0 };
         let copy = |(rank, value): (u32, &u64)| {
             let claim = Claim { holder: holder(rank), value: *value };
-            Copy { name: 7, tensor: "w".into(), claim }
+            Copy { name: 7, tensor: "w".into(), claim, is_received: false }
         };
         (0..).zip(values).map(copy).collect()
     }
@@ -281,6 +294,25 @@ mod tests {
         assert_eq!(suspects(&[5, 6, 5]), Some(vec![1]));
         assert_eq!(suspects(&[5, 6, 6, 5]), Some(vec![]));
         assert_eq!(suspects(&[4, 6, 6, 6, 5]), Some(vec![0, 4]));
+    }
+
+    // COPIES-2
+    #[test]
+    fn state_that_came_from_another_rank_neither_names_a_rank_nor_is_named() {
+        let suspects = |values: &[u64], received: &[usize]| {
+            let mut copies = claims(values);
+            received.iter().for_each(|at| copies[*at].is_received = true);
+            Difference::among(Step(3), copies).map(|found| found.suspects)
+        };
+
+        // The wrong rank 2 has passed its state on to rank 0.
+        assert_eq!(suspects(&[6, 5, 6], &[0]), Some(vec![]));
+        assert_eq!(suspects(&[6, 5, 5, 5, 6], &[0]), Some(vec![4]));
+        // It has died since.
+        assert_eq!(suspects(&[6, 5, 5], &[0]), Some(vec![]));
+        assert_eq!(suspects(&[5, 5, 6], &[0]), Some(vec![]));
+        assert_eq!(suspects(&[5, 5, 5, 6], &[0]), Some(vec![3]));
+        assert_eq!(suspects(&[5, 5, 6], &[0, 1]), Some(vec![]));
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! Invariant:
 //! - `DISPUTE-1` A rank is named only if every holder of the disputed box still knows what it computed first, and this rank's
 //!   copy alone deviates first.
-//! - `DISPUTE-2` Nobody is named if a loss deviates in the first step that its rank remembers: then the corruption may be older
-//!   than this world, and all its copies may have come from a wrong one.
+//! - `DISPUTE-2` Nobody is named if a rank had state that came from another rank and had not been compared since: the corruption
+//!   may have come with it.
 
 use super::copies::{Class, Copies, Holder};
 use super::identity::Step;
@@ -22,6 +22,8 @@ const DISPUTES_MAX: usize = 8;
 /// What a rank process computed, for the repetition of steps after which copies differed.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
+    /// Whether some of the state came from another rank, and no comparison has agreed with it since.
+    is_received: bool,
     /// Steps of this world whose copies differed in an earlier one.
     disputed: Vec<Step>,
     /// This rank's part of the loss of each step of this world, as bits.
@@ -38,6 +40,7 @@ struct Then {
     holders: Vec<Holder>,
     digests: BTreeMap<u32, u64>,
     losses: VecDeque<(Step, u64)>,
+    is_received: bool,
 }
 
 impl Memory {
@@ -47,6 +50,21 @@ impl Memory {
         self.losses.clear();
         // Never grows during a step.
         self.losses.reserve(LOSSES_MAX);
+    }
+
+    /// Notes that state came from another rank.
+    pub fn note_received(&mut self) {
+        self.is_received = true;
+    }
+
+    /// Notes that all copies of the state agree.
+    pub fn note_agreement(&mut self) {
+        self.is_received = false;
+    }
+
+    /// Whether some of the state came from another rank, and no comparison has agreed with it since.
+    pub fn is_received(&self) -> bool {
+        self.is_received
     }
 
     /// Whether copies differed after this step in an earlier world.
@@ -65,7 +83,10 @@ impl Memory {
     /// Remembers what this rank computed, for the repetition of a step after which the copies of a class differed.
     pub fn remember(&mut self, step: Step, mesh_rank: MeshRank, class: &Class, digests: &[u64]) {
         let (holders, digests) = (class.holders.clone(), class.digests_of(mesh_rank.rank as u32, digests));
-        self.then.insert(step, Then { mesh_rank, holders, digests, losses: self.losses.clone() });
+        self.then.insert(
+            step,
+            Then { mesh_rank, holders, digests, losses: self.losses.clone(), is_received: self.is_received },
+        );
         if self.then.len() > DISPUTES_MAX {
             self.then.pop_first();
         }
@@ -88,13 +109,12 @@ impl Memory {
             again.is_some_and(|(_, now)| now != bits)
         };
         let loss = then.losses.iter().find(differs).map(|(step, _)| *step);
-        let is_first = loss.is_some() && loss == then.losses.front().map(|(step, _)| *step);
         let other = |part: &u32| now.get(part) != then.digests.get(part);
         let own = then.digests.contains_key(&0).then(|| other(&0));
         let mut shadows = then.digests.keys().filter(|part| **part > 0).peekable();
         let shadow = shadows.peek().is_some().then(|| shadows.any(other));
         let holders: BTreeSet<u32> = then.holders.iter().map(|holder| holder.rank).collect();
-        Some((Repeated { loss, is_first, own, shadow }, holders.into_iter().collect()))
+        Some((Repeated { loss, is_received: then.is_received, own, shadow }, holders.into_iter().collect()))
     }
 }
 
@@ -103,8 +123,8 @@ impl Memory {
 pub struct Repeated {
     /// The first step whose loss on this rank differs from the first time.
     pub loss: Option<Step>,
-    /// Whether this is the first step that the rank remembers.
-    pub is_first: bool,
+    /// Whether some of its state had come from another rank, and no comparison had agreed with it since.
+    pub is_received: bool,
     /// Whether its own copy of the box is other than the first time, if it had one.
     pub own: Option<bool>,
     /// The same for the copies in its shadows.
@@ -115,22 +135,22 @@ impl Repeated {
     /// Whole numbers below 2^53 that say the same, for an exchange between ranks.
     pub fn encode(self) -> [u64; 3] {
         let flag = |flag: Option<bool>| flag.map_or(0, |differs| 1 + u64::from(differs));
-        let loss = self.loss.map_or(0, |step| 2 * step.0 + u64::from(self.is_first));
-        [loss, flag(self.own), flag(self.shadow)]
+        let loss = self.loss.map_or(0, |step| step.0);
+        [loss, flag(self.own), 2 * flag(self.shadow) + u64::from(self.is_received)]
     }
 
     /// The inverse of [`Repeated::encode`].
     pub fn decode([loss, own, shadow]: [u64; 3]) -> Repeated {
         let flag = |flag: u64| (flag > 0).then_some(flag > 1);
-        let (step, is_first) = (Step(loss / 2), loss % 2 == 1);
-        Repeated { loss: (loss > 0).then_some(step), is_first, own: flag(own), shadow: flag(shadow) }
+        let loss = (loss > 0).then_some(Step(loss));
+        Repeated { loss, is_received: shadow % 2 == 1, own: flag(own), shadow: flag(shadow / 2) }
     }
 }
 
 /// The rank whose copy was wrong (`DISPUTE-1`, `DISPUTE-2`): `holders` are the ranks that hold the box, `repeated` what each rank of the
 /// mesh knows.
 pub fn settle(mesh: &Mesh, step: Step, holders: &[u32], repeated: &[Repeated]) -> Option<u32> {
-    if repeated.iter().any(|repeated| repeated.is_first) {
+    if repeated.iter().any(|repeated| repeated.is_received) {
         return None;
     }
     let replica = |rank: usize| mesh.coord(rank).on(Axis::DpReplicate);
@@ -164,8 +184,8 @@ pub fn settle(mesh: &Mesh, step: Step, holders: &[u32], repeated: &[Repeated]) -
 mod tests {
     use super::*;
 
-    const AGREES: Repeated = Repeated { loss: None, is_first: false, own: Some(false), shadow: None };
-    const DIFFERS: Repeated = Repeated { loss: None, is_first: false, own: Some(true), shadow: None };
+    const AGREES: Repeated = Repeated { loss: None, is_received: false, own: Some(false), shadow: None };
+    const DIFFERS: Repeated = Repeated { loss: None, is_received: false, own: Some(true), shadow: None };
 
     fn since(step: u64) -> Repeated {
         Repeated { loss: Some(Step(step)), ..DIFFERS }
@@ -218,20 +238,24 @@ mod tests {
         // Rank 1 has a shadow of rank 0.
         let copies = Copies::new(&[vec![boxes.clone()], vec![BTreeSet::new(), boxes]]);
         let first = [5, 6];
-        let repeat = |rank, losses: [u64; 4], digests| {
+        let repeat = |rank, is_received: bool, losses: [u64; 4], digests| {
             let mesh_rank = MeshRank { rank, ..MeshRank::default() };
             let mut memory = Memory::default();
+            if is_received {
+                memory.note_received();
+            }
             (1..).zip([1, 2, 3, 4]).for_each(|(step, bits)| memory.note_loss(Step(step), bits));
             memory.remember(Step(4), mesh_rank, copies.differing(&first)[0], &first);
             memory.begin(vec![Step(4)]);
+            memory.note_agreement();
             (1..).zip(losses).for_each(|(step, bits)| memory.note_loss(Step(step), bits));
             memory.repeated(Step(4), mesh_rank, &copies, digests).unwrap()
         };
 
-        assert_eq!(repeat(0, [1, 2, 3, 4], &[5, 5]), (AGREES, vec![0, 1]));
-        assert_eq!(repeat(0, [1, 2, 8, 9], &[6, 6]).0, since(3));
-        assert_eq!(repeat(0, [7, 2, 8, 9], &[6, 6]).0, Repeated { is_first: true, ..since(1) });
-        assert_eq!(repeat(1, [1, 2, 3, 4], &[6, 6]).0, Repeated { shadow: Some(false), ..Repeated::default() });
+        assert_eq!(repeat(0, false, [1, 2, 3, 4], &[5, 5]), (AGREES, vec![0, 1]));
+        assert_eq!(repeat(0, false, [1, 2, 8, 9], &[6, 6]).0, since(3));
+        assert_eq!(repeat(0, true, [7, 2, 8, 9], &[6, 6]).0, Repeated { is_received: true, ..since(1) });
+        assert_eq!(repeat(1, false, [1, 2, 3, 4], &[6, 6]).0, Repeated { shadow: Some(false), ..Repeated::default() });
     }
 
     // DISPUTE-1
@@ -242,9 +266,9 @@ mod tests {
 
     // DISPUTE-2
     #[test]
-    fn nobody_is_named_if_the_state_was_wrong_when_the_world_began() {
+    fn nobody_is_named_if_a_rank_had_state_from_another_one_that_was_never_compared() {
         assert_eq!(replicas([AGREES, since(5)]), Some(1));
-        assert_eq!(replicas([AGREES, Repeated { is_first: true, ..since(5) }]), None);
+        assert_eq!(replicas([AGREES, Repeated { is_received: true, ..since(5) }]), None);
     }
 
     #[test]
@@ -253,7 +277,7 @@ mod tests {
             AGREES,
             DIFFERS,
             since(5),
-            Repeated { is_first: true, ..since(5) },
+            Repeated { is_received: true, ..since(5) },
             Repeated { shadow: Some(false), ..Repeated::default() },
         ] {
             assert_eq!(Repeated::decode(repeated.encode()), repeated);

@@ -103,6 +103,7 @@ impl Trainer<'_> {
             return Err(self.describe(&boxes, found)?);
         }
         self.verification.compared.is_verified = copies.is_complete();
+        self.verification.memory.note_agreement();
         self.settle_dispute(copies, &digests)
     }
 
@@ -113,7 +114,8 @@ impl Trainer<'_> {
         for ((part, boxes), values) in (0..).zip(&self.verification.parts).zip(found) {
             for (name, value) in values.iter().filter(|(name, _)| differing.contains(name)) {
                 let claim = Claim { holder: Holder { rank, part }, value: *value };
-                own.push(Copy { name: *name, tensor: boxes[name].name.clone(), claim });
+                let is_received = self.verification.memory.is_received();
+                own.push(Copy { name: *name, tensor: boxes[name].name.clone(), claim, is_received });
             }
         }
         let texts = self.team.gather_texts(serde_json::to_string(&own).unwrap_or_default())?;
