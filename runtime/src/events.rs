@@ -111,6 +111,9 @@ pub struct StepMetrics {
     /// Share of the step spent in collectives, percent; `None` for a single rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_pct: Option<f64>,
+    /// Share of the step spent on the comparison of copies after the previous step, percent; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify_pct: Option<f64>,
     /// The slowest rank: the one that spent the least time in collectives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowest_rank: Option<u32>,

@@ -181,6 +181,50 @@ fn checkpoint_whose_copy_has_a_flipped_bit_is_never_committed_and_others_are_ver
     }
 }
 
+#[test]
+fn run_resumes_from_the_newest_checkpoint_whose_copies_were_compared() {
+    let p = Project::new();
+    let train = |steps: &str, verify_steps: &str| {
+        let steps = ["--max_steps", steps, "--lr_scheduler", "constant", "--elastic.verify_steps", verify_steps];
+        p.train(&[&TWO[..], &steps, &["--output_dir", "out", "--save_total_limit", "none"]].concat()).succeeds()
+    };
+
+    train("5", "auto");
+    let unverified = train("10", "0");
+    let resumed = train("12", "auto");
+
+    assert!(unverified.stdout.contains("resuming at step 5"), "{}", unverified.stdout);
+    assert!(resumed.stdout.contains("resuming at step 5"), "{}", resumed.stdout);
+    assert!(resumed.stdout.contains("its state were not compared when it was saved"), "{}", resumed.stdout);
+    let verified = |path: &std::path::PathBuf| {
+        let shown = p.run(&["inspect", path.to_str().unwrap(), "--json"]).succeeds();
+        let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+        (shown["step"].as_u64().unwrap(), shown["verified"] == true, shown["compared"] == true)
+    };
+    let mut saved: Vec<(u64, bool, bool)> = p.checkpoints("out").iter().map(verified).collect();
+    saved.sort_unstable();
+    assert_eq!((saved.first(), saved.last()), (Some(&(5, true, true)), Some(&(12, true, true))), "{saved:?}");
+    assert!(saved.contains(&(10, false, false)), "{saved:?}");
+}
+
+#[test]
+fn time_of_a_comparison_is_reported_with_the_step_after_it() {
+    let p = undisturbed(&TWO);
+
+    let text = std::fs::read_to_string(p.path("straight/metrics.jsonl")).unwrap();
+
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut reported = Vec::new();
+    for line in lines.filter(|line| line["loss"].is_number()) {
+        if let Some(pct) = line["verify_pct"].as_f64() {
+            assert!(pct > 0.0 && pct < 100.0, "{line}");
+            reported.push(line["step"].as_u64().unwrap());
+        }
+    }
+    // After every fourth step, and before the saves of steps 5 and 10.
+    assert_eq!(reported, [5, 6, 9, 11, 13]);
+}
+
 /// A job of two nodes, whose ranks exchange gradients over TCP.
 const NODES: [&str; 6] = ["--max_steps", "40", "--elastic.verify_steps", "4", "--learning_rate", "1e-4"];
 

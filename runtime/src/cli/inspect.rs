@@ -74,8 +74,8 @@ fn checkpoint(args: &Args) -> Result<(), JobError> {
         "generation": manifest.generation,
         "mesh": manifest.mesh,
         "verified": manifest.verified,
+        "compared": manifest.compared,
         "files": manifest.files.iter().map(|(n, f)| (n.clone(), json!(f.len))).collect::<serde_json::Map<_, _>>(),
-        "verified": true,
     });
     show(about, &rows, args.json);
     Ok(())

@@ -218,7 +218,7 @@ fn take_part(
 fn report_of(config: &JobConfig, status: &Status) -> Result<Report, JobError> {
     let output = &config.output;
     let saving = Saving::new(output, Vec::new());
-    let (checkpoint, _) = saving.find(&crate::config::output::Resume::Auto)?;
+    let (checkpoint, _) = saving.find(&crate::config::output::Resume::Auto, config.elastic.verify_steps)?;
     let finished = !status.requests.stop;
     let model_dir = finished.then(|| output.folder().join("model"));
     Ok(Report { steps: status.checkpoint.step.0, finished, last: None, checkpoint, model_dir })

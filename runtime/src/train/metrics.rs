@@ -71,6 +71,9 @@ impl MetricsFiles {
         if let Some(pct) = m.collective_pct {
             self.events.scalars(m.step, &[("throughput/collective_pct", pct)]);
         }
+        if let Some(pct) = m.verify_pct {
+            self.events.scalars(m.step, &[("throughput/verify_pct", pct)]);
+        }
     }
 
     /// Appends an evaluation.
@@ -135,6 +138,7 @@ mod tests {
             data_wait_pct: 0.1,
             loss_scale: None,
             collective_pct: None,
+            verify_pct: None,
             slowest_rank: None,
         }
     }

@@ -9,6 +9,7 @@ use super::state_copy::StateCopy;
 use super::team::Team;
 use super::verification::Compared;
 use super::weights::{self, Tensor};
+use crate::config::elastic::VerifySteps;
 use crate::config::output::{OutputSection, Resume};
 use crate::error::JobError;
 use crate::error::export::ExportError;
@@ -16,7 +17,7 @@ use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::STAGING_BYTES;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
-use phalanx_storage::checkpoint::catalog::{Skipped, latest_valid, list};
+use phalanx_storage::checkpoint::catalog::{Skipped, latest_compared, latest_valid, list};
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::store::is_url;
@@ -155,16 +156,19 @@ impl Saving {
         found.map(|id| id.path.clone()).ok_or(JobError::NoCheckpoint { path: self.root.clone(), why })
     }
 
-    /// The checkpoint to resume from, with a sentence about each checkpoint that was skipped.
+    /// The checkpoint to resume from, with a sentence about each checkpoint that was skipped: the newest one that was saved
+    /// after a comparison of copies, unless the run compares none.
     ///
     /// # Errors
     /// When the newest checkpoint cannot be read, or checkpoints exist and all are damaged: a run begins at its first step
     /// only if no checkpoint was ever committed, or if told so.
-    pub(crate) fn find(&self, resume: &Resume) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
+    pub(crate) fn find(&self, resume: &Resume, steps: VerifySteps) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
         match resume {
             Resume::Never => Ok((None, Vec::new())),
             Resume::Auto => {
-                let (found, skipped) = latest_valid(&self.root).map_err(|source| match source.read_failure() {
+                // A run that compares no copies has no reason to prefer one checkpoint.
+                let find = if steps == VerifySteps::Every(0) { latest_valid } else { latest_compared };
+                let (found, skipped) = find(&self.root).map_err(|source| match source.read_failure() {
                     ReadFailure::Unreadable => JobError::UnreadableCheckpoint { source },
                     ReadFailure::Damaged | ReadFailure::Unfinished => source.into(),
                 })?;
@@ -175,7 +179,15 @@ impl Saving {
                     return Err(JobError::NoIntactCheckpoint { path, n, source });
                 }
                 let warn = |s: Skipped| format!("skipped checkpoint {}: {}", s.path.display(), s.reason);
-                Ok((found.map(|c| c.id().path.clone()), skipped.into_iter().map(warn).collect()))
+                let mut warnings: Vec<String> = skipped.into_iter().map(warn).collect();
+                let is_unsure = |c: &&Checkpoint| steps != VerifySteps::Every(0) && !c.contents().compared;
+                warnings.extend(found.as_ref().filter(is_unsure).map(|c| {
+                    let path = c.id().path.display();
+                    format!(
+                        "no checkpoint was saved after a comparison of copies; resuming from the newest one, {path}"
+                    )
+                }));
+                Ok((found.map(|c| c.id().path.clone()), warnings))
             }
             Resume::Path(path) => Ok((Some(path.clone()), Vec::new())),
         }
@@ -333,6 +345,7 @@ impl Saving {
             generation: self.generation,
             mesh: BTreeMap::from(mesh),
             verified: compared.is_verified,
+            compared: compared.is_compared,
         }
     }
 

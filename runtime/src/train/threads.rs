@@ -127,7 +127,7 @@ impl Session<'_> {
         let leads = team.leads();
         let batch_rows = self.config.sequences_per_step() as u64;
         let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
-        let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint)?;
+        let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint, self.config.elastic.verify_steps)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         // Only the leader reports steps, so only the leader measures the peak.
         let peak = match leads {

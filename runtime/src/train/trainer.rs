@@ -145,6 +145,8 @@ struct Outcome {
     data_wait_s: f64,
     /// Waits for other ranks in collectives, including the vote.
     collective_s: f64,
+    /// The comparison of copies after the previous step, if there was one.
+    verify_s: Option<f64>,
     /// This rank's part of the loss, as bits.
     own_loss: u64,
     /// Time since the previous step, or since this step began if other work came between.
@@ -399,6 +401,7 @@ impl<'a> Trainer<'a> {
             predicted_tokens,
             data_wait_s,
             collective_s: self.team.groups.take_waited().as_secs_f64(),
+            verify_s: self.verification.spent_s.take(),
             step_s: start.elapsed().as_secs_f64(),
         };
         self.share_gradients(&outcome)?;
@@ -516,6 +519,7 @@ impl<'a> Trainer<'a> {
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
+            verify_pct: o.verify_s.map(|verify_s| 100.0 * verify_s / o.step_s),
             slowest_rank: None,
         }
     }

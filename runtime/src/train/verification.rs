@@ -26,6 +26,8 @@ pub(crate) struct Verification {
     pub(crate) parts: Vec<BTreeMap<u64, Tensor>>,
     /// The outcome of the latest comparison.
     pub(crate) compared: Compared,
+    /// Time of the comparison since the latest step began, waits for other ranks included; none without one.
+    pub(crate) spent_s: Option<f64>,
     /// Time of the latest exchange.
     pub(crate) exchange_s: f64,
     /// What this process computed, for steps whose copies differed.
@@ -39,6 +41,8 @@ pub(crate) struct Compared {
     pub(crate) own: BTreeMap<u64, u64>,
     /// Whether all of the state has other copies, which agree with it.
     pub(crate) is_verified: bool,
+    /// Whether no copy differs from another one; there may be none.
+    pub(crate) is_compared: bool,
     /// The seed of a bit that a test flips in the copy of the state.
     pub(crate) planted: Option<u64>,
 }
@@ -55,7 +59,7 @@ impl Verification {
         let mut memory = Memory::default();
         memory.begin(Vec::new());
         let (every, copies, parts, compared) = (None, None, Vec::new(), Compared::default());
-        Verification { steps, every, copies, parts, compared, exchange_s: 0.0, memory }
+        Verification { steps, every, copies, parts, compared, spent_s: None, exchange_s: 0.0, memory }
     }
 
     /// Begins a world, which repeats disputed steps.

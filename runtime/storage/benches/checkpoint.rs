@@ -72,7 +72,14 @@ fn element(t: usize, index: usize) -> f32 {
 
 fn save(dir: &Path, tensors: &[(String, [usize; 2])]) -> anyhow::Result<PathBuf> {
     let writer = CheckpointWriter::at(dir)?;
-    let meta = CheckpointMeta { job: "bench".into(), step: 1, generation: 0, mesh: BTreeMap::new(), verified: false };
+    let meta = CheckpointMeta {
+        job: "bench".into(),
+        step: 1,
+        generation: 0,
+        mesh: BTreeMap::new(),
+        verified: false,
+        compared: true,
+    };
     let board = Arc::new(Board { barrier: Barrier::new(N_WRITERS), sum: Mutex::default() });
     let rank = |writer_rank: usize| -> anyhow::Result<PathBuf> {
         let parts: Vec<Vec<f32>> = tensors

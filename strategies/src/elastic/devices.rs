@@ -48,6 +48,11 @@ impl DeviceHealth {
         (!remarks.is_empty()).then(|| remarks.join("; "))
     }
 
+    /// Whether the device has made memory errors since an earlier report of the same device.
+    pub fn has_new_errors(&self, earlier: &DeviceHealth) -> bool {
+        self.id == earlier.id && earlier.n_uncorrected.is_some_and(|n| self.n_uncorrected > Some(n))
+    }
+
     /// What an incident on this device should mention: the device, and its fault or what its driver complains about.
     pub fn complaint(&self) -> Option<String> {
         let DeviceHealth { name, id, fault, .. } = self;

@@ -8,7 +8,8 @@
 //! - `DISPUTE-1` A rank is named only if every holder of the disputed box still knows what it computed first, and this rank's
 //!   copy alone deviates first.
 //! - `DISPUTE-2` Nobody is named if a rank had state that came from another rank and had not been compared since: the corruption
-//!   may have come with it.
+//!   may have come with it. Nor is anybody if a loss deviates in the first step that its rank remembers: the corruption may be
+//!   older than this world.
 
 use super::copies::{Class, Copies, Holder};
 use super::identity::Step;
@@ -109,12 +110,13 @@ impl Memory {
             again.is_some_and(|(_, now)| now != bits)
         };
         let loss = then.losses.iter().find(differs).map(|(step, _)| *step);
+        let is_first = loss.is_some() && loss == then.losses.front().map(|(step, _)| *step);
         let other = |part: &u32| now.get(part) != then.digests.get(part);
         let own = then.digests.contains_key(&0).then(|| other(&0));
         let mut shadows = then.digests.keys().filter(|part| **part > 0).peekable();
         let shadow = shadows.peek().is_some().then(|| shadows.any(other));
         let holders: BTreeSet<u32> = then.holders.iter().map(|holder| holder.rank).collect();
-        Some((Repeated { loss, is_received: then.is_received, own, shadow }, holders.into_iter().collect()))
+        Some((Repeated { loss, is_first, is_received: then.is_received, own, shadow }, holders.into_iter().collect()))
     }
 }
 
@@ -123,6 +125,8 @@ impl Memory {
 pub struct Repeated {
     /// The first step whose loss on this rank differs from the first time.
     pub loss: Option<Step>,
+    /// Whether this is the first step that the rank remembers.
+    pub is_first: bool,
     /// Whether some of its state had come from another rank, and no comparison had agreed with it since.
     pub is_received: bool,
     /// Whether its own copy of the box is other than the first time, if it had one.
@@ -135,22 +139,23 @@ impl Repeated {
     /// Whole numbers below 2^53 that say the same, for an exchange between ranks.
     pub fn encode(self) -> [u64; 3] {
         let flag = |flag: Option<bool>| flag.map_or(0, |differs| 1 + u64::from(differs));
-        let loss = self.loss.map_or(0, |step| step.0);
+        let loss = self.loss.map_or(0, |step| 2 * step.0 + u64::from(self.is_first));
         [loss, flag(self.own), 2 * flag(self.shadow) + u64::from(self.is_received)]
     }
 
     /// The inverse of [`Repeated::encode`].
     pub fn decode([loss, own, shadow]: [u64; 3]) -> Repeated {
         let flag = |flag: u64| (flag > 0).then_some(flag > 1);
-        let loss = (loss > 0).then_some(Step(loss));
-        Repeated { loss, is_received: shadow % 2 == 1, own: flag(own), shadow: flag(shadow / 2) }
+        let (step, is_first) = (Step(loss / 2), loss % 2 == 1);
+        let (loss, is_received) = ((loss > 0).then_some(step), shadow % 2 == 1);
+        Repeated { loss, is_first, is_received, own: flag(own), shadow: flag(shadow / 2) }
     }
 }
 
 /// The rank whose copy was wrong (`DISPUTE-1`, `DISPUTE-2`): `holders` are the ranks that hold the box, `repeated` what each rank of the
 /// mesh knows.
 pub fn settle(mesh: &Mesh, step: Step, holders: &[u32], repeated: &[Repeated]) -> Option<u32> {
-    if repeated.iter().any(|repeated| repeated.is_received) {
+    if repeated.iter().any(|repeated| repeated.is_received || repeated.is_first) {
         return None;
     }
     let replica = |rank: usize| mesh.coord(rank).on(Axis::DpReplicate);
@@ -184,8 +189,10 @@ pub fn settle(mesh: &Mesh, step: Step, holders: &[u32], repeated: &[Repeated]) -
 mod tests {
     use super::*;
 
-    const AGREES: Repeated = Repeated { loss: None, is_received: false, own: Some(false), shadow: None };
-    const DIFFERS: Repeated = Repeated { loss: None, is_received: false, own: Some(true), shadow: None };
+    const AGREES: Repeated =
+        Repeated { loss: None, is_first: false, is_received: false, own: Some(false), shadow: None };
+    const DIFFERS: Repeated =
+        Repeated { loss: None, is_first: false, is_received: false, own: Some(true), shadow: None };
 
     fn since(step: u64) -> Repeated {
         Repeated { loss: Some(Step(step)), ..DIFFERS }
@@ -254,7 +261,10 @@ mod tests {
 
         assert_eq!(repeat(0, false, [1, 2, 3, 4], &[5, 5]), (AGREES, vec![0, 1]));
         assert_eq!(repeat(0, false, [1, 2, 8, 9], &[6, 6]).0, since(3));
-        assert_eq!(repeat(0, true, [7, 2, 8, 9], &[6, 6]).0, Repeated { is_received: true, ..since(1) });
+        assert_eq!(
+            repeat(0, true, [7, 2, 8, 9], &[6, 6]).0,
+            Repeated { is_first: true, is_received: true, ..since(1) }
+        );
         assert_eq!(repeat(1, false, [1, 2, 3, 4], &[6, 6]).0, Repeated { shadow: Some(false), ..Repeated::default() });
     }
 
@@ -269,6 +279,7 @@ mod tests {
     fn nobody_is_named_if_a_rank_had_state_from_another_one_that_was_never_compared() {
         assert_eq!(replicas([AGREES, since(5)]), Some(1));
         assert_eq!(replicas([AGREES, Repeated { is_received: true, ..since(5) }]), None);
+        assert_eq!(replicas([AGREES, Repeated { is_first: true, ..since(5) }]), None);
     }
 
     #[test]
@@ -278,6 +289,7 @@ mod tests {
             DIFFERS,
             since(5),
             Repeated { is_received: true, ..since(5) },
+            Repeated { is_first: true, ..since(5) },
             Repeated { shadow: Some(false), ..Repeated::default() },
         ] {
             assert_eq!(Repeated::decode(repeated.encode()), repeated);

@@ -92,7 +92,7 @@ fn saved() -> &'static Saved {
     SAVED.get_or_init(|| {
         let root = tempfile::tempdir().expect("a temporary folder");
         let mesh = [("dp_shard".into(), 1)].into();
-        let meta = CheckpointMeta { job: "test".into(), step: 7, generation: 3, mesh, verified: false };
+        let meta = CheckpointMeta { job: "test".into(), step: 7, generation: 3, mesh, verified: false, compared: true };
         let weights: Vec<u8> = (0..96).collect();
         let (global, upper, lower) = ([4, 6], [0, 0], [1, 0]);
         let box_of =

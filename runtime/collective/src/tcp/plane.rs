@@ -381,7 +381,7 @@ impl TcpPlane {
             }
             header.seal(frame);
             if self.damages_next.load(Ordering::Relaxed) && self.damages_next.swap(false, Ordering::Relaxed) {
-                frame[HEADER_BYTES] ^= 1;
+                frame.last_mut().into_iter().for_each(|byte| *byte ^= 0x20);
             }
             socket.write_all(frame)?;
         }

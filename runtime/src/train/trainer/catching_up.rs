@@ -106,7 +106,8 @@ impl Trainer<'_> {
         }
         let predicted_tokens = predicted_tokens as u64;
         let (data_wait_s, collective_s, step_s) = (0.0, 0.0, 0.0);
-        Ok(Outcome { loss_sum, own_loss: 0, grad_norm, predicted_tokens, data_wait_s, collective_s, step_s })
+        let (own_loss, verify_s) = (0, None);
+        Ok(Outcome { loss_sum, own_loss, verify_s, grad_norm, predicted_tokens, data_wait_s, collective_s, step_s })
     }
 
     /// Sends scalars to the followers of this rank, besides its gradients.

@@ -3,6 +3,7 @@
 use super::{Outcome, Trainer};
 use crate::data::rows::Rows;
 use crate::error::JobError;
+use crate::error::peer::PeerError;
 use crate::train::fingerprints::{boxes, of_boxes};
 use crate::train::planted::{Where, flip_gradient, flip_state, replace_weight};
 use crate::train::verification::{Compared, Verification};
@@ -12,6 +13,8 @@ use phalanx_strategies::elastic::dispute::{Repeated, settle};
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::message::NotFinite;
 use phalanx_strategies::program::Role;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -28,6 +31,7 @@ impl Trainer<'_> {
         if !self.verification.is_on() || !saves && (self.team.n_ranks() == 1 || !self.verification.is_due(step)) {
             return Ok(());
         }
+        let whole = Instant::now();
         self.verification.compared = Compared::default();
         self.find_copies()?;
         let copies = self.verification.copies.take().unwrap_or_default();
@@ -38,6 +42,8 @@ impl Trainer<'_> {
             self.compare(&copies, &found, [compare_s, step_s])
         });
         self.verification.copies = Some(copies);
+        let spent_s = self.verification.spent_s.get_or_insert_default();
+        *spent_s += whole.elapsed().as_secs_f64();
         outcome
     }
 
@@ -49,11 +55,20 @@ impl Trainer<'_> {
         let shadows = self.shadows.iter().map(|shadow| boxes(&shadow.compiled));
         let parts: Vec<BTreeMap<u64, Tensor>> = [boxes(&self.programs.train)].into_iter().chain(shadows).collect();
         let names: Vec<BTreeSet<u64>> = parts.iter().map(|boxes| boxes.keys().copied().collect()).collect();
-        let texts = self.team.gather_texts(serde_json::to_string(&names).unwrap_or_default())?;
-        let held: Vec<Vec<BTreeSet<u64>>> =
-            texts.iter().map(|text| serde_json::from_str(text).unwrap_or_default()).collect();
+        let held: Vec<Vec<BTreeSet<u64>>> = self.exchange(&names)?;
         (self.verification.parts, self.verification.copies) = (parts, Some(Copies::new(&held)));
         Ok(())
+    }
+
+    /// The values of all ranks, by rank.
+    fn exchange<T: Serialize + DeserializeOwned>(&mut self, own: &T) -> Result<Vec<T>, JobError> {
+        let own = serde_json::to_string(own).expect("numbers and names always have a JSON form");
+        // The team limits the length of a text.
+        let texts = self.team.gather_texts(own)?;
+        let read = |(member, text): (u32, &String)| {
+            serde_json::from_str(text).map_err(|source| PeerError::Decode { member, source }.into())
+        };
+        (0..).zip(&texts).map(read).collect()
     }
 
     /// The fingerprints of all boxes that have copies; if the state is saved, of all its own boxes that lie in host memory:
@@ -79,6 +94,7 @@ impl Trainer<'_> {
     fn compare(&mut self, copies: &Copies, found: &Fingerprints, times: [f64; 2]) -> Result<(), JobError> {
         let n = copies.n_digests();
         if n == 0 {
+            self.verification.compared.is_compared = true;
             self.verification.choose(f64::INFINITY, 1.0);
             return Ok(());
         }
@@ -102,7 +118,7 @@ impl Trainer<'_> {
             let boxes = differing.iter().flat_map(|class| class.boxes.iter().copied()).collect();
             return Err(self.describe(&boxes, found)?);
         }
-        self.verification.compared.is_verified = copies.is_complete();
+        (self.verification.compared.is_verified, self.verification.compared.is_compared) = (copies.is_complete(), true);
         self.verification.memory.note_agreement();
         self.settle_dispute(copies, &digests)
     }
@@ -118,8 +134,7 @@ impl Trainer<'_> {
                 own.push(Copy { name: *name, tensor: boxes[name].name.clone(), claim, is_received });
             }
         }
-        let texts = self.team.gather_texts(serde_json::to_string(&own).unwrap_or_default())?;
-        let copies = texts.iter().flat_map(|text| serde_json::from_str::<Vec<Copy>>(text).unwrap_or_default());
+        let copies = self.exchange(&own)?.into_iter().flatten();
         // The digests differ, so a rank has exchanged other fingerprints than it added up.
         let unclear = || Difference { step, tensor: "the digests".into(), name: 0, suspects: vec![], claims: vec![] };
         let difference = Difference::among(step, copies.collect()).unwrap_or_else(unclear);

@@ -80,6 +80,32 @@ pub fn latest_valid_in(
     newest_valid(store, list_in(&**store, root)?, Hashing::AllThreads)
 }
 
+/// As [`latest_valid`], but prefers checkpoints that were saved after a comparison of all copies of the state: a newer one without
+/// is skipped, unless there is no other.
+///
+/// # Errors
+/// As [`latest_valid`].
+pub fn latest_compared(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+    let store = store::at(root)?;
+    let (newest, mut skipped) = latest_valid_in(&store, root)?;
+    let newest = match newest {
+        Some(newest) if !newest.contents().compared => newest,
+        newest => return Ok((newest, skipped)),
+    };
+    let is_compared = |id: &CheckpointId| {
+        Checkpoint::open_lazily_in(&store, &id.path).is_ok_and(|checkpoint| checkpoint.contents().compared)
+    };
+    let older = list_in(&*store, root)?.into_iter().filter(|id| id < newest.id() && is_compared(id)).collect();
+    // An older one that cannot be read is no reason to fail: the newest one can.
+    let Ok((Some(found), damaged)) = newest_valid(&store, older, Hashing::AllThreads) else {
+        return Ok((Some(newest), skipped));
+    };
+    let reason = CheckpointError::NotCompared { older: found.id().path.clone() };
+    skipped.push(Skipped { path: newest.id().path.clone(), reason });
+    skipped.extend(damaged);
+    Ok((Some(found), skipped))
+}
+
 fn newest_valid(
     store: &Arc<dyn Store>,
     ids: Vec<CheckpointId>,

@@ -31,7 +31,11 @@ pub struct Contents {
     /// Sizes of the mesh's axes at the save; informational, not needed to load.
     pub mesh: BTreeMap<String, u64>,
     /// See [`Manifest::verified`].
+    #[serde(default)]
     pub verified: bool,
+    /// See [`Manifest::compared`].
+    #[serde(default)]
+    pub compared: bool,
     /// Bytes that one hash of a data file covers.
     pub hash_chunk_bytes: u64,
     /// Every tensor by name, its boxes in the order of their offsets.
@@ -56,6 +60,7 @@ impl Contents {
             writers: manifest.indexes.len() as u32,
             mesh: manifest.mesh.clone(),
             verified: manifest.verified,
+            compared: manifest.compared,
             hash_chunk_bytes: manifest.hash_chunk_bytes,
             tensors: BTreeMap::new(),
             files: BTreeMap::new(),

@@ -67,6 +67,12 @@ pub enum CheckpointError {
         /// The directory.
         path: PathBuf,
     },
+    /// The checkpoint was saved without a comparison of the copies of its state, and an older one after such a comparison.
+    #[error("the copies of its state were not compared when it was saved, but those of {} were", older.display())]
+    NotCompared {
+        /// The older checkpoint.
+        older: PathBuf,
+    },
     /// The commit marker is malformed.
     #[error("{} is damaged: it is not a commit line of this format", path.display())]
     BadCommit {
@@ -207,7 +213,7 @@ impl CheckpointError {
     /// call, a silent store and a format of a later build are none.
     pub const fn read_failure(&self) -> ReadFailure {
         match self {
-            Self::Uncommitted { .. } => ReadFailure::Unfinished,
+            Self::Uncommitted { .. } | Self::NotCompared { .. } => ReadFailure::Unfinished,
             Self::BadManifest { reason: ManifestError::Format(_), .. } => ReadFailure::Unreadable,
             Self::BadCommit { .. }
             | Self::ManifestHash { .. }

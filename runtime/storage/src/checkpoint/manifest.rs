@@ -38,6 +38,10 @@ pub struct Manifest {
     /// Whether all of the state had other copies, which agreed with it. Earlier builds did not compare them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub verified: bool,
+    /// Whether no copy of the state differed from another one; also true for a state without copies, which has nothing to be
+    /// compared with. False if copies were not compared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compared: bool,
     /// Bytes that one hash of a data file covers.
     pub hash_chunk_bytes: u64,
     /// The index of every writer, in the order of writers.

@@ -84,6 +84,7 @@ impl PendingCheckpoint {
             generation: self.id.generation,
             mesh: self.meta.mesh.clone(),
             verified: self.meta.verified,
+            compared: self.meta.compared,
             hash_chunk_bytes: HASH_CHUNK_BYTES,
             indexes: entries,
         };

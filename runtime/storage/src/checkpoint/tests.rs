@@ -31,7 +31,7 @@ fn quick_writer(root: &Path) -> CheckpointWriter {
 
 fn meta(step: u64) -> CheckpointMeta {
     let mesh = BTreeMap::from([("dp_shard".into(), 1)]);
-    CheckpointMeta { job: "test".into(), step, generation: 3, mesh, verified: false }
+    CheckpointMeta { job: "test".into(), step, generation: 3, mesh, verified: false, compared: true }
 }
 
 /// Saves a small state that depends on the step: two tensors and an extra.

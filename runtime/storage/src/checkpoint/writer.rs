@@ -40,6 +40,8 @@ pub struct CheckpointMeta {
     pub mesh: BTreeMap<String, u64>,
     /// Whether all of the state had other copies, which agreed with it.
     pub verified: bool,
+    /// Whether no copy of the state differed from another one.
+    pub compared: bool,
 }
 
 /// A writer's position among the writers of a checkpoint.

@@ -15,10 +15,11 @@
 //! - `COORDINATOR-18` A step that is not finite is repeated in one further world, and never in the same one.
 
 use super::super::copies::Difference;
+use super::super::devices::DeviceHealth;
 use super::super::identity::{Step, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
-use super::super::message::{Dispute, MemberReport, NotFinite, Settled, printable};
+use super::super::message::{Dispute, MemberReport, NotFinite, Report, Settled, printable};
 use super::{Coordinator, Trouble};
 use std::time::Instant;
 
@@ -49,7 +50,8 @@ impl Coordinator {
             );
         }
         let culprit = suspects.first().map_or(Culprit::Job, |worker| Culprit::Worker(*worker));
-        let detail = Some(printable(reason));
+        let complaint = suspects.first().and_then(|worker| self.membership.complaint(*worker));
+        let detail = Some([Some(printable(reason)), complaint].into_iter().flatten().collect::<Vec<_>>().join("; "));
         self.trouble_because(Trouble { cause: Cause { culprit, why: Why::Corrupted }, detail, healthy: now });
         suspects.into_iter().for_each(|worker| self.replace_corrupt(now, worker));
     }
@@ -103,6 +105,17 @@ impl Coordinator {
             self.trouble_because(Trouble { cause, detail: Some(detail), healthy: now });
             self.replace_corrupt(now, worker);
         }
+    }
+
+    /// Whether the device of a rank has made memory errors since the node's last report: others may have gone unnoticed.
+    pub(super) fn has_new_errors(&self, report: &Report) -> bool {
+        let earlier = self.membership.devices(report.node);
+        let is_used = |device: usize| {
+            let users = report.members.iter().filter(|member| member.device == Some(device as u32));
+            users.into_iter().any(|member| self.assignments.contains(&member.worker))
+        };
+        let risen = |device: &DeviceHealth| earlier.iter().any(|earlier| device.has_new_errors(earlier));
+        report.devices.iter().enumerate().any(|(i, device)| risen(device) && is_used(i))
     }
 
     /// Replaces the process of a rank whose state was corrupted, and counts it against its machine.

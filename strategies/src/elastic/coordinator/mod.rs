@@ -26,6 +26,7 @@
 //! - `COORDINATOR-16` A report of another job, or one that is older than the latest of its node, changes nothing; nor does its
 //!   node become known, judged or refused by it.
 
+mod backoff;
 mod change;
 mod compute;
 mod corruption;
@@ -297,9 +298,14 @@ impl Coordinator {
             }
             return Ok(());
         }
+        let has_new_errors = self.has_new_errors(report);
         self.membership.handle_report(now, report)?;
         self.take_news(now);
         self.find_dead_ranks(now, report.node);
+        if has_new_errors {
+            // Before a checkpoint, the ranks compare all copies of the state.
+            self.handle_save(now);
+        }
         for member in &report.members {
             self.note(now, member);
         }

@@ -12,6 +12,7 @@
 use super::super::identity::{NodeId, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::message::{Broken, MemberReport, printable};
+use super::backoff::Backoff;
 use super::change::GrowthCheck;
 use super::{Coordinator, Phase, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,9 +37,7 @@ pub(super) struct Partitions(BTreeMap<(NodeId, NodeId), Partition>);
 
 #[derive(Clone, Copy, Debug)]
 struct Partition {
-    until: Instant,
-    /// Number of times the partition was found in a row.
-    n_times: u32,
+    backoff: Backoff,
     /// Whether a world has connected the two since.
     reached: bool,
 }
@@ -53,15 +52,17 @@ const CALM: u32 = 120;
 
 impl Partitions {
     fn find(&mut self, now: Instant, (a, b): (NodeId, NodeId), retry: Duration) {
-        let partition = self.0.get(&(a.min(b), a.max(b))).copied();
-        let new = Partition { until: now, n_times: 0, reached: false };
-        let partition = partition.filter(|partition| now < partition.until + retry * CALM).unwrap_or(new);
+        let new = || Partition { backoff: Backoff::new(now), reached: false };
+        let Partition { backoff, reached } = self.0.entry((a.min(b), a.max(b))).or_insert_with(new);
+        backoff.calm_down(now, retry * CALM);
         // Both sides report the same failure.
-        if partition.n_times == 0 || now >= partition.until {
-            let n_doublings_max = if partition.reached { DOUBLINGS_OF_REACHED_MAX } else { DOUBLINGS_MAX };
-            let n_doublings = partition.n_times.min(n_doublings_max);
-            let until = now + retry * 2u32.pow(n_doublings);
-            self.0.insert((a.min(b), a.max(b)), Partition { until, n_times: n_doublings + 1, reached: false });
+        if !backoff.holds(now) {
+            // A pair that was connected since goes on from the short backoff.
+            let n_doublings_max = if std::mem::take(reached) { DOUBLINGS_OF_REACHED_MAX } else { DOUBLINGS_MAX };
+            let n_doublings = backoff.n_times.min(n_doublings_max);
+            backoff.n_times = n_doublings;
+            backoff.count(now);
+            backoff.hold(now, retry, n_doublings);
         }
     }
 
@@ -76,7 +77,7 @@ impl Partitions {
     /// a tie, the one with fewer members, then the one with the higher id.
     fn left_out(&self, now: Instant, n_members: impl Fn(NodeId) -> usize) -> BTreeSet<NodeId> {
         let mut open: BTreeSet<(NodeId, NodeId)> =
-            self.0.iter().filter(|(_, partition)| now < partition.until).map(|(pair, _)| *pair).collect();
+            self.0.iter().filter(|(_, partition)| partition.backoff.holds(now)).map(|(pair, _)| *pair).collect();
         let mut out = BTreeSet::new();
         while !open.is_empty() {
             let mut n_partitions: BTreeMap<NodeId, usize> = BTreeMap::new();
@@ -222,7 +223,7 @@ mod tests {
             let (mut partitions, mut now, mut longest) = (Partitions::default(), start, Duration::ZERO);
             for _ in 0..20 {
                 partitions.find(now, (NodeId(0), NodeId(1)), RETRY);
-                let until = partitions.0[&(NodeId(0), NodeId(1))].until;
+                let until = partitions.0[&(NodeId(0), NodeId(1))].backoff.until;
                 (longest, now) = (longest.max(until - now), until);
                 if connects {
                     partitions.reach(&BTreeSet::from([NodeId(0), NodeId(1), NodeId(2)]));
@@ -244,6 +245,6 @@ mod tests {
         let later = start + RETRY * 200;
         partitions.find(later, (NodeId(0), NodeId(1)), RETRY);
 
-        assert_eq!(partitions.0[&(NodeId(0), NodeId(1))].until, later + RETRY);
+        assert_eq!(partitions.0[&(NodeId(0), NodeId(1))].backoff.until, later + RETRY);
     }
 }

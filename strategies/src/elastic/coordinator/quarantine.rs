@@ -12,22 +12,14 @@ use super::super::identity::NodeId;
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
 use super::super::message::{MemberReport, printable};
+use super::backoff::Backoff;
 use super::{Command, Coordinator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Nodes that disturb the job.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Quarantine(BTreeMap<NodeId, Suspect>);
-
-#[derive(Clone, Copy, Debug)]
-struct Suspect {
-    /// Disturbances in a row, and the time of the latest.
-    n_times: u32,
-    latest: Instant,
-    /// The end of its quarantine.
-    until: Instant,
-}
+pub(super) struct Quarantine(BTreeMap<NodeId, Backoff>);
 
 /// Disturbances before a quarantine: single ones happen on every machine.
 const TIMES_MIN: u32 = 3;
@@ -38,19 +30,17 @@ const FORGOTTEN_AFTER: u32 = 12;
 
 impl Quarantine {
     fn suspect(&mut self, now: Instant, node: NodeId, shortest: Duration) {
-        let suspect = self.0.entry(node).or_insert(Suspect { n_times: 0, latest: now, until: now });
-        if now.saturating_duration_since(suspect.latest.max(suspect.until)) > shortest * FORGOTTEN_AFTER {
-            suspect.n_times = 0;
-        }
-        (suspect.n_times, suspect.latest) = (suspect.n_times + 1, now);
-        if suspect.n_times >= TIMES_MIN {
-            suspect.until = now + shortest * 2u32.pow((suspect.n_times - TIMES_MIN).min(DOUBLINGS_MAX));
+        let backoff = self.0.entry(node).or_insert_with(|| Backoff::new(now));
+        backoff.calm_down(now, shortest * FORGOTTEN_AFTER);
+        backoff.count(now);
+        if let Some(n_doublings) = backoff.n_times.checked_sub(TIMES_MIN) {
+            backoff.hold(now, shortest, n_doublings.min(DOUBLINGS_MAX));
         }
     }
 
     /// The nodes in quarantine.
     pub(super) fn at(&self, now: Instant) -> BTreeSet<NodeId> {
-        self.0.iter().filter(|(_, suspect)| now < suspect.until).map(|(node, _)| *node).collect()
+        self.0.iter().filter(|(_, backoff)| backoff.holds(now)).map(|(node, _)| *node).collect()
     }
 }
 

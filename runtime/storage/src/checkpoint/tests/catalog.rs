@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::catalog::list;
+use crate::checkpoint::catalog::{latest_compared, list};
 
 fn steps(root: &Path) -> Vec<(u64, u64)> {
     list(root).unwrap().iter().map(|id| (id.step, id.generation)).collect()
@@ -34,6 +34,27 @@ fn absent_root_has_no_checkpoint() {
     let (checkpoint, skipped) = latest_valid(&root.path().join("nothing")).unwrap();
 
     assert!(checkpoint.is_none() && skipped.is_empty());
+}
+
+#[test]
+fn newest_checkpoint_whose_copies_were_compared_is_preferred_and_the_newest_one_taken_if_there_is_none() {
+    let chosen = |compared: [bool; 3]| {
+        let root = tempfile::tempdir().unwrap();
+        let values = [1.0f32; 4];
+        for (step, compared) in (1..).zip(compared) {
+            let pieces = [Piece::whole("w", Dtype::F32, &[4], bytemuck::cast_slice(&values))];
+            quick_writer(root.path()).save(&CheckpointMeta { compared, ..meta(step) }, &pieces, &[]).unwrap();
+        }
+        let (found, skipped) = latest_compared(root.path()).unwrap();
+        let steps = skipped.iter().map(|s| CheckpointId::from_dir(&s.path).unwrap().step).collect::<Vec<u64>>();
+        (found.unwrap().id().step, steps, skipped.first().map(|s| s.reason.to_string()).unwrap_or_default())
+    };
+
+    assert_eq!(chosen([true, true, true]), (3, vec![], String::new()));
+    assert_eq!(chosen([false, false, false]), (3, vec![], String::new()));
+    let (step, skipped, reason) = chosen([true, true, false]);
+    assert_eq!((step, skipped), (2, vec![3]));
+    assert!(reason.contains("were not compared") && reason.contains("step-0000000002"), "{reason}");
 }
 
 #[test]

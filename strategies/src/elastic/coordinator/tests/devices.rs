@@ -39,6 +39,23 @@ fn rank_of_a_failed_device_is_replaced_on_another_device_and_the_incident_names_
 }
 
 #[test]
+fn copies_are_compared_for_a_checkpoint_soon_after_the_device_of_a_rank_made_memory_errors() {
+    let mut job = job_on_devices();
+    let errors = |i, n| DeviceHealth { n_uncorrected: Some(n), ..device(i, "H100") };
+    let report = |job: &mut Job, health| {
+        job.nodes.get_mut(&NodeId(1)).unwrap().handle_health(job.now, vec![health]);
+        job.run_for(300);
+        job.coordinator.record().n_saves
+    };
+
+    // The count may be older than the job, and no rank uses device 1.
+    let n_saves = [errors(0, 3), errors(1, 0), errors(1, 2), errors(0, 3)].map(|health| report(&mut job, health));
+    assert_eq!(n_saves, [0; 4]);
+    assert_eq!([errors(0, 4), errors(0, 4)].map(|health| report(&mut job, health)), [1, 1]);
+    assert_eq!(job.coordinator.record().generation, Generation(1), "the job trains on");
+}
+
+#[test]
 fn world_shrinks_when_a_node_has_no_other_device() {
     let mut job = job_on_devices();
     let failed = [0, 1].map(|i| DeviceHealth { fault: Some("Xid 48".into()), ..device(i, "H100") });
