@@ -111,6 +111,9 @@ pub struct StepMetrics {
     /// Share of the step spent in collectives, percent; `None` for a single rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_pct: Option<f64>,
+    /// Consecutive steps up to this one whose gradient was exactly 0; absent if this one's was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled_steps: Option<u64>,
     /// The slowest rank: the one that spent the least time in collectives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowest_rank: Option<u32>,

@@ -132,6 +132,7 @@ mod tests {
             data_wait_pct: 0.0,
             loss_scale: None,
             collective_pct: Some(collective_pct),
+            stalled_steps: None,
             slowest_rank: None,
         })
     }

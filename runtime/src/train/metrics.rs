@@ -135,6 +135,7 @@ mod tests {
             data_wait_pct: 0.1,
             loss_scale: None,
             collective_pct: None,
+            stalled_steps: None,
             slowest_rank: None,
         }
     }

@@ -515,6 +515,7 @@ impl<'a> Trainer<'a> {
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
+            stalled_steps: None,
             slowest_rank: None,
         }
     }
