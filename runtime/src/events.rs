@@ -114,6 +114,9 @@ pub struct StepMetrics {
     /// Share of the step spent on the comparison of copies after the previous step, percent; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify_pct: Option<f64>,
+    /// Consecutive steps up to this one whose gradient was exactly 0; absent if this one's was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled_steps: Option<u64>,
     /// The slowest rank: the one that spent the least time in collectives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowest_rank: Option<u32>,

@@ -131,6 +131,60 @@ fn init_writes_a_file_that_trains_and_never_replaces_one() {
 }
 
 #[test]
+fn init_converts_a_file_of_another_tool_and_says_what_it_left_out() {
+    let p = Project::new();
+    let accelerate =
+        "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 2\nfsdp_config:\n  fsdp_offload_params: false\n";
+    std::fs::write(p.path("accelerate.yaml"), accelerate).unwrap();
+
+    let refused = p.run(&["estimate", "accelerate.yaml"]);
+    let run = p.run(&["init", "new.yaml", "--yes", "--from", "accelerate.yaml", "--dataset", "text.txt"]).succeeds();
+
+    refused.refuses(&["is a configuration of Accelerate", "phalanx init --from accelerate.yaml"]);
+    assert!(run.stdout.contains("note: left out `mixed_precision`: there is no fp8"), "{}", run.stdout);
+    let json = p.run(&["estimate", "--json", "new.yaml"]).succeeds().stdout;
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ranks"], 2);
+}
+
+#[test]
+fn init_asks_for_ranks_and_for_full_or_low_rank_training() {
+    let p = Project::new();
+    let options = ["--dataset", "text.txt", "--ranks", "2", "--goal", "lora"];
+
+    p.run(&[&["init", "new.yaml", "--yes"][..], &options].concat()).succeeds();
+
+    let text = std::fs::read_to_string(p.path("new.yaml")).unwrap();
+    for line in ["nproc_per_node: 2", "dp_shard_size: auto", "adapter: lora", "lora_target_linear: true"] {
+        assert!(text.lines().any(|found| found == line), "{line} in {text}");
+    }
+    p.run(&["init", "other.yaml", "--yes", "--goal", "half"]).refuses(&["unknown goal `half`"]);
+}
+
+#[test]
+fn notes_about_keys_of_another_tool_are_on_standard_error() {
+    let p = Project::new();
+
+    let run = p.run(&["estimate", "--json", "job.yaml", "--tf32", "true", "--optimizer", "adamw_bnb_8bit"]).succeeds();
+
+    assert!(serde_json::from_str::<Value>(&run.stdout).is_ok(), "{}", run.stdout);
+    assert!(run.stderr.contains("note: keys without effect here: tf32"), "{}", run.stderr);
+    assert!(run.stderr.contains("adamw_bnb_8bit means adamw here"), "{}", run.stderr);
+}
+
+#[test]
+fn run_that_no_longer_learns_is_reported_and_counted_in_its_metrics() {
+    let p = Project::new();
+    // The decay takes away all weights, and clipping leaves nothing of their updates.
+    let keys = "--max_steps 8 --optimizer sgd --lr_scheduler constant --learning_rate 1 --weight_decay 1 --max_grad_norm 1e-30";
+
+    let run = p.train(&keys.split(' ').collect::<Vec<_>>()).succeeds();
+
+    let text = std::fs::read_to_string(p.path("out/metrics.jsonl")).unwrap();
+    assert!(run.stdout.contains("warning: the gradient has been 0 for 5 steps"), "{}\n{text}", run.stdout);
+    assert!(text.contains("\"stalled_steps\":5"), "{text}");
+}
+
+#[test]
 fn unused_dropout_of_a_model_is_reported() {
     let p = Project::new();
     let run = p.train(&["--max_steps", "2", "--model.attention_dropout", "0.1"]).succeeds();

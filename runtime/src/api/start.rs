@@ -106,7 +106,8 @@ impl<'a> Checked<'a> {
             }
             checked => checked?,
         }
-        let notes = model.device_notes((programs.len() + n_spares) as u32)?;
+        let mut notes = model.device_notes((programs.len() + n_spares) as u32)?;
+        notes.extend(model.format_note(&config.precision));
         Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
         Ok(Checked { config, program, tokenizer, model, mesh, programs, notes })
     }

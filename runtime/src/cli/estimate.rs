@@ -3,7 +3,7 @@
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
 use super::measured::{Gpus, gpus};
-use super::{JobArgs, right, say};
+use super::{JobArgs, report_note, right, say};
 use crate::config::JobConfig;
 use crate::config::datasets::ValSetSize;
 use crate::config::precision::DeviceChoice;
@@ -65,6 +65,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let gpus = args.gpus(&config)?;
     let choice = if gpus.is_some() { DeviceChoice::Cuda } else { config.precision.device };
     let plan = plan::model_plan_on(&config, &tokenizer, || devices::planned(choice))?;
+    plan.format_note(&config.precision).iter().for_each(report_note);
     let mesh = config.parallel.mesh()?;
     let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;

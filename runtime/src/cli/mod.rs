@@ -155,9 +155,11 @@ fn ranks_of_this_machine() -> (&'static str, usize, &'static str) {
 
 /// Reports what became of keys of other tools, on standard error: standard output may be JSON.
 fn report_notes(config: &JobConfig) {
-    for note in &config.notes {
-        let _ = writeln!(std::io::stderr(), "note: {note}");
-    }
+    config.notes.iter().for_each(report_note);
+}
+
+fn report_note(note: &String) {
+    let _ = writeln!(std::io::stderr(), "note: {note}");
 }
 
 /// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise.

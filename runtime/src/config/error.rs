@@ -65,6 +65,14 @@ pub enum ConfigError {
         /// The error of the operating system.
         reason: String,
     },
+    /// A file of a launcher or trainer that has no job of Phalanx in it.
+    #[error("{0} is a configuration of {tool}; convert it with `phalanx init --from {0}`", path.display())]
+    OtherTool {
+        /// The file.
+        path: PathBuf,
+        /// The tool.
+        tool: &'static str,
+    },
     /// The text is not YAML, or is not a mapping of keys to values.
     #[error("the configuration is not valid YAML: {reason}")]
     Syntax {

@@ -82,6 +82,9 @@ impl JobConfig {
         let unreadable =
             |error: std::io::Error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() };
         let text = read_text(path).map_err(unreadable)?;
+        if let Some(tool) = foreign::import::tool_of(path, &text) {
+            return Err(ConfigError::OtherTool { path: path.to_owned(), tool });
+        }
         Self::from_yaml_str(&text, overrides)
     }
 

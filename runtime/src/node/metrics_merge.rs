@@ -133,6 +133,7 @@ mod tests {
             loss_scale: None,
             collective_pct: Some(collective_pct),
             verify_pct: None,
+            stalled_steps: None,
             slowest_rank: None,
         })
     }

@@ -2,6 +2,7 @@
 
 use super::export::{self, ExportFrom};
 use super::saving::Saving;
+use super::stalled::Stalled;
 use crate::error::JobError;
 use crate::events::{Event, Report, StepMetrics};
 use crate::train::metrics::MetricsFiles;
@@ -37,6 +38,7 @@ impl Fault {
 pub(crate) struct EventSink<'a> {
     files: Option<MetricsFiles>,
     fault: Fault,
+    stalled: Stalled,
     pub(crate) report: Report,
     on_event: &'a mut (dyn FnMut(&Event) + Send),
 }
@@ -52,7 +54,7 @@ impl<'a> EventSink<'a> {
     ) -> EventSink<'a> {
         let files = leads.then(|| MetricsFiles::open(output_dir, first_step));
         let report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
-        EventSink { files, fault, report, on_event }
+        EventSink { files, fault, stalled: Stalled::default(), report, on_event }
     }
 
     /// On the leader, emits a step of an earlier world, unless the files already contain it.
@@ -62,7 +64,8 @@ impl<'a> EventSink<'a> {
         }
     }
 
-    pub(crate) fn emit(&mut self, event: Event) {
+    pub(crate) fn emit(&mut self, mut event: Event) {
+        let stalled = if let Event::Step(m) = &mut event { self.stalled.see(m) } else { None };
         match (&event, &mut self.files) {
             (Event::Step(m), Some(files)) => files.step(m),
             (Event::Eval(m), Some(files)) => files.eval(m),
@@ -75,6 +78,9 @@ impl<'a> EventSink<'a> {
             _ => {}
         }
         (self.on_event)(&event);
+        if let Some(warning) = stalled.filter(|_| self.files.is_some()) {
+            (self.on_event)(&Event::Note(warning));
+        }
     }
 
     /// Tells once that measurements cannot be written, and once that they are again.

@@ -139,6 +139,7 @@ mod tests {
             loss_scale: None,
             collective_pct: None,
             verify_pct: None,
+            stalled_steps: None,
             slowest_rank: None,
         }
     }

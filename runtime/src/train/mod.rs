@@ -42,6 +42,7 @@ pub(crate) mod same_run;
 pub(crate) mod saving;
 pub(crate) mod shadow;
 mod staging;
+mod stalled;
 mod state_copy;
 pub(crate) mod step_trace;
 pub(crate) mod team;

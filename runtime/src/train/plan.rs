@@ -6,7 +6,9 @@ use crate::config::adapter::LoraTargets;
 use crate::config::datasets::{self, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
-use crate::config::precision::{Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision};
+use crate::config::precision::{
+    Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision, PrecisionSection,
+};
 use crate::config::schedule::LrScheduler;
 use crate::config::steps::interval;
 use crate::data::config as data;
@@ -63,6 +65,18 @@ impl ModelPlan {
             self.no_gpu.as_ref().map(|reason| format!("training on the CPU, because no GPU can be used: {reason}"));
         let exchange = self.device.exchange(n_ranks).map_err(JobError::Exchange)?;
         Ok(no_gpu.into_iter().chain(exchange).collect())
+    }
+
+    /// A note if `bf16: auto` means f32 on the device.
+    pub(crate) fn format_note(&self, config: &PrecisionSection) -> Option<String> {
+        let falls_back = config.bf16 == Bf16::Auto && !config.fp16 && self.spec.precision == Precision::F32;
+        falls_back.then(|| match self.model.known() {
+            Some(_) => {
+                let device = self.device.name();
+                format!("`bf16: auto` is f32 here: {device} has no fast bfloat16 products; `bf16: true` uses them all the same")
+            }
+            None => "`bf16: auto` is f32 here: the model is user-defined".into(),
+        })
     }
 
     /// One microbatch up to its loss.

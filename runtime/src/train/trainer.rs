@@ -520,6 +520,7 @@ impl<'a> Trainer<'a> {
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
             verify_pct: o.verify_s.map(|verify_s| 100.0 * verify_s / o.step_s),
+            stalled_steps: None,
             slowest_rank: None,
         }
     }

@@ -50,6 +50,20 @@ pub(crate) fn import(path: &Path, read: &ReadFile<'_>) -> Result<Imported, Confi
     }
 }
 
+/// The tool whose configuration a file is, if it cannot be a job of Phalanx or Axolotl.
+pub(crate) fn tool_of(path: &Path, text: &str) -> Option<&'static str> {
+    if path.extension().is_some_and(|ending| ending == "toml") {
+        return Some("torchtitan");
+    }
+    let file = parse(text).ok()?;
+    let has = |keys: &[&str]| keys.iter().any(|key| file.contains_key(*key));
+    if has(&["base_model", "model", "datasets"]) {
+        return None;
+    }
+    let is_deepspeed = has(&["zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"]);
+    is_deepspeed.then_some("DeepSpeed").or_else(|| accelerate::is_accelerate(&file).then_some("Accelerate"))
+}
+
 fn mapping(value: Value) -> Result<Mapping, ConfigError> {
     match value {
         Value::Mapping(keys) => Ok(keys),

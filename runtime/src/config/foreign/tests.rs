@@ -309,7 +309,7 @@ mode = \"full\"
             "adam_beta2: 0.95",
             "bf16: true",
             "decay_ratio: 0.8",
-            "dp_shard_size: -1",
+            "dp_shard_size: auto",
             "gradient_checkpointing: true",
             "learning_rate: 0.0003",
             "lr_scheduler: wsd",
@@ -345,4 +345,15 @@ fn job_of_axolotl_is_imported_as_a_whole() {
     assert_eq!(shown_keys(&job), set(&["base_model: m", "optimizer: adamw", "seed: 3"]));
     assert_eq!(job.notes.len(), 3, "{:?}", job.notes);
     assert!(job.notes[0].starts_with("left out `rl` is the string \"dpo\""));
+}
+
+#[test]
+fn file_of_another_tool_is_recognised_and_a_job_is_not() {
+    let tool = |name: &str, text: &str| import::tool_of(Path::new(name), text);
+
+    assert_eq!(tool("a.toml", "[model]"), Some("torchtitan"));
+    assert_eq!(tool("a.json", "{\"zero_optimization\": {\"stage\": 1}}"), Some("DeepSpeed"));
+    assert_eq!(tool("a.yaml", "distributed_type: FSDP\n"), Some("Accelerate"));
+    assert_eq!(tool("a.yaml", MINIMAL), None);
+    assert_eq!(tool("a.yaml", "seed: 3\n"), None);
 }

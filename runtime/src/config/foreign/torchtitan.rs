@@ -40,7 +40,7 @@ const RULES: &[Rule] = &[
     ("training.seed", Key("seed")),
     ("training.*", NoEffect),
     ("parallelism.data_parallel_replicate_degree", Key("dp_replicate_size")),
-    ("parallelism.data_parallel_shard_degree", Key("dp_shard_size")),
+    ("parallelism.data_parallel_shard_degree", Do(shard_degree)),
     ("parallelism.fsdp_reshard_after_forward", Do(reshard)),
     ("parallelism.tensor_parallel_degree", Do(tensor_parallel)),
     ("parallelism.context_parallel_degree", Key("context_parallel_size")),
@@ -180,6 +180,11 @@ fn cpu_offload(value: &Value, _: &Mapping, to: &mut Converted) {
         to.set("offload_optimizer", true);
         to.no_effect.push("training.enable_cpu_offload of weights (they stay in device memory)".into());
     }
+}
+
+/// -1 stands for the ranks that the other axes leave.
+fn shard_degree(value: &Value, _: &Mapping, to: &mut Converted) {
+    to.set("dp_shard_size", if value.as_i64() == Some(-1) { "auto".into() } else { value.clone() });
 }
 
 fn reshard(value: &Value, _: &Mapping, to: &mut Converted) {
