@@ -149,7 +149,7 @@ fn adapter_of_a_scaled_product_takes_over_its_factor() {
     let target_modules = vec!["q_proj".to_string(), "o_proj".to_string()];
 
     fuse(&mut program);
-    lora(&mut program, &LoraSpec { rank: 2, alpha: 6.0, target_modules }).unwrap();
+    lora(&mut program, &LoraSpec { rank: 2, alpha: 6.0, target_modules, ..LoraSpec::default() }).unwrap();
 
     let factors = |module: &str| -> Vec<f32> {
         let name = format!("{module}.lora_B.weight");
@@ -198,7 +198,7 @@ fn half_width_activations_take_less_memory_and_parameters_do_not_change() {
 fn adapter_run_updates_only_adapters_and_computes_no_base_gradient() {
     let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let targets = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
-    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: targets };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: targets, ..LoraSpec::default() };
 
     let step = compile_step(
         forward,
@@ -224,7 +224,7 @@ fn adapter_run_updates_only_adapters_and_computes_no_base_gradient() {
 #[test]
 fn unknown_adapter_target_lists_the_modules_of_the_model() {
     let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
-    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["query".into()] };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["query".into()], ..LoraSpec::default() };
     let err = compile_step(
         forward,
         &StepSpec { lora: Some(lora), ..spec(1, Precision::F32, Recompute::None) },

@@ -141,6 +141,7 @@ fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
             Role::Hyper => {
                 let mut hyper = [1.0; Hyper::LEN];
                 hyper[Hyper::LEARNING_RATE] = 1e-6;
+                hyper[Hyper::ADAPTER_LEARNING_RATE] = 1e-6;
                 hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / plan.batch.n_tokens() as f64;
                 machine.write(c, b.value, 0, &hyper);
             }

@@ -39,6 +39,15 @@ pub enum PlanError {
         "the tokenizer has {n_tokens} tokens, but the model's vocab_size is {vocab_size}; use the model's own tokenizer or a vocab_size of at least {n_tokens}"
     )]
     Vocabulary { n_tokens: usize, vocab_size: usize },
+    /// A regular expression matches no module.
+    #[error(
+        "lora_target_modules is the regular expression {pattern:?}, which matches the whole path of no linear layer; \
+         a path is {example}, and names of layers are given as a list"
+    )]
+    NoTarget { pattern: String, example: String },
+    /// A regular expression needs too many steps.
+    #[error("lora_target_modules: {0}")]
+    Targets(#[from] fancy_regex::Error),
     /// The job evaluates, but was planned without evaluation.
     #[error("no program for evaluation was compiled")]
     NoEvaluation,

@@ -11,13 +11,14 @@ use crate::error::JobError;
 use crate::error::export::ExportError;
 use phalanx_device::{Backing, Machine};
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter};
+use phalanx_storage::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter, saved_tensor_name};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, export_model};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::program::Op;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(crate) const JOB_YAML: &str = "job.yaml";
@@ -96,7 +97,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
         n_microbatches: 1,
         offload_optimizer: false,
         parallel: Parallel::default(),
-        ..plan::step_spec(&job, &model, &*device)
+        ..plan::step_spec(&job, &model, &*device)?
     };
     let compiled = compile_step(forward, &spec, device.target())?;
     let mut machine = device.machine(&[&compiled], &Backing::default())?;
@@ -105,7 +106,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     }
     if merge {
         let lora = job.adapter.lora().ok_or(ExportError::NothingToMerge)?;
-        merge_adapters(&mut *machine, &compiled, lora.alpha / lora.rank as f64);
+        merge_adapters(&mut *machine, &compiled, lora.scale());
     }
     export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge)
 }
@@ -153,19 +154,17 @@ fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobC
     let Some(lora) = job.adapter.lora() else {
         return Err(ExportError::UnknownAdapters.into());
     };
-    let adapters: Vec<&Tensor> = tensors.iter().filter(|t| t.name.contains(".lora_")).collect();
+    // Beside adapters, modules that the configuration names are trained whole.
+    let adapters: Vec<&Tensor> = tensors.iter().filter(|t| t.trainable).collect();
     let names: Vec<String> = adapters
         .iter()
-        .map(|t| {
-            let (module, rest) = t.name.split_once(".lora_").unwrap_or((&t.name, ""));
-            let matrix = if rest.starts_with('A') { LoraMatrix::A } else { LoraMatrix::B };
-            adapter_tensor_name(module, matrix)
+        .map(|t| match t.name.split_once(".lora_") {
+            Some((module, rest)) if rest.starts_with('A') => adapter_tensor_name(module, LoraMatrix::A),
+            Some((module, _)) => adapter_tensor_name(module, LoraMatrix::B),
+            None => saved_tensor_name(&t.name),
         })
         .collect();
-    let mut modules: Vec<String> =
-        adapters.iter().filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned)).collect();
-    modules.sort();
-    modules.dedup();
+    let modules = adapted_modules(tensors);
     let shown: Vec<Shown<'_>> = adapters.iter().map(|t| shown(from, t)).collect();
     let list: Vec<ExportTensor<'_>> =
         adapters.iter().zip(&names).zip(&shown).map(|((t, name), shown)| export_tensor(name, t, shown)).collect();
@@ -176,13 +175,26 @@ fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobC
             base_model: &base,
             rank: lora.rank,
             alpha: lora.alpha,
+            use_rslora: lora.section.peft_use_rslora,
             target_modules: &modules,
+            modules_to_save: &lora.section.lora_modules_to_save,
             fan_in_fan_out: adapts_stored_in_out(from.compiled, tensors),
             tensors: &list,
             dtype: Dtype::F32,
         },
     )?;
     Ok(())
+}
+
+/// Names of the adapted modules: a last component of paths if all modules with it are adapted, else the paths.
+fn adapted_modules(tensors: &[Tensor]) -> Vec<String> {
+    let adapted: BTreeSet<&str> = tensors.iter().filter_map(|t| Some(t.name.split_once(".lora_")?.0)).collect();
+    let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
+    let others = tensors.iter().filter_map(|t| t.name.strip_suffix(".weight")).filter(|path| !adapted.contains(path));
+    let left_out: BTreeSet<String> = others.filter(|path| !path.contains(".lora_")).map(last).collect();
+    let named = |path: &&str| if left_out.contains(&last(path)) { (*path).to_owned() } else { last(path) };
+    let names: BTreeSet<String> = adapted.iter().map(named).collect();
+    names.into_iter().collect()
 }
 
 fn is_tokenizer_file(name: &str) -> bool {

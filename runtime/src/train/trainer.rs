@@ -455,6 +455,8 @@ impl<'a> Trainer<'a> {
         if let Some(value) = c.program.bound(Role::Hyper).next() {
             let mut hyper = [0.0; Hyper::LEN];
             hyper[Hyper::LEARNING_RATE] = self.run.schedule.learning_rate(self.state.step);
+            let ratio = self.plan.spec.lora.as_ref().and_then(|lora| lora.rate_ratio).unwrap_or(1.0);
+            hyper[Hyper::ADAPTER_LEARNING_RATE] = ratio * hyper[Hyper::LEARNING_RATE];
             hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
             hyper[Hyper::LOSS_GRAD_SCALE] = scale / predicted_tokens.max(1) as f64;
             hyper[Hyper::LOSS_SCALE] = scale;

@@ -183,8 +183,10 @@ impl Hyper {
     pub const LOSS_GRAD_SCALE: usize = Hyper::RULE + N_SCALARS;
     /// Loss scale of fp16; 1 otherwise.
     pub const LOSS_SCALE: usize = Hyper::LOSS_GRAD_SCALE + 1;
+    /// Learning rate of this step for parameters that have one of their own.
+    pub const ADAPTER_LEARNING_RATE: usize = Hyper::LOSS_SCALE + 1;
     /// Number of scalars.
-    pub const LEN: usize = Hyper::LOSS_SCALE + 1;
+    pub const LEN: usize = Hyper::ADAPTER_LEARNING_RATE + 1;
 }
 
 /// A value that the host writes before, or reads after, the program runs.

@@ -185,6 +185,8 @@ pub struct VocabShard {
 pub struct Update {
     /// The update rule.
     pub rule: OptimizerSpec,
+    /// Position of the learning rate in [`super::Hyper`].
+    pub rate: usize,
     /// First element of the parameter that is updated.
     pub first: usize,
     /// Dims of the parameter.

@@ -136,7 +136,8 @@ pub fn all() -> Vec<StepCase> {
     let accumulate = StepSpec { n_microbatches: 3, ..spec() };
     cases.push(case("llama with three microbatches".into(), llama.clone(), accumulate));
     let target_modules = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
-    let lora = StepSpec { lora: Some(LoraSpec { rank: 4, alpha: 8.0, target_modules }), ..spec() };
+    let lora =
+        StepSpec { lora: Some(LoraSpec { rank: 4, alpha: 8.0, target_modules, ..LoraSpec::default() }), ..spec() };
     for (name, precision) in [("bf16", Precision::Bf16), ("fp16", Precision::F16)] {
         let spec = StepSpec { precision, ..lora.clone() };
         cases.push(case(format!("llama with adapters in {name}"), llama.clone(), spec));

@@ -27,11 +27,15 @@ pub struct AdapterExport<'a> {
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f64,
-    /// Names of the adapted layers, the last part of their path, such as `q_proj`.
+    /// Whether the scale is relative to the root of the rank.
+    pub use_rslora: bool,
+    /// Adapted layers: their paths, or ends of paths such as `q_proj`.
     pub target_modules: &'a [String],
     /// Whether the base model stores its weights as `[in, out]`, as GPT-2 does.
     pub fan_in_fan_out: bool,
-    /// The matrices, named with [`adapter_tensor_name`].
+    /// Modules that were trained whole: ends of their paths.
+    pub modules_to_save: &'a [String],
+    /// The matrices, named with [`adapter_tensor_name`], and the tensors of saved modules, named with [`saved_tensor_name`].
     pub tensors: &'a [ExportTensor<'a>],
     /// The type in the file: F32, BF16 or F16.
     pub dtype: Dtype,
@@ -40,6 +44,11 @@ pub struct AdapterExport<'a> {
 /// The name that PEFT gives to a matrix of the layer at `module`, such as `model.layers.0.self_attn.q_proj`.
 pub fn adapter_tensor_name(module: &str, matrix: LoraMatrix) -> String {
     format!("base_model.model.{module}.lora_{matrix:?}.weight")
+}
+
+/// The name that PEFT gives to a tensor of a module that is trained whole.
+pub fn saved_tensor_name(tensor: &str) -> String {
+    format!("base_model.model.{tensor}")
 }
 
 /// Writes `adapter_config.json` and `adapter_model.safetensors`; they appear at `dir` complete or not at all.
@@ -53,6 +62,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         let rank_dim = match (tensor.name.strip_prefix("base_model.model."), tensor.shape) {
             (Some(name), [rank, _]) if name.ends_with(".lora_A.weight") => Some(*rank),
             (Some(name), [_, rank]) if name.ends_with(".lora_B.weight") => Some(*rank),
+            (Some(name), _) if !name.contains(".lora_") => continue,
             _ => None,
         };
         if rank_dim != Some(adapter.rank) {
@@ -73,7 +83,8 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         "fan_in_fan_out": adapter.fan_in_fan_out,
         "init_lora_weights": true,
         "inference_mode": true,
-        "modules_to_save": null,
+        "modules_to_save": (!adapter.modules_to_save.is_empty()).then_some(adapter.modules_to_save),
+        "use_rslora": adapter.use_rslora,
     });
     write_json(&mut staging, "adapter_config.json", &config)?;
     write_tensors(&mut staging, "adapter_model.safetensors", adapter.tensors, adapter.dtype)?;
@@ -92,16 +103,20 @@ mod tests {
         let (a, b) = ([1.0f32, 2.0, 3.0], [4.0f32, 5.0]);
         let module = "model.layers.0.self_attn.q_proj";
         let names = [adapter_tensor_name(module, LoraMatrix::A), adapter_tensor_name(module, LoraMatrix::B)];
+        let saved = saved_tensor_name("lm_head.weight");
         let tensors = [
             ExportTensor { name: &names[0], shape: &[1, 3], values: Values::Here(&a) },
             ExportTensor { name: &names[1], shape: &[2, 1], values: Values::Here(&b) },
+            ExportTensor { name: &saved, shape: &[3], values: Values::Here(&a) },
         ];
         let targets = ["q_proj".to_owned()];
         let mut adapter = AdapterExport {
             base_model: "meta/llama",
             rank: 1,
             alpha: 16.0,
+            use_rslora: true,
             target_modules: &targets,
+            modules_to_save: &["lm_head".to_owned()],
             fan_in_fan_out: false,
             tensors: &tensors,
             dtype: Dtype::F32,
@@ -111,10 +126,12 @@ mod tests {
         export_adapter(&out, &adapter).unwrap();
 
         let source = TensorSource::open_file(&out.join("adapter_model.safetensors")).unwrap();
-        let expected = ["A", "B"].map(|m| format!("base_model.model.{module}.lora_{m}.weight"));
+        let [a, b] = ["A", "B"].map(|m| format!("base_model.model.{module}.lora_{m}.weight"));
+        let expected = ["base_model.model.lm_head.weight".to_owned(), a, b];
         assert_eq!(source.names().collect::<Vec<_>>(), expected);
         let config = read_json(&out.join("adapter_config.json")).unwrap();
         assert_eq!((&config["r"], &config["peft_type"]), (&json!(1), &json!("LORA")));
+        assert_eq!((&config["use_rslora"], &config["modules_to_save"]), (&json!(true), &json!(["lm_head"])));
         adapter.rank = 2;
         assert!(export_adapter(&out, &adapter).unwrap_err().to_string().contains("rank-2"));
     }
