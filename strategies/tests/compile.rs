@@ -324,3 +324,20 @@ fn evaluating_a_user_defined_model_computes_no_gradients() {
     assert!(matches!(instr.op, Op::Opaque { gradient: false, .. }));
     assert_eq!(instr.writes.len(), 1);
 }
+
+#[test]
+fn dropout_is_part_of_a_training_step_and_not_of_evaluation() {
+    let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let lora =
+        LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["q_proj".into()], dropout: 0.1, ..LoraSpec::default() };
+    let spec = StepSpec { lora: Some(lora), ..spec(1, Precision::F32, Recompute::None) };
+    let n_dropouts = |c: &Compiled| c.program.instrs.iter().filter(|i| matches!(i.op, Op::Dropout(_))).count();
+
+    let step = compile_step(forward.clone(), &spec, &Nowhere::default()).unwrap();
+    let evaluation = compile_forward(forward, &spec, &Nowhere::default()).unwrap();
+
+    // Forward and backward of two blocks.
+    assert_eq!(n_dropouts(&step), 4);
+    assert_eq!(n_dropouts(&evaluation), 0);
+    assert_eq!(evaluation.program.bound(Role::DropoutKeys).count(), 0);
+}

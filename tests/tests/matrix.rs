@@ -46,6 +46,7 @@ const LORA_IN_FULL: &[(&str, &str)] = &[
     ("lora_modules_to_save", "[embed_tokens, lm_head, model.norm]"),
     ("peft_use_rslora", "true"),
     ("loraplus_lr_ratio", "4"),
+    ("lora_dropout", "0.2"),
 ];
 
 /// Trains the cells in a ring of checkpoints and fails if one differs from one rank.

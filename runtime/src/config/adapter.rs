@@ -2,10 +2,14 @@
 
 use super::error::ConfigError;
 use super::section::{choices, section};
-use super::setting::{COUNT, POSITIVE, Setting};
+use super::setting::{COUNT, POSITIVE, Range, Setting};
 use super::source::At;
 use fancy_regex::Regex;
 use serde_yaml_ng::Value;
+use std::path::PathBuf;
+
+/// With a larger share of zeros, the factor of the other elements loses its meaning.
+const DROPOUT: Range = Range { fits: "a number between 0 and 0.99", holds: |x| (0.0..=0.99).contains(&x) };
 
 section! {
     /// Low-rank adapters.
@@ -25,8 +29,12 @@ section! {
         pub peft_layers_to_transform: Vec<usize> = Vec::new();
         /// Modules that are trained whole beside the adapters, such as embed_tokens and lm_head.
         pub lora_modules_to_save: Vec<String> = Vec::new();
+        /// Directory of an adapter from which training starts, as PEFT or an earlier run wrote it.
+        pub lora_model_dir: Option<PathBuf> = None;
         /// Scale by `lora_alpha / sqrt(lora_r)` instead (rsLoRA, Kalajdzievski 2023).
         pub peft_use_rslora: bool = false;
+        /// Probability with which an element of an adapter's input is zeroed in training.
+        pub lora_dropout: f64 = 0.0 => DROPOUT;
         /// Learning rate of the matrices B over that of the matrices A (LoRA+, Hayou et al. 2024); if not set, 1.
         pub loraplus_lr_ratio: Option<f64> = None => POSITIVE;
     }
@@ -173,7 +181,9 @@ impl AdapterSection {
             ("lora_target_linear", self.lora_target_linear),
             ("peft_layers_to_transform", !self.peft_layers_to_transform.is_empty()),
             ("lora_modules_to_save", !self.lora_modules_to_save.is_empty()),
+            ("lora_model_dir", self.lora_model_dir.is_some()),
             ("peft_use_rslora", self.peft_use_rslora),
+            ("lora_dropout", self.lora_dropout > 0.0),
             ("loraplus_lr_ratio", self.loraplus_lr_ratio.is_some()),
         ];
         match (self.adapter, given.iter().find(|(_, given)| *given)) {

@@ -11,7 +11,7 @@ const FOREIGN: &[(&[&str], &str)] = &[
         "attention never stores the score matrix, so there is nothing to select; remove the line",
     ),
     (
-        &["load_in_8bit", "load_in_4bit", "lora_dropout", "neftune_noise_alpha", "tf32", "fp8"],
+        &["load_in_8bit", "load_in_4bit", "neftune_noise_alpha", "tf32", "fp8"],
         "this build has no such feature; remove the line",
     ),
     (

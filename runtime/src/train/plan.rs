@@ -1,6 +1,8 @@
 //! All parts of a run, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined};
+use super::initial_adapter;
+use super::quantised::check_unquantised;
 use crate::config::JobConfig;
 use crate::config::adapter::{Lora, whole};
 use crate::config::datasets::{self, ValSetSize};
@@ -40,6 +42,8 @@ pub struct ModelPlan {
     pub hf_config: Value,
     /// Directory of the initial weights; `None` starts from scratch, or from the values of a user-defined model.
     pub weights: Option<PathBuf>,
+    /// Directory of the adapters with which the run begins; `None` draws them.
+    pub adapter: Option<PathBuf>,
     /// One microbatch.
     pub batch: BatchShape,
     /// Microbatches of a step, over all ranks: the same for every mesh.
@@ -77,7 +81,8 @@ impl ModelPlan {
     pub(crate) fn first_values(&self, seed: u64) -> Result<FirstValues<'_>, JobError> {
         let source = self.weights.as_deref().map(TensorSource::open).transpose()?;
         let params = self.model.user().map(UserModel::params).unwrap_or_default();
-        Ok(FirstValues { model: self.model.known(), params, source, seed })
+        let adapter = self.adapter.as_deref().map(initial_adapter::open).transpose()?;
+        Ok(FirstValues { model: self.model.known(), params, source, adapter, seed })
     }
 
     /// How a step computes on another mesh: the same batch, split between other ranks. If the split is uneven, ranks with
@@ -210,7 +215,11 @@ pub(crate) fn model_plan_on(
     let no_gpu = no_gpu.map(|reason| reason.to_string());
     let spec = step_spec(config, &model, &*device)?;
     let n_microbatches = config.microbatches_per_step();
-    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches, spec, device, no_gpu })
+    let adapter = config.adapter.lora_model_dir.clone();
+    if let (Some(dir), Some(lora), Some(spec)) = (&adapter, config.adapter.lora(), &spec.lora) {
+        initial_adapter::check(dir, &lora, spec, smallest(&model)?)?;
+    }
+    Ok(ModelPlan { model, hf_config, weights, adapter, batch, n_microbatches, spec, device, no_gpu })
 }
 
 /// Resolves a job whose model the user wrote.
@@ -235,6 +244,7 @@ pub(crate) fn user_plan(
         model,
         hf_config,
         weights: None,
+        adapter: None,
         batch,
         n_microbatches: config.microbatches_per_step(),
         spec,
@@ -292,6 +302,7 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
 /// # Errors
 /// When the model is not supported; the error names `origin`.
 pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
+    check_unquantised(hf_config, origin)?;
     let parsed: HfConfig = serde_json::from_value(hf_config.clone())
         .map_err(|source| PlanError::Description { origin: origin.into(), source })?;
     ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
@@ -384,16 +395,21 @@ fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError
         target_modules,
         blocks: lora.section.peft_layers_to_transform.clone(),
         modules_to_save: lora.section.lora_modules_to_save.clone(),
+        dropout: lora.section.lora_dropout as f32,
         rate_ratio: lora.section.loraplus_lr_ratio,
     })
+}
+
+/// The model on the smallest batch, for what does not depend on the batch.
+fn smallest(model: &Architecture) -> Result<Program, JobError> {
+    let forward = model.forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss);
+    forward.map_err(|source| JobError::Model { path: "model".into(), source })
 }
 
 /// Paths of the linear layers that a regular expression matches.
 fn matching_modules(pattern: &str, model: &Architecture) -> Result<Vec<String>, JobError> {
     let regex = whole(pattern).map_err(PlanError::from)?;
-    let forward = model.forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss);
-    let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
-    let paths = linear_modules(&forward);
+    let paths = linear_modules(&smallest(model)?);
     let example = paths.first().cloned().unwrap_or_default();
     let mut found = Vec::new();
     for path in paths {

@@ -21,8 +21,9 @@ type Keys = BTreeMap<String, Value>;
 
 /// Keys of these sections that may differ within a run: contents that are compared by digest, and what does not change what is
 /// computed. The batch is compared as a whole.
-const FREE: [&str; 8] = [
+const FREE: [&str; 9] = [
     "base_model",
+    "lora_model_dir",
     "tokenizer",
     "dataset_prepared_path",
     "eval_steps",

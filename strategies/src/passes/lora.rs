@@ -4,7 +4,9 @@
 //! `1/sqrt(in)` (the reference implementation's Kaiming-uniform has the same variance up to a constant), B with zeros, so
 //! that the first step computes the base model. B of a target within a fused projection adds only to the target's columns.
 
-use crate::program::{Columns, DType, Hyper, Init, Instr, Kind, MatMul, Op, Param, ParamPart, Program, ValueId};
+use crate::program::{
+    Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Param, ParamPart, Program, Role, ValueId,
+};
 use std::collections::BTreeSet;
 
 /// What to adapt, and how strongly.
@@ -22,7 +24,9 @@ pub struct LoraSpec {
     pub blocks: Vec<usize>,
     /// Modules that are trained whole beside the adapters, named as targets are.
     pub modules_to_save: Vec<String>,
-    /// Learning rate of B over that of the other weights, if they differ.
+    /// Probability with which an element of an adapter's input is zeroed in training.
+    pub dropout: f32,
+    /// Learning rate of B, and of vectors that are trained whole, over that of matrices, if they differ.
     /// Source: Hayou et al. 2024, LoRA+ (arXiv:2402.12354).
     pub rate_ratio: Option<f64>,
 }
@@ -108,9 +112,16 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
     }
     check_targets(program, spec)?;
     let saved = saved_params(program, spec)?;
-    program.params.iter_mut().zip(saved).for_each(|(param, saved)| param.trainable = saved);
+    for (param, saved) in program.params.iter_mut().zip(saved) {
+        param.trainable = saved;
+        // As in PEFT, vectors learn as fast as B.
+        if spec.rate_ratio.is_some() && param.shape.len() == 1 {
+            param.rate = Hyper::ADAPTER_LEARNING_RATE;
+        }
+    }
     let instrs = std::mem::take(&mut program.instrs);
     let mut renamed: Vec<ValueId> = (0..program.values.len() as u32).map(ValueId).collect();
+    let mut n_targets = 0;
     for mut instr in instrs {
         for v in instr.reads.iter_mut() {
             *v = renamed.get(v.0 as usize).copied().unwrap_or(*v);
@@ -122,7 +133,12 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
         program.instrs.push(instr);
         for target in targets {
             let (Some(x), Some(before)) = (x, y) else { continue };
-            y = Some(adapt(program, &target, x, before, site));
+            let input = match spec.dropout > 0.0 {
+                true => dropped_out(program, x, spec.dropout, n_targets, site),
+                false => x,
+            };
+            n_targets += 1;
+            y = Some(adapt(program, &target, input, before, site));
         }
         if let (Some(original), Some(y)) = (original, y) {
             renamed[original.0 as usize] = y;
@@ -187,6 +203,22 @@ fn saved_params(program: &Program, spec: &LoraSpec) -> Result<Vec<bool>, LoraErr
         saved.push(!named.is_empty());
     }
     Ok(saved)
+}
+
+impl LoraSpec {
+    /// Adapters on the modules of these names in all blocks, for a model with other blocks.
+    #[must_use]
+    pub fn in_every_block(&self) -> LoraSpec {
+        let names = |paths: &[String]| last_names(paths.iter());
+        let (target_modules, modules_to_save) = (names(&self.target_modules), names(&self.modules_to_save));
+        LoraSpec { target_modules, modules_to_save, blocks: Vec::new(), ..self.clone() }
+    }
+
+    /// The same adapters in evaluation.
+    #[must_use]
+    pub fn without_dropout(&self) -> LoraSpec {
+        LoraSpec { dropout: 0.0, ..self.clone() }
+    }
 }
 
 struct Target {
@@ -287,6 +319,20 @@ fn adapt(program: &mut Program, target: &Target, x: ValueId, y: ValueId, site: c
     z
 }
 
+/// Zeroes elements of an adapter's input; every target has draws of its own, as in PEFT.
+fn dropped_out(program: &mut Program, x: ValueId, rate: f32, stream: u32, site: crate::program::Site) -> ValueId {
+    let bound = program.bound(Role::DropoutKeys).next();
+    let keys = bound.unwrap_or_else(|| {
+        let keys = program.add_value("dropout_keys", &[program.value(x).n_rows()], DType::I32, Kind::Input);
+        program.bindings.push(Binding::new(Role::DropoutKeys, keys));
+        keys
+    });
+    let shape = program.value(x).shape.clone();
+    let y = program.add_value("lora.input", &shape, DType::F32, Kind::Activation);
+    program.push(Op::Dropout(Dropout { rate, stream, first_column: 0 }), vec![x, keys], vec![y], site);
+    y
+}
+
 fn adapter(program: &mut Program, name: &str, shape: &[usize], init: Init) -> ValueId {
     let value = program.add_value(name, shape, DType::F32, Kind::Parameter);
     let parts = vec![ParamPart::whole(name, shape)];
@@ -349,13 +395,13 @@ mod tests {
     }
 
     #[test]
-    fn only_matrices_b_have_a_rate_of_their_own() {
+    fn only_matrices_b_and_vectors_have_a_rate_of_their_own() {
         let mut p = model("");
 
-        lora(&mut p, &LoraSpec { rate_ratio: Some(16.0), ..spec(&["o_proj"], &["lm_head"]) }).unwrap();
+        lora(&mut p, &LoraSpec { rate_ratio: Some(16.0), ..spec(&["o_proj"], &["lm_head", "model.norm"]) }).unwrap();
 
         for param in &p.params {
-            let own = param.parts[0].name.ends_with(".lora_B.weight");
+            let own = param.parts[0].name.ends_with(".lora_B.weight") || param.shape.len() == 1;
             assert_eq!(param.rate == Hyper::ADAPTER_LEARNING_RATE, own, "{}", param.parts[0].name);
         }
     }
@@ -366,6 +412,22 @@ mod tests {
 
         assert_eq!(plain.scale(), 2.0);
         assert_eq!(LoraSpec { rank_stabilised: true, ..plain }.scale(), 4.0);
+    }
+
+    #[test]
+    fn every_target_has_draws_of_its_own() {
+        let mut p = model("");
+
+        lora(&mut p, &LoraSpec { dropout: 0.1, ..spec(&["q_proj", "k_proj", "down_proj"], &[]) }).unwrap();
+
+        let drawn = |i: &Instr| match i.op {
+            Op::Dropout(dropout) => Some(dropout.stream),
+            _ => None,
+        };
+        let streams: Vec<u32> = p.instrs.iter().filter_map(drawn).collect();
+        assert_eq!(streams, (0..9).collect::<Vec<u32>>());
+        let n_reads = p.instrs.iter().filter(|i| i.reads.first().is_some_and(|x| p.value(*x).name == "lora.input"));
+        assert_eq!(n_reads.count(), 9);
     }
 
     #[test]

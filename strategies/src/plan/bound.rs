@@ -129,8 +129,7 @@ impl<'a> MeshBound<'a> {
             Recompute::Full => lost + attention,
         };
         let exposed_sums = (2.0 * sum - all).max(0.0);
-        // With adapters, operations before the first of them have no gradient: at most one block.
-        let differentiated = if w.trainable_params < w.n_params() { 1.0 - 1.0 / w.n_layers as f64 } else { 1.0 };
+        let differentiated = self.differentiated_blocks() as f64 / w.n_layers as f64;
         let backward = all + streams[1] + (2.5 * attention).max(around) + exposed_sums + again;
         Layer {
             forward: all + streams[0] + attention.max(around) + 2.0 * sum,
@@ -202,6 +201,10 @@ impl<'a> MeshBound<'a> {
         n_params as f64 / (self.mesh.pp * self.mesh.tp) as f64
     }
 
+    fn differentiated_blocks(&self) -> usize {
+        self.workload.n_layers.saturating_sub(self.workload.undifferentiated_blocks)
+    }
+
     fn trained_fraction(&self) -> f64 {
         (self.workload.trainable_params as f64 / self.workload.n_params() as f64).min(1.0)
     }
@@ -214,7 +217,7 @@ impl<'a> MeshBound<'a> {
             collective_seconds(self.hardware, Kind::AllGather, bytes, self.shards)
         };
         // Possibly nothing before the first block is trained; the backward pass does not read the embedding.
-        let backward = (w.n_layers - 1) * w.layer_params;
+        let backward = self.differentiated_blocks().min(w.n_layers - 1) * w.layer_params;
         match candidate.zero {
             ZeroStage::Zero0 | ZeroStage::Zero1 => 0.0,
             ZeroStage::Zero2 => seconds(w.n_params()),
@@ -255,9 +258,11 @@ impl<'a> MeshBound<'a> {
         let scattered = if candidate.n_microbatches == 1 { ZeroStage::Zero1 } else { ZeroStage::Zero2 };
         let n_state = w.optimizer.n_state_of_elements() as f64;
         let (gradients, moments) = (1.0 / over(scattered), n_state / over(ZeroStage::Zero1));
+        // Adapters and modules that are trained whole may lie in any stage.
+        let trained_fraction = if pp > 1 && w.has_adapters() { 0.0 } else { self.trained_fraction() };
         let state = |n_params: f64, with_gradients: bool| {
             let trained = moments + if with_gradients { gradients } else { 0.0 };
-            let of_each = 1.0 / over(ZeroStage::Zero2) + self.trained_fraction() * trained;
+            let of_each = 1.0 / over(ZeroStage::Zero2) + trained_fraction * trained;
             n_params / self.mesh.tp as f64 * of_each * MASTER_BYTES
         };
         let outside = w.head_params + if pp == 1 { w.embedding_params } else { 0 };
@@ -266,10 +271,11 @@ impl<'a> MeshBound<'a> {
         let per_token = kept.stream as f64 + kept.shared as f64 / self.mesh.tp as f64;
         let m = candidate.n_microbatches;
         let per_layer = self.tokens(candidate) * per_token;
-        // The first block keeps nothing for the operations before its first adapter.
-        let has_adapters = w.trainable_params < w.n_params();
-        let kept_blocks =
-            |stage: usize| (w.n_layers / (pp * n_chunks) - usize::from(has_adapters && stage == 0)) as f64;
+        // The first blocks keep nothing for operations without a gradient.
+        let kept_blocks = |stage: usize| {
+            let without = if stage == 0 { w.undifferentiated_blocks } else { 0 };
+            (w.n_layers / (pp * n_chunks)).saturating_sub(without) as f64
+        };
         // Logits are f32; their gradient overwrites them.
         let tokens = w.head_tokens_max.map_or(f64::INFINITY, |max| max as f64).min(self.tokens(candidate));
         let logits = tokens * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;

@@ -35,6 +35,8 @@ pub struct Workload {
     pub head_params: usize,
     /// Parameters that are trained, adapters included; all of them unless some are frozen.
     pub trainable_params: usize,
+    /// Blocks, from the first on, of which some operation has no gradient because nothing before it is trained.
+    pub undifferentiated_blocks: usize,
     /// The update rule.
     pub optimizer: OptimizerSpec,
     /// Tokens of a row.
@@ -102,6 +104,7 @@ impl Workload {
             embedding_params,
             head_params,
             trainable_params: step.n_trainable(),
+            undifferentiated_blocks: undifferentiated_blocks(&step),
             optimizer: spec.optimizer,
             seq_len: batch.seq_len,
             global_batch_rows,
@@ -113,6 +116,11 @@ impl Workload {
             head_streamed_bytes: streamed_bytes(&step, batch.n_tokens(), false),
             layer_kept_bytes: kept,
         })
+    }
+
+    /// Whether some parameters are frozen.
+    pub const fn has_adapters(&self) -> bool {
+        self.trainable_params < self.n_params()
     }
 
     /// The workload on a device that asks for other programs than the host.
@@ -134,6 +142,15 @@ pub fn input_bytes(program: &Program) -> u64 {
     let first = program.bindings.iter().filter(|b| b.microbatch == 0);
     let inputs = first.map(|b| program.value(b.value)).filter(|v| v.kind == Kind::Input && !v.shape.is_empty());
     inputs.map(|v| v.size_bytes().next_multiple_of(ALIGN_BYTES) as u64).sum()
+}
+
+/// Without gradients of embeddings, the backward pass ends within the first block that has something to train.
+fn undifferentiated_blocks(step: &Program) -> usize {
+    let backward = step.instrs.iter().filter(|i| i.site.phase == Phase::Backward).filter_map(|i| i.site.block);
+    match step.instrs.iter().any(|i| matches!(i.op, Op::EmbeddingBackward { .. })) {
+        true => 0,
+        false => backward.min().map_or(0, |block| block as usize + 1),
+    }
 }
 
 /// Elements of the parameters before the first block, of one block, and after the last.

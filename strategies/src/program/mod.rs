@@ -16,8 +16,8 @@ pub mod tiles;
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
 pub use op::{
-    ActivationFn, Attention, AttentionPart, CachedAttention, Columns, Compute, MatMul, NormKind, Op, QkColumns, QkNorm,
-    Update, VocabShard,
+    ActivationFn, Attention, AttentionPart, CachedAttention, Columns, Compute, Dropout, MatMul, NormKind, Op,
+    QkColumns, QkNorm, Update, VocabShard,
 };
 pub use param::{GradSum, Init, Param, ParamPart};
 
@@ -149,6 +149,9 @@ pub enum Role {
     Positions,
     /// Index inside the row of the first token that each token may see, i32 `[batch * seq_len]`.
     DocStart,
+    /// A random key for each token, i32 `[batch * seq_len]`: a function of the seed, the step, the row of the data and the
+    /// position in it.
+    DropoutKeys,
     /// The scalars of the step, f64 `[Hyper::LEN]`; see [`Hyper`].
     Hyper,
     /// Features of a user-defined model, f32.

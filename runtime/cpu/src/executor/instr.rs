@@ -309,6 +309,13 @@ impl Operands<'_> {
                         elementwise::scale::<T>(self.writes[0].slice_mut(), *factor);
                     });
                 }
+                Op::Dropout(dropout) => {
+                    copy(self.reads[0], self.writes[0]);
+                    let keys = self.reads[1].slice();
+                    with_element!(self.writes[0].dtype, T => {
+                        elementwise::dropout::<T>(self.writes[0].slice_mut(), keys, dropout);
+                    });
+                }
                 Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
                 Op::Slice { start } => self.slice(*start),
                 Op::Paste { start } => self.paste(*start),

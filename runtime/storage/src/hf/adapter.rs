@@ -9,14 +9,10 @@ use super::error::HfError;
 use super::export::{ExportTensor, check_tensors, write_json, write_tensors};
 use super::staging::Staging;
 
-/// Which of the two matrices of an adapter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoraMatrix {
-    /// From the layer's input to the rank; shape `[rank, in]`.
-    A,
-    /// From the rank to the layer's output; shape `[out, rank]`.
-    B,
-}
+/// File of an adapter's settings.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// File of an adapter's weights.
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 
 /// An adapter to write.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +23,8 @@ pub struct AdapterExport<'a> {
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f64,
+    /// Probability of dropout in training.
+    pub dropout: f64,
     /// Whether the scale is relative to the root of the rank.
     pub use_rslora: bool,
     /// Adapted layers: their paths, or ends of paths such as `q_proj`.
@@ -35,19 +33,15 @@ pub struct AdapterExport<'a> {
     pub fan_in_fan_out: bool,
     /// Modules that were trained whole: ends of their paths.
     pub modules_to_save: &'a [String],
-    /// The matrices, named with [`adapter_tensor_name`], and the tensors of saved modules, named with [`saved_tensor_name`].
+    /// The matrices and the tensors of modules that were trained whole, named with [`peft_name`].
     pub tensors: &'a [ExportTensor<'a>],
     /// The type in the file: F32, BF16 or F16.
     pub dtype: Dtype,
 }
 
-/// The name that PEFT gives to a matrix of the layer at `module`, such as `model.layers.0.self_attn.q_proj`.
-pub fn adapter_tensor_name(module: &str, matrix: LoraMatrix) -> String {
-    format!("base_model.model.{module}.lora_{matrix:?}.weight")
-}
-
-/// The name that PEFT gives to a tensor of a module that is trained whole.
-pub fn saved_tensor_name(tensor: &str) -> String {
+/// The name that PEFT gives to a trained tensor, such as `model.layers.0.self_attn.q_proj.lora_A.weight` or that of a module that
+/// is trained whole.
+pub fn peft_name(tensor: &str) -> String {
     format!("base_model.model.{tensor}")
 }
 
@@ -77,7 +71,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         "base_model_name_or_path": adapter.base_model,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
         "target_modules": adapter.target_modules,
         "bias": "none",
         "fan_in_fan_out": adapter.fan_in_fan_out,
@@ -86,8 +80,8 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         "modules_to_save": (!adapter.modules_to_save.is_empty()).then_some(adapter.modules_to_save),
         "use_rslora": adapter.use_rslora,
     });
-    write_json(&mut staging, "adapter_config.json", &config)?;
-    write_tensors(&mut staging, "adapter_model.safetensors", adapter.tensors, adapter.dtype)?;
+    write_json(&mut staging, ADAPTER_CONFIG, &config)?;
+    write_tensors(&mut staging, ADAPTER_WEIGHTS, adapter.tensors, adapter.dtype)?;
     staging.publish()
 }
 
@@ -102,8 +96,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = ([1.0f32, 2.0, 3.0], [4.0f32, 5.0]);
         let module = "model.layers.0.self_attn.q_proj";
-        let names = [adapter_tensor_name(module, LoraMatrix::A), adapter_tensor_name(module, LoraMatrix::B)];
-        let saved = saved_tensor_name("lm_head.weight");
+        let names = ["A", "B"].map(|matrix| peft_name(&format!("{module}.lora_{matrix}.weight")));
+        let saved = peft_name("lm_head.weight");
         let tensors = [
             ExportTensor { name: &names[0], shape: &[1, 3], values: Values::Here(&a) },
             ExportTensor { name: &names[1], shape: &[2, 1], values: Values::Here(&b) },
@@ -114,6 +108,7 @@ mod tests {
             base_model: "meta/llama",
             rank: 1,
             alpha: 16.0,
+            dropout: 0.05,
             use_rslora: true,
             target_modules: &targets,
             modules_to_save: &["lm_head".to_owned()],
