@@ -35,8 +35,8 @@ pub struct Workload {
     pub head_params: usize,
     /// Parameters that are trained, adapters included; all of them unless some are frozen.
     pub trainable_params: usize,
-    /// Blocks, from the first on, of which some operation has no gradient because nothing before it is trained.
-    pub undifferentiated_blocks: usize,
+    /// Blocks differ in the number of their adapters, so that their costs differ.
+    pub uneven_blocks: bool,
     /// The update rule.
     pub optimizer: OptimizerSpec,
     /// Tokens of a row.
@@ -104,7 +104,7 @@ impl Workload {
             embedding_params,
             head_params,
             trainable_params: step.n_trainable(),
-            undifferentiated_blocks: undifferentiated_blocks(&step),
+            uneven_blocks: uneven_blocks(&step, model.n_layers),
             optimizer: spec.optimizer,
             seq_len: batch.seq_len,
             global_batch_rows,
@@ -144,13 +144,13 @@ pub fn input_bytes(program: &Program) -> u64 {
     inputs.map(|v| v.size_bytes().next_multiple_of(ALIGN_BYTES) as u64).sum()
 }
 
-/// Without gradients of embeddings, the backward pass ends within the first block that has something to train.
-fn undifferentiated_blocks(step: &Program) -> usize {
-    let backward = step.instrs.iter().filter(|i| i.site.phase == Phase::Backward).filter_map(|i| i.site.block);
-    match step.instrs.iter().any(|i| matches!(i.op, Op::EmbeddingBackward { .. })) {
-        true => 0,
-        false => backward.min().map_or(0, |block| block as usize + 1),
+fn uneven_blocks(step: &Program, n_layers: usize) -> bool {
+    let mut trained = vec![BTreeSet::<ValueId>::new(); n_layers];
+    for instr in &step.instrs {
+        let Some(block) = instr.site.block.and_then(|block| trained.get_mut(block as usize)) else { continue };
+        block.extend(instr.reads.iter().filter(|v| step.param_of(**v).is_some_and(|param| param.trainable)));
     }
+    trained.iter().any(|block| block.len() != trained[0].len())
 }
 
 /// Elements of the parameters before the first block, of one block, and after the last.

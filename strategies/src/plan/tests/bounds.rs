@@ -51,7 +51,7 @@ fn recomputation_trades_time_for_memory() {
 #[test]
 fn frozen_parameters_need_neither_gradients_nor_moments() {
     let (whole, hardware, mesh) = (llama_70b(8), h100(), mesh(1, 8, 1));
-    let adapters = Workload { trainable_params: 1_000_000, undifferentiated_blocks: 1, ..whole };
+    let adapters = Workload { trainable_params: 1_000_000, ..whole };
 
     let [whole, adapters] =
         [whole, adapters].map(|w| MeshBound::new(mesh, &w, &hardware).of(&candidate(mesh, ZeroStage::Zero1, 2)));
