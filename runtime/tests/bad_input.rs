@@ -81,6 +81,15 @@ fn unknown_adapter_target_is_refused_with_a_list_of_targets_and_leaves_no_files(
 }
 
 #[test]
+fn regular_expression_that_adapts_nothing_is_refused_with_a_path_that_exists() {
+    let p = Project::new();
+    let lora = |pattern: &'static str| ["--adapter", "lora", "--lora_target_modules", pattern];
+    p.train(&lora("q_proj")).refuses(&["\"q_proj\"", "model.layers.0.self_attn.q_proj"]);
+    p.train(&lora("(q_proj")).refuses(&["lora_target_modules", "a regular expression"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
 fn row_longer_than_the_positions_of_the_model_is_refused() {
     let p = Project::new();
     p.train(&["--sequence_len", "65"]).refuses(&["sequence_len 65", "max_position_embeddings 64"]);

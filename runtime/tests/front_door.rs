@@ -117,6 +117,15 @@ fn merged_adapter_is_a_complete_model_that_differs_from_its_base() {
     let (tuned, on) = (eval_loss(&p, "tuned"), eval_loss(&p, "on"));
     assert!((tuned - on).abs() < 1e-5, "{tuned} {on}");
     p.run(&["export", "base", "x", "--merge"]).refuses(&["no adapter"]);
+
+    // Training continues from the adapter: a rate of zero keeps it as it is.
+    let on = ["train", "lora.yaml", "--lora_model_dir", "adapter", "--max_steps", "3", "--learning_rate", "0"];
+    p.run(&[&on[..], &["--output_dir", "continued"]].concat()).succeeds();
+    let adapter = |dir: &str| std::fs::read(p.path(dir).join("adapter_model.safetensors")).unwrap();
+    assert!(adapter("continued/model") == adapter("adapter"), "the run began with another adapter");
+    p.run(&[&on[..], &["--lora_r", "8"]].concat()).refuses(&["lora_model_dir adapter", "set `lora_r: 4`"]);
+    let other = ["--lora_target_modules", "[q_proj]"];
+    p.run(&[&on[..], &other[..]].concat()).refuses(&["the adapter has tensor", "target modules"]);
 }
 
 #[test]

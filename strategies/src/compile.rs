@@ -280,7 +280,8 @@ pub fn compile_cached(
 }
 
 fn without_gradients(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Program, CompileError> {
-    prepare(&mut forward, spec)?;
+    let lora = spec.lora.as_ref().map(LoraSpec::without_dropout);
+    prepare(&mut forward, &StepSpec { lora, ..spec.clone() })?;
     erase(&mut forward);
     let (mesh_rank, parallel) = (forward.mesh_rank, &spec.parallel);
     let mut chunks = Vec::new();

@@ -12,11 +12,15 @@
 //! Black and Rogaway 2002, "Ciphers with arbitrary finite domains", §3 (cycle walking down to the exact domain).
 //! We differ in the round function: a fast mixer, not a cryptographic one, since the order need not resist attacks.
 
+use crate::rng::CounterRng;
 use thiserror::Error;
 
 /// Rounds of the Feistel network. Four suffice for a pseudorandom permutation of a large domain; a small data set leaves
 /// few bits to each half, where more rounds are needed before all orders become about equally likely.
 const N_ROUNDS: u64 = 8;
+
+/// The stream of dropout among those of a seed.
+const DROPOUT: u64 = 0x6472_6f70_6f75_7400;
 
 /// Why a sampler cannot be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -86,6 +90,11 @@ impl Sampler {
             *row = if self.shuffle { order.apply(offset) } else { offset };
             offset += 1;
         }
+    }
+
+    /// The random numbers of dropout in a step; of a row of the data, those of the fork by its index.
+    pub const fn dropout_of(&self, step: u64) -> CounterRng {
+        CounterRng::new(self.seed).fork(DROPOUT).fork(step)
     }
 
     /// Passes over the data completed when `n_steps` steps are done, as shown in progress lines.

@@ -149,7 +149,7 @@ fn adapter_of_a_scaled_product_takes_over_its_factor() {
     let target_modules = vec!["q_proj".to_string(), "o_proj".to_string()];
 
     fuse(&mut program);
-    lora(&mut program, &LoraSpec { rank: 2, alpha: 6.0, target_modules }).unwrap();
+    lora(&mut program, &LoraSpec { rank: 2, alpha: 6.0, target_modules, ..LoraSpec::default() }).unwrap();
 
     let factors = |module: &str| -> Vec<f32> {
         let name = format!("{module}.lora_B.weight");
@@ -198,7 +198,7 @@ fn half_width_activations_take_less_memory_and_parameters_do_not_change() {
 fn adapter_run_updates_only_adapters_and_computes_no_base_gradient() {
     let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let targets = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
-    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: targets };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: targets, ..LoraSpec::default() };
 
     let step = compile_step(
         forward,
@@ -224,7 +224,7 @@ fn adapter_run_updates_only_adapters_and_computes_no_base_gradient() {
 #[test]
 fn unknown_adapter_target_lists_the_modules_of_the_model() {
     let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
-    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["query".into()] };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["query".into()], ..LoraSpec::default() };
     let err = compile_step(
         forward,
         &StepSpec { lora: Some(lora), ..spec(1, Precision::F32, Recompute::None) },
@@ -323,4 +323,21 @@ fn evaluating_a_user_defined_model_computes_no_gradients() {
     let [instr] = eval.program.instrs.as_slice() else { panic!("{} instructions", eval.program.instrs.len()) };
     assert!(matches!(instr.op, Op::Opaque { gradient: false, .. }));
     assert_eq!(instr.writes.len(), 1);
+}
+
+#[test]
+fn dropout_is_part_of_a_training_step_and_not_of_evaluation() {
+    let forward = model("llama", 2, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let lora =
+        LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["q_proj".into()], dropout: 0.1, ..LoraSpec::default() };
+    let spec = StepSpec { lora: Some(lora), ..spec(1, Precision::F32, Recompute::None) };
+    let n_dropouts = |c: &Compiled| c.program.instrs.iter().filter(|i| matches!(i.op, Op::Dropout(_))).count();
+
+    let step = compile_step(forward.clone(), &spec, &Nowhere::default()).unwrap();
+    let evaluation = compile_forward(forward, &spec, &Nowhere::default()).unwrap();
+
+    // Forward in both blocks, backward in the second: nothing before the first adapter is trained.
+    assert_eq!(n_dropouts(&step), 3);
+    assert_eq!(n_dropouts(&evaluation), 0);
+    assert_eq!(evaluation.program.bound(Role::DropoutKeys).count(), 0);
 }

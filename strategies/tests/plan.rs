@@ -7,6 +7,7 @@ use phalanx_strategies::compile::{StepSpec, compile_step};
 use phalanx_strategies::mesh::MeshRank;
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::context_parallel::CpComm;
+use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::plan::bound::{Bound, MeshBound};
@@ -41,24 +42,51 @@ struct Case {
     target: Nowhere,
 }
 
+/// What is trained.
+#[derive(Clone, Copy, Debug)]
+enum Trained {
+    All,
+    Adapters,
+    AdaptersOfTheLastBlock,
+    AdaptersAndHead,
+}
+
+const TRAINED: [Trained; 5] =
+    [Trained::All, Trained::All, Trained::Adapters, Trained::AdaptersOfTheLastBlock, Trained::AdaptersAndHead];
+
+impl Trained {
+    fn adapters(self, family: &str, n_layers: usize, has_head: bool) -> Option<LoraSpec> {
+        let adapters = support::adapters(family);
+        match self {
+            Trained::All => None,
+            Trained::AdaptersOfTheLastBlock => Some(LoraSpec { blocks: vec![n_layers - 1], ..adapters }),
+            Trained::AdaptersAndHead if has_head => {
+                Some(LoraSpec { modules_to_save: vec!["lm_head".into()], ..adapters })
+            }
+            Trained::Adapters | Trained::AdaptersAndHead => Some(adapters),
+        }
+    }
+}
+
 fn any_case() -> impl Strategy<Value = Option<Case>> {
     let family = families();
     let kv_heads = prop::sample::select(vec![2usize, 16]);
     let model = (family, 1usize..7, kv_heads, any::<bool>());
     let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
     let comm = prop::sample::select(vec![CpComm::Ring, CpComm::AllGather]);
-    let how = (precision, any::<bool>(), comm, any::<bool>(), any::<bool>());
+    let how = (precision, prop::sample::select(TRAINED.to_vec()), comm, any::<bool>(), any::<bool>());
     let world_size = prop::sample::select(vec![1usize, 2, 4, 8, 16, 32]);
     (model, how, world_size, any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
         |(
             (family, n_layers, kv_heads, tied),
-            (precision, adapters, comm, sequence, is_gpu),
+            (precision, trained, comm, sequence, is_gpu),
             world_size,
             which,
             chosen,
         )| {
             let model = self::model(family, n_layers, kv_heads, tied);
-            let lora = adapters.then(|| support::adapters(family));
+            let has_head = !tied && family != "gpt2";
+            let lora = trained.adapters(family, n_layers, has_head);
             let plain = spec(1, precision, Recompute::None);
             let parallel =
                 phalanx_strategies::compile::Parallel { sequence_parallel: sequence, cp_comm: comm, ..plain.parallel };

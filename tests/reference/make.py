@@ -7,7 +7,8 @@ Writes, for every name, below DIR:
   numbers/NAME.json       hyperparameters, logits, and the curves of four runs of PyTorch: in float32, in float64, and with
                           bf16 and fp16 autocast over float32 weights
   numbers/NAME.safetensors  every weight after the last step of the float64 run, rounded to float32
-The runs of optimizers other than AdamW are numbers/tiny-llama3-OPTIMIZER.*, from the weights of models/tiny-llama3.
+The runs of optimizers other than AdamW are numbers/tiny-llama3-OPTIMIZER.*, from the weights of models/tiny-llama3. Those of
+adapters are numbers/NAME-lora.*, from the weights of models/NAME; PEFT computes them.
 
 The seed is fixed: the models have the same bytes on every machine; the numbers agree to the rounding of sums.
 """
@@ -19,9 +20,11 @@ import pathlib
 import shutil
 
 import numpy
+import peft
 import tokenizers
 import torch
 import transformers
+from peft.optimizers import create_loraplus_optimizer
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -82,6 +85,18 @@ OPTIMIZERS = {
     "lion": {"lr": 1e-3, "betas": [0.9, 0.99], "wd": 0.3},
     "adafactor": {"lr": 1e-2, "beta2_decay": -0.8, "eps1": 2.0**-23, "eps2": 1e-3, "d": 1.0, "wd": 0.1},
 }
+# Adapters: the keys of Phalanx's configuration, which are translated to PEFT's below. A model stored as [in, out], and one with
+# its own head.
+ADAPTERS = {
+    "tiny-qwen3-lora": {
+        "lora_r": 4, "lora_alpha": 6.0, "lora_target_modules": r".*\.(q|v|down)_proj|model\.layers\.1\.self_attn\.o_proj",
+        "lora_modules_to_save": ["lm_head"], "peft_use_rslora": True, "loraplus_lr_ratio": 4.0},
+    "tiny-gpt2-lora": {
+        "lora_r": 3, "lora_alpha": 12.0, "lora_target_modules": ["c_attn", "mlp.c_proj"], "peft_layers_to_transform": [1],
+        "lora_modules_to_save": ["ln_f"]},
+}
+# The seed of a job that sets none, from which adapters are drawn.
+ADAPTER_SEED = 42
 PROMPT_LEN = 48
 # The loss scale of fp16 in the first step, and the steps after which it doubles.
 LOSS_SCALE, LOSS_SCALE_WINDOW = 256.0, 3
@@ -236,13 +251,67 @@ def learning_rate(peak, t):
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(model, ids, kind, autocast=None):
+# Adapters. -----------------------------------------------------------------------------------------------------------
+
+
+def mix(z):
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+def fork(key, name):
+    """The stream of that name, as in strategies/src/rng.rs."""
+    stream = 0xCBF29CE484222325
+    for byte in name.encode():
+        stream = (stream ^ byte) * 0x100000001B3 % 2**64
+    return mix(key ^ mix((stream + 0xD1B54A32D192ED03) % 2**64))
+
+
+def normal(key, i):
+    u, v = (((mix((key + at * 0x9E3779B97F4A7C15) % 2**64) >> 11) + 0.5) / 2**53 for at in (2 * i, 2 * i + 1))
+    return math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
+
+
+def adapted(model, keys):
+    """The model with PEFT's adapters, which begin as those of Phalanx."""
+    names = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules",
+             "lora_modules_to_save": "modules_to_save", "peft_use_rslora": "use_rslora",
+             "peft_layers_to_transform": "layers_to_transform"}
+    config = {names[key]: value for key, value in keys.items() if key in names}
+    is_gpt2 = model.config.model_type == "gpt2"
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=is_gpt2, **config))
+    init = fork(mix((ADAPTER_SEED + 0x9E3779B97F4A7C15) % 2**64), "init")
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if ".lora_A." in name:
+                stream = fork(init, name.removeprefix("base_model.model.").replace(".default", ""))
+                drawn = torch.tensor([normal(stream, i) for i in range(tensor.numel())], dtype=torch.float64)
+                std = numpy.float32(1) / numpy.sqrt(numpy.float32(tensor.shape[1]))
+                tensor.copy_((drawn.float() * torch.tensor(std)).view_as(tensor))
+    return model
+
+
+def optimizer_of_model(model, kind, keys):
+    h = OPTIMIZERS[kind]
+    if "loraplus_lr_ratio" in keys:
+        return create_loraplus_optimizer(
+            model, torch.optim.AdamW, lr=h["lr"], loraplus_lr_ratio=keys["loraplus_lr_ratio"],
+            loraplus_weight_decay=h["wd"], betas=h["betas"], eps=h["eps"], foreach=False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": h["wd"]}, {"params": vectors, "weight_decay": 0.0}]
+    return optimizer_of(kind, groups, h)
+
+
+# Training. -----------------------------------------------------------------------------------------------------------
+
+
+def train(model, ids, kind, keys, autocast=None):
     """Trains, with autocast to a type if one is given, and returns the curve and the final weights."""
     h = OPTIMIZERS[kind]
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": h["wd"]}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = optimizer_of(kind, groups, h)
+    optimizer = optimizer_of_model(model, kind, keys)
+    ratios = [group["lr"] / h["lr"] for group in optimizer.param_groups]
     rows = torch.tensor(ids[: len(ids) // RUN["seq"] * RUN["seq"]]).view(-1, RUN["seq"])
     assert len(rows) >= RUN["steps"] * RUN["batch"], f"{len(rows)} rows are too few"
     scaler = torch.amp.GradScaler(
@@ -258,22 +327,24 @@ def train(model, ids, kind, autocast=None):
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), RUN["clip_norm"], foreach=False)
         lr = learning_rate(h["lr"], t)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        for group, ratio in zip(optimizer.param_groups, ratios):
+            group["lr"] = lr * ratio
         scaler.step(optimizer)
         scaler.update()
         curve.append({"step": t + 1, "lr": lr, "loss": loss.item(), "grad_norm": norm.item()})
-    return curve, {name: p.detach().clone() for name, p in model.named_parameters()}
+    trained = peft.get_peft_model_state_dict(model) if keys else dict(model.named_parameters())
+    return curve, {name: p.detach().clone() for name, p in trained.items()}
 
 
 def make_numbers(name, kind, text, out):
-    model_name = name if kind == "adamw" else name.removesuffix(f"-{kind}")
+    keys = ADAPTERS.get(name, {})
+    model_name = name.removesuffix("-lora").removesuffix(f"-{kind}")
     ids = encode(out, model_name, text)
     numbers = {
         "model": model_name,
         "optimizer": kind,
         "made_with": {"torch": torch.__version__, "transformers": transformers.__version__,
-                      "tokenizers": tokenizers.__version__},
+                      "tokenizers": tokenizers.__version__} | ({"peft": peft.__version__} if keys else {}),
         "hyperparameters": RUN | OPTIMIZERS[kind] | {
             "schedule": "linear warmup lr*(t+1)/warmup for t < warmup, then a cosine to min_lr_ratio*lr at t = steps; "
                         "t counts from 0",
@@ -282,16 +353,21 @@ def make_numbers(name, kind, text, out):
             "weight_decay_on": "tensors with two or more dimensions",
             "clip": "global L2 norm"},
     }
+    if keys:
+        numbers["adapter"] = keys
+    is_whole = kind == "adamw" and not keys
     ends = {}
     for dtype in (torch.float32, torch.float64):
         model = load(out, model_name, dtype)
-        if dtype == torch.float64 and kind == "adamw":
+        if keys:
+            model = adapted(model, keys).to(dtype)
+        if dtype == torch.float64 and is_whole:
             numbers["logits"] = logits(model, ids[100 : 100 + PROMPT_LEN])
-        curve, ends[dtype] = train(model, ids, kind)
+        curve, ends[dtype] = train(model, ids, kind, keys)
         numbers[str(dtype).removeprefix("torch.")] = {"curve": curve}
-    if kind == "adamw":
+    if is_whole:
         for dtype in (torch.bfloat16, torch.float16):
-            curve, _ = train(load(out, model_name, torch.float32), ids, kind, autocast=dtype)
+            curve, _ = train(load(out, model_name, torch.float32), ids, kind, keys, autocast=dtype)
             numbers[str(dtype).removeprefix("torch.")] = {"curve": curve}
     single, double = ends[torch.float32], ends[torch.float64]
     # The distance between PyTorch's two runs at the end, as the scale for other implementations.
@@ -312,15 +388,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=HERE)
     others = [f"tiny-llama3-{kind}" for kind in OPTIMIZERS if kind != "adamw"]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*MODELS, *others]))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*MODELS, *others, *ADAPTERS]))
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
     text = (HERE / "text.txt").read_text()
-    for name in args.names or [*MODELS, *others]:
+    for name in args.names or [*MODELS, *others, *ADAPTERS]:
         if name in MODELS:
             make_model(name, text, args.out)
+            make_numbers(name, "adamw", text, args.out)
+        elif name in ADAPTERS:
             make_numbers(name, "adamw", text, args.out)
         else:
             make_numbers(name, name.rpartition("-")[2], text, args.out)

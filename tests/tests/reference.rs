@@ -51,6 +51,11 @@ fn other_optimizers_follow_pytorch_and_end_at_its_weights() -> Result<()> {
 }
 
 #[test]
+fn adapters_follow_peft_and_end_at_its_weights() -> Result<()> {
+    Check::Adapters.run(CPU).map(drop)
+}
+
+#[test]
 fn accumulated_microbatches_follow_the_same_curve() -> Result<()> {
     Check::Accumulation.run(CPU).map(drop)
 }
@@ -78,7 +83,7 @@ const SEEDS: [(u32, &[Check]); 8] = [
     (4, &[Check::Optimizers]),
     (5, &[Check::Bf16]),
     (6, &[Check::Fp16]),
-    (7, &[Check::Generation]),
+    (7, &[Check::Generation, Check::Adapters]),
     (8, &[Check::Generation]),
 ];
 /// Processes at a time: the software GPU has one thread for its streams and two for blocks.

@@ -52,3 +52,18 @@ extern "C" __global__ void __launch_bounds__(256) add_row(const float* row, cons
     if (cols % WIDTH == 0) add_row_by<WIDTH>(row, x, y, cols, n_vectors);
     else add_row_by<1>(row, x, y, cols, n_vectors);
 }
+
+// The finaliser of MurmurHash3, as on the CPU.
+__device__ __forceinline__ unsigned mix(unsigned x) {
+    x = (x ^ (x >> 16)) * 0x85ebca6bu;
+    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+    return x ^ (x >> 16);
+}
+// y [rows, cols] = x, with zeros for drawn elements and the others times `factor`; y may be x.
+extern "C" __global__ void __launch_bounds__(256) dropout(const X* x, const int* __restrict__ keys, Y* y, int cols, long long n, unsigned threshold, float factor, unsigned stream, unsigned first_column) {
+    GRID_STRIDE(i, n) {
+        unsigned of_token = mix(mix(unsigned(keys[i / cols])) ^ stream * 0x9e3779b9u);
+        unsigned draw = mix((of_token + (first_column + unsigned(i % cols))) * 0x85ebca6bu ^ of_token);
+        y[i] = from_float<Y>(draw >= threshold ? to_float(x[i]) * factor : 0.0f);
+    }
+}

@@ -120,6 +120,11 @@ impl Args {
         self.word(value as u64)
     }
 
+    /// An `unsigned`.
+    pub(crate) fn bits(self, value: u32) -> Args {
+        self.word(u64::from(value))
+    }
+
     /// A `float`.
     pub(crate) fn float(self, value: f32) -> Args {
         self.word(u64::from(value.to_bits()))

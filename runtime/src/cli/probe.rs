@@ -14,6 +14,7 @@ use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::cost::{Cost, instr_cost};
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
+use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::program::{Compute, Hyper, Op, Role};
 use phalanx_strategies::trace::Trace;
 use phalanx_strategies::world::{Span, What};
@@ -67,10 +68,12 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
     let seq_len = plan.batch.seq_len.min(TOKENS_MAX);
     let n_rows = plan.batch.n_rows.min(TOKENS_MAX / seq_len).max(1);
     let spec = StepSpec { n_microbatches: 1, offload_optimizer: false, ..plan.spec.clone() };
-    let spec = StepSpec { parallel: Parallel::default(), ..spec };
+    let lora = spec.lora.as_ref().map(LoraSpec::in_every_block);
+    let spec = StepSpec { parallel: Parallel::default(), lora, ..spec };
     ModelPlan {
         model: Architecture::Known(small),
         weights: None,
+        adapter: None,
         batch: BatchShape { n_rows, seq_len },
         n_microbatches: 1,
         spec,
@@ -134,13 +137,14 @@ fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
             _ => 0,
         };
         match b.role {
-            Role::Ids | Role::Labels | Role::Positions | Role::DocStart => {
+            Role::Ids | Role::Labels | Role::Positions | Role::DocStart | Role::DropoutKeys => {
                 let tokens: Vec<i32> = (0..c.program.value(b.value).n_elements()).map(token).collect();
                 machine.write(c, b.value, 0, &tokens);
             }
             Role::Hyper => {
                 let mut hyper = [1.0; Hyper::LEN];
                 hyper[Hyper::LEARNING_RATE] = 1e-6;
+                hyper[Hyper::ADAPTER_LEARNING_RATE] = 1e-6;
                 hyper[Hyper::LOSS_GRAD_SCALE] = 1.0 / plan.batch.n_tokens() as f64;
                 machine.write(c, b.value, 0, &hyper);
             }

@@ -2,7 +2,14 @@
 
 use super::error::ConfigError;
 use super::section::{choices, section};
-use super::setting::{COUNT, POSITIVE};
+use super::setting::{COUNT, POSITIVE, Range, Setting};
+use super::source::At;
+use fancy_regex::Regex;
+use serde_yaml_ng::Value;
+use std::path::PathBuf;
+
+/// With a larger share of zeros, the factor of the other elements loses its meaning.
+const DROPOUT: Range = Range { fits: "a number between 0 and 0.99", holds: |x| (0.0..=0.99).contains(&x) };
 
 section! {
     /// Low-rank adapters.
@@ -13,10 +20,23 @@ section! {
         pub lora_r: Option<usize> = None => COUNT;
         /// The product of the matrices is scaled by `lora_alpha / lora_r`; if not set, 16.
         pub lora_alpha: Option<f64> = None => POSITIVE;
-        /// Names of the linear layers that get an adapter, such as q_proj.
-        pub lora_target_modules: Vec<String> = Vec::new();
+        /// Linear layers that get an adapter: a list of paths or ends of paths, such as q_proj, or one regular expression for
+        /// whole paths.
+        pub lora_target_modules: Targets = Targets::default();
         /// Add an adapter to every linear layer of the blocks.
         pub lora_target_linear: bool = false;
+        /// Indices of the blocks whose layers get adapters; empty for all.
+        pub peft_layers_to_transform: Vec<usize> = Vec::new();
+        /// Modules that are trained whole beside the adapters, such as embed_tokens and lm_head.
+        pub lora_modules_to_save: Vec<String> = Vec::new();
+        /// Directory of an adapter from which training starts, as PEFT or an earlier run wrote it.
+        pub lora_model_dir: Option<PathBuf> = None;
+        /// Scale by `lora_alpha / sqrt(lora_r)` instead (rsLoRA, Kalajdzievski 2023).
+        pub peft_use_rslora: bool = false;
+        /// Probability with which an element of an adapter's input is zeroed in training.
+        pub lora_dropout: f64 = 0.0 => DROPOUT;
+        /// Learning rate of the matrices B over that of the matrices A (LoRA+, Hayou et al. 2024); if not set, 1.
+        pub loraplus_lr_ratio: Option<f64> = None => POSITIVE;
     }
 }
 
@@ -28,24 +48,107 @@ choices! {
     }
 }
 
+/// The value of `lora_target_modules`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Targets {
+    /// Modules with these paths or ends of paths.
+    Named(Vec<String>),
+    /// Modules whose whole path matches this regular expression.
+    Matching(String),
+}
+
+impl Default for Targets {
+    fn default() -> Targets {
+        Targets::Named(Vec::new())
+    }
+}
+
+/// PEFT's word for every linear layer of the blocks.
+const ALL_LINEAR: &str = "all-linear";
+
+impl Targets {
+    fn is_empty(&self) -> bool {
+        matches!(self, Targets::Named(names) if names.is_empty())
+    }
+
+    fn is_all_linear(&self) -> bool {
+        matches!(self, Targets::Matching(word) if word == ALL_LINEAR)
+    }
+}
+
+impl Setting for Targets {
+    fn fits() -> String {
+        format!("a list of strings, a regular expression, or {ALL_LINEAR}")
+    }
+
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(pattern) if !pattern.is_empty() && whole(pattern).is_ok() => {
+                Ok(Targets::Matching(pattern.clone()))
+            }
+            Value::Sequence(_) => Vec::read(value, at).map(Targets::Named),
+            _ => Err(at.mismatch(value, Self::fits())),
+        }
+    }
+
+    fn write(&self) -> Value {
+        match self {
+            Targets::Named(names) => names.write(),
+            Targets::Matching(pattern) => pattern.write(),
+        }
+    }
+}
+
+impl Setting for Vec<usize> {
+    fn fits() -> String {
+        "a list of whole numbers".into()
+    }
+
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        let items = value.as_sequence().ok_or_else(|| at.mismatch(value, Self::fits()))?;
+        items.iter().enumerate().map(|(i, item)| usize::read(item, &at.item(i))).collect()
+    }
+
+    fn write(&self) -> Value {
+        Value::Sequence(self.iter().map(Setting::write).collect())
+    }
+}
+
+/// A regular expression for whole strings, as Python's `fullmatch`.
+pub(crate) fn whole(pattern: &str) -> Result<Regex, fancy_regex::Error> {
+    Regex::new(&format!(r"\A(?:{pattern})\z"))
+}
+
 /// What to adapt, with every default filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora<'a> {
     /// Rank of the matrices.
     pub rank: usize,
-    /// Numerator of the scale: the product of the matrices is multiplied by `alpha / rank`.
+    /// Numerator of the scale.
     pub alpha: f64,
     /// The layers that are adapted.
     pub targets: LoraTargets<'a>,
+    /// The configuration, for what has no default to fill in.
+    pub section: &'a AdapterSection,
+}
+
+impl Lora<'_> {
+    /// Factor of the product of the matrices.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.section.peft_use_rslora { rank.sqrt() } else { rank }
+    }
 }
 
 /// The layers that are adapted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoraTargets<'a> {
+pub struct LoraTargets<'a> {
     /// Every linear layer of the blocks.
-    AllLinear,
-    /// The layers with these names.
-    Modules(&'a [String]),
+    pub all_linear: bool,
+    /// The layers with these paths or ends of paths.
+    pub named: &'a [String],
+    /// The layers whose paths match this regular expression.
+    pub matching: Option<&'a str>,
 }
 
 /// Rank when `lora_r` is not given, the default of PEFT.
@@ -57,40 +160,42 @@ impl AdapterSection {
     /// The adapters to train, or `None` if the whole model is trained.
     pub fn lora(&self) -> Option<Lora<'_>> {
         let Adapter::Lora = self.adapter?;
-        let targets = match self.lora_target_modules.as_slice() {
-            [] => LoraTargets::AllLinear,
-            modules => LoraTargets::Modules(modules),
+        let all_linear = self.lora_target_linear || self.lora_target_modules.is_all_linear();
+        let (named, matching): (&[String], _) = match &self.lora_target_modules {
+            Targets::Named(names) => (names, None),
+            Targets::Matching(pattern) => (&[], Some(pattern.as_str()).filter(|pattern| *pattern != ALL_LINEAR)),
         };
         Some(Lora {
             rank: self.lora_r.unwrap_or(RANK_DEFAULT),
             alpha: self.lora_alpha.unwrap_or(ALPHA_DEFAULT),
-            targets,
+            targets: LoraTargets { all_linear, named, matching },
+            section: self,
         })
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let conflict = |first: &str, second: &str, why: &str| {
-            Err(ConfigError::Conflict { first: first.into(), second: second.into(), why: why.into() })
-        };
         let given = [
             ("lora_r", self.lora_r.is_some()),
             ("lora_alpha", self.lora_alpha.is_some()),
             ("lora_target_modules", !self.lora_target_modules.is_empty()),
             ("lora_target_linear", self.lora_target_linear),
+            ("peft_layers_to_transform", !self.peft_layers_to_transform.is_empty()),
+            ("lora_modules_to_save", !self.lora_modules_to_save.is_empty()),
+            ("lora_model_dir", self.lora_model_dir.is_some()),
+            ("peft_use_rslora", self.peft_use_rslora),
+            ("lora_dropout", self.lora_dropout > 0.0),
+            ("loraplus_lr_ratio", self.loraplus_lr_ratio.is_some()),
         ];
         match (self.adapter, given.iter().find(|(_, given)| *given)) {
-            (None, Some((key, _))) => {
-                conflict(key, "adapter", "no adapter is trained; add `adapter: lora` or remove the key")
-            }
+            (None, Some((key, _))) => Err(ConfigError::Conflict {
+                first: (*key).into(),
+                second: "adapter".into(),
+                why: "no adapter is trained; add `adapter: lora` or remove the key".into(),
+            }),
             (Some(_), _) if !self.lora_target_linear && self.lora_target_modules.is_empty() => {
                 let why = "name the layers, or set `lora_target_linear: true` for all of them";
                 Err(ConfigError::Missing { key: "lora_target_modules".into(), why: why.into() })
             }
-            (Some(_), _) if self.lora_target_linear && !self.lora_target_modules.is_empty() => conflict(
-                "lora_target_linear",
-                "lora_target_modules",
-                "the first selects all layers, the second only some; keep one",
-            ),
             _ => Ok(()),
         }
     }

@@ -184,11 +184,7 @@ fn violated_relation_names_both_keys() {
         ("bf16: true\nfp16: true", "bf16", "fp16"),
         ("model: {model_type: llama}", "base_model", "model"),
         ("lora_r: 4", "lora_r", "adapter"),
-        (
-            "adapter: lora\nlora_target_linear: true\nlora_target_modules: [q_proj]",
-            "lora_target_linear",
-            "lora_target_modules",
-        ),
+        ("peft_use_rslora: true", "peft_use_rslora", "adapter"),
         ("eval_steps: 5", "eval_steps", "val_set_size"),
         ("cosine_min_lr_ratio: 0.1\nlr_scheduler: linear", "cosine_min_lr_ratio", "lr_scheduler"),
         ("decay_ratio: 0.1", "decay_ratio", "lr_scheduler"),

@@ -1,5 +1,7 @@
 //! Why a configuration cannot be turned into a model and a step.
 
+use std::path::PathBuf;
+
 /// Why a configuration cannot be turned into a model and a step.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
@@ -7,6 +9,12 @@ pub enum PlanError {
     /// The configuration at `origin` does not describe a model.
     #[error("{origin}: {source}")]
     Description { origin: String, source: serde_json::Error },
+    /// Other tools have quantised the weights.
+    #[error(
+        "{origin}: the weights are quantised in the format {format}, which cannot be read; \
+         use the model's directory with weights in F32, F16 or BF16, or write one with the tool that quantised them"
+    )]
+    Quantised { origin: String, format: String },
     /// The model has no tokens.
     #[error("{origin}: vocab_size is 0; a model has at least one token")]
     NoTokens { origin: String },
@@ -39,6 +47,25 @@ pub enum PlanError {
         "the tokenizer has {n_tokens} tokens, but the model's vocab_size is {vocab_size}; use the model's own tokenizer or a vocab_size of at least {n_tokens}"
     )]
     Vocabulary { n_tokens: usize, vocab_size: usize },
+    /// A regular expression matches no module.
+    #[error(
+        "lora_target_modules is the regular expression {pattern:?}, which matches the whole path of no linear layer; \
+         a path is {example}, and names of layers are given as a list"
+    )]
+    NoTarget { pattern: String, example: String },
+    /// A regular expression needs too many steps.
+    #[error("lora_target_modules: {0}")]
+    Targets(#[from] fancy_regex::Error),
+    /// An adapter computes something else than the job's own adapters.
+    #[error("lora_model_dir {}: `{key}` is {found}, but {wanted}", dir.display())]
+    Adapter { dir: PathBuf, key: &'static str, found: String, wanted: String },
+    /// An adapter has other tensors than the job trains.
+    #[error(
+        "lora_model_dir {}: the adapter {has} tensor `{tensor}`, unlike the adapters of this job; \
+         set the target modules, and the modules to save, that it was made with",
+        dir.display()
+    )]
+    AdapterTensor { dir: PathBuf, has: &'static str, tensor: String },
     /// The job evaluates, but was planned without evaluation.
     #[error("no program for evaluation was compiled")]
     NoEvaluation,

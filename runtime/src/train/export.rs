@@ -11,13 +11,14 @@ use crate::error::JobError;
 use crate::error::export::ExportError;
 use phalanx_device::{Backing, Machine};
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::hf::adapter::{AdapterExport, LoraMatrix, adapter_tensor_name, export_adapter};
+use phalanx_storage::hf::adapter::{AdapterExport, export_adapter, peft_name};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, export_model};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::program::Op;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(crate) const JOB_YAML: &str = "job.yaml";
@@ -96,7 +97,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
         n_microbatches: 1,
         offload_optimizer: false,
         parallel: Parallel::default(),
-        ..plan::step_spec(&job, &model, &*device)
+        ..plan::step_spec(&job, &model, &*device)?
     };
     let compiled = compile_step(forward, &spec, device.target())?;
     let mut machine = device.machine(&[&compiled], &Backing::default())?;
@@ -105,7 +106,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     }
     if merge {
         let lora = job.adapter.lora().ok_or(ExportError::NothingToMerge)?;
-        merge_adapters(&mut *machine, &compiled, lora.alpha / lora.rank as f64);
+        merge_adapters(&mut *machine, &compiled, lora.scale());
     }
     export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge)
 }
@@ -153,19 +154,10 @@ fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobC
     let Some(lora) = job.adapter.lora() else {
         return Err(ExportError::UnknownAdapters.into());
     };
-    let adapters: Vec<&Tensor> = tensors.iter().filter(|t| t.name.contains(".lora_")).collect();
-    let names: Vec<String> = adapters
-        .iter()
-        .map(|t| {
-            let (module, rest) = t.name.split_once(".lora_").unwrap_or((&t.name, ""));
-            let matrix = if rest.starts_with('A') { LoraMatrix::A } else { LoraMatrix::B };
-            adapter_tensor_name(module, matrix)
-        })
-        .collect();
-    let mut modules: Vec<String> =
-        adapters.iter().filter_map(|t| t.name.split(".lora_").next()?.rsplit('.').next().map(str::to_owned)).collect();
-    modules.sort();
-    modules.dedup();
+    // Beside adapters, modules that the configuration names are trained whole.
+    let adapters: Vec<&Tensor> = tensors.iter().filter(|t| t.trainable).collect();
+    let names: Vec<String> = adapters.iter().map(|t| peft_name(&t.name)).collect();
+    let modules = adapted_modules(tensors.iter().map(|t| t.name.as_str()));
     let shown: Vec<Shown<'_>> = adapters.iter().map(|t| shown(from, t)).collect();
     let list: Vec<ExportTensor<'_>> =
         adapters.iter().zip(&names).zip(&shown).map(|((t, name), shown)| export_tensor(name, t, shown)).collect();
@@ -176,13 +168,28 @@ fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobC
             base_model: &base,
             rank: lora.rank,
             alpha: lora.alpha,
+            dropout: lora.section.lora_dropout,
+            use_rslora: lora.section.peft_use_rslora,
             target_modules: &modules,
+            modules_to_save: &lora.section.lora_modules_to_save,
             fan_in_fan_out: adapts_stored_in_out(from.compiled, tensors),
             tensors: &list,
             dtype: Dtype::F32,
         },
     )?;
     Ok(())
+}
+
+/// Names of the adapted modules among the tensors of a model and its adapters: a last component of paths if all modules with it
+/// are adapted, else the paths.
+fn adapted_modules<'a>(tensors: impl Iterator<Item = &'a str> + Clone) -> Vec<String> {
+    let adapted: BTreeSet<&str> = tensors.clone().filter_map(|name| Some(name.split_once(".lora_")?.0)).collect();
+    let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
+    let others = tensors.filter_map(|name| name.strip_suffix(".weight")).filter(|path| !adapted.contains(path));
+    let left_out: BTreeSet<String> = others.filter(|path| !path.contains(".lora_")).map(last).collect();
+    let named = |path: &&str| if left_out.contains(&last(path)) { (*path).to_owned() } else { last(path) };
+    let names: BTreeSet<String> = adapted.iter().map(named).collect();
+    names.into_iter().collect()
 }
 
 fn is_tokenizer_file(name: &str) -> bool {
@@ -198,4 +205,28 @@ fn parse_job(extras: &[(String, Vec<u8>)]) -> Result<JobConfig, JobError> {
     let yaml = extras.iter().find(|(n, _)| n == JOB_YAML).map(|(_, bytes)| String::from_utf8_lossy(bytes));
     let yaml = yaml.ok_or(ExportError::Missing { file: JOB_YAML })?;
     Ok(JobConfig::from_yaml_str(&yaml, &[])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PEFT adapts every module that ends with a name, so a name must not stand for modules without an adapter.
+    #[test]
+    fn modules_are_named_by_their_paths_if_others_of_their_name_are_not_adapted() {
+        let tensors = [
+            "m.0.q_proj.weight",
+            "m.0.q_proj.lora_A.weight",
+            "m.0.q_proj.lora_B.weight",
+            "m.1.q_proj.weight",
+            "m.1.q_proj.lora_A.weight",
+            "m.1.q_proj.lora_B.weight",
+            "m.0.up_proj.weight",
+            "m.1.up_proj.weight",
+            "m.1.up_proj.lora_A.weight",
+            "m.1.up_proj.lora_B.weight",
+        ];
+
+        assert_eq!(adapted_modules(tensors.into_iter()), ["m.1.up_proj", "q_proj"]);
+    }
 }

@@ -4,6 +4,7 @@ use crate::config::JobConfig;
 use crate::data::prepare::{Prepared, Summary};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
+use crate::train::initial_adapter;
 use crate::train::plan::ModelPlan;
 use crate::train::preparation::cache_dir;
 use phalanx_storage::hf::source::TensorSource;
@@ -25,7 +26,7 @@ pub(crate) struct RunInputs {
     tokenizer: String,
     /// In the order of `datasets`.
     data_sets: Vec<DataSet>,
-    /// Empty without `base_model`.
+    /// With the tensors of `lora_model_dir`; empty without `base_model`.
     base_model: TensorDigests,
 }
 
@@ -50,10 +51,13 @@ impl RunInputs {
         tokenizer: &Tokenizer,
         data: &Prepared,
     ) -> Result<RunInputs, JobError> {
-        let base_model = match &model.weights {
-            Some(dir) => base_model(dir, &cache_dir(config))?,
+        let mut base_model = match &model.weights {
+            Some(dir) => digests(dir, &TensorSource::open(dir)?, &cache_dir(config))?,
             None => TensorDigests::new(),
         };
+        if let Some(dir) = &model.adapter {
+            base_model.extend(digests(dir, &initial_adapter::open(dir)?, &cache_dir(config))?);
+        }
         let data_set = |(summary, digest): (&Summary, &[u8; 32])| DataSet {
             file: file_name(&summary.path),
             tokens: short(digest),
@@ -144,13 +148,13 @@ fn file_name(path: &Path) -> String {
     name.chars().take(INPUT_LEN_MAX / 8).collect()
 }
 
-fn base_model(dir: &Path, cache: &Path) -> Result<TensorDigests, JobError> {
+fn digests(dir: &Path, source: &TensorSource, cache: &Path) -> Result<TensorDigests, JobError> {
     // Machines that share the cache may have other models at equal paths.
     let read = |source| JobError::Io { action: "read", path: dir.to_owned(), source };
     let metadata = std::fs::metadata(dir).map_err(read)?;
     let name = blake3::hash(format!("{} {} {}", dir.display(), metadata.dev(), metadata.ino()).as_bytes()).to_hex();
     let known = cache.join(format!("weights-{}.json", &name[..16]));
-    Ok(tensor_digests(&TensorSource::open(dir)?, &known)?)
+    Ok(tensor_digests(source, &known)?)
 }
 
 /// The digest of texts, each with its length.

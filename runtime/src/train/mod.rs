@@ -2,7 +2,8 @@
 //!
 //! - [`architecture`]: what computes a model.
 //! - [`plan`]: all parts of a run, resolved before a buffer exists; `programs`: its compiled programs; `fit`: whether they
-//!   fit in memory; `preparation`: the data.
+//!   fit in memory; `preparation`: the data; `quantised`: weights that cannot be read;
+//!   `initial_adapter`: the adapter that a run continues.
 //! - `weights`: parameters into and out of the machine.
 //! - `trainer`: the loop, on the device thread; `trainer::catching_up`: how a member catches up while others train.
 //! - `team`: the ranks of a run and what they agree on; `links`: messages between two members, by way of `lane` and
@@ -28,6 +29,7 @@ pub(crate) mod event_sink;
 pub mod export;
 pub(crate) mod fingerprints;
 pub(crate) mod fit;
+mod initial_adapter;
 pub(crate) mod inputs;
 mod lane;
 pub(crate) mod links;
@@ -38,6 +40,7 @@ pub(crate) mod planted;
 pub(crate) mod preparation;
 pub(crate) mod programs;
 pub mod progress;
+mod quantised;
 pub(crate) mod same_run;
 pub(crate) mod saving;
 pub(crate) mod shadow;

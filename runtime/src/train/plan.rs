@@ -1,8 +1,10 @@
 //! All parts of a run, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined};
+use super::initial_adapter;
+use super::quantised::check_unquantised;
 use crate::config::JobConfig;
-use crate::config::adapter::LoraTargets;
+use crate::config::adapter::{Lora, whole};
 use crate::config::datasets::{self, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
@@ -25,7 +27,7 @@ use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{BatchShape, Family, Head, HfConfig, ModelConfig};
-use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::Program;
@@ -43,6 +45,8 @@ pub struct ModelPlan {
     pub hf_config: Value,
     /// Directory of the initial weights; `None` starts from scratch, or from the values of a user-defined model.
     pub weights: Option<PathBuf>,
+    /// Directory of the adapters with which the run begins; `None` draws them.
+    pub adapter: Option<PathBuf>,
     /// One microbatch.
     pub batch: BatchShape,
     /// Microbatches of a step, over all ranks: the same for every mesh.
@@ -92,7 +96,8 @@ impl ModelPlan {
     pub(crate) fn first_values(&self, seed: u64) -> Result<FirstValues<'_>, JobError> {
         let source = self.weights.as_deref().map(TensorSource::open).transpose()?;
         let params = self.model.user().map(UserModel::params).unwrap_or_default();
-        Ok(FirstValues { model: self.model.known(), params, source, seed })
+        let adapter = self.adapter.as_deref().map(initial_adapter::open).transpose()?;
+        Ok(FirstValues { model: self.model.known(), params, source, adapter, seed })
     }
 
     /// How a step computes on another mesh: the same batch, split between other ranks. If the split is uneven, ranks with
@@ -227,9 +232,13 @@ pub(crate) fn model_plan_on(
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
     let (device, no_gpu) = device()?;
     let no_gpu = no_gpu.map(|reason| reason.to_string());
-    let spec = step_spec(config, &model, &*device);
+    let spec = step_spec(config, &model, &*device)?;
     let n_microbatches = config.microbatches_per_step();
-    Ok(ModelPlan { model, hf_config, weights, batch, n_microbatches, spec, device, no_gpu })
+    let adapter = config.adapter.lora_model_dir.clone();
+    if let (Some(dir), Some(lora), Some(spec)) = (&adapter, config.adapter.lora(), &spec.lora) {
+        initial_adapter::check(dir, &lora, spec, smallest(&model)?)?;
+    }
+    Ok(ModelPlan { model, hf_config, weights, adapter, batch, n_microbatches, spec, device, no_gpu })
 }
 
 /// Resolves a job whose model the user wrote.
@@ -249,11 +258,12 @@ pub(crate) fn user_plan(
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
     // The model's own code runs on the processor.
     let device = devices::host();
-    let spec = step_spec(config, &model, &*device);
+    let spec = step_spec(config, &model, &*device)?;
     Ok(ModelPlan {
         model,
         hf_config,
         weights: None,
+        adapter: None,
         batch,
         n_microbatches: config.microbatches_per_step(),
         spec,
@@ -311,6 +321,7 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
 /// # Errors
 /// When the model is not supported; the error names `origin`.
 pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
+    check_unquantised(hf_config, origin)?;
     let parsed: HfConfig = serde_json::from_value(hf_config.clone())
         .map_err(|source| PlanError::Description { origin: origin.into(), source })?;
     ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
@@ -373,9 +384,10 @@ fn loss_scale(config: &JobConfig) -> LossScale {
     }
 }
 
-pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn Device) -> StepSpec {
+pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn Device) -> Result<StepSpec, JobError> {
     let o = &config.optimizer;
-    StepSpec {
+    let lora = config.adapter.lora().map(|lora| lora_spec(&lora, model)).transpose()?;
+    Ok(StepSpec {
         n_microbatches: config.microbatches_per_rank(),
         // `bf16: auto` keeps the precision of a user-defined model.
         precision: match config.precision.precision(device.has_fast_bf16() && model.known().is_some()) {
@@ -388,18 +400,54 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn D
             GradientCheckpointing::Selective => Recompute::Selective,
             GradientCheckpointing::Full => Recompute::Full,
         },
-        lora: config.adapter.lora().map(|l| LoraSpec {
-            rank: l.rank,
-            alpha: l.alpha as f32,
-            target_modules: match l.targets {
-                LoraTargets::Modules(modules) => modules.to_vec(),
-                LoraTargets::AllLinear => model.known().map(block_linears).unwrap_or_default(),
-            },
-        }),
+        lora,
         optimizer: o.rule,
         max_grad_norm: o.clip_norm(),
         offload_optimizer: o.offload_optimizer,
         parallel: config.parallel.parallel(config.microbatches_per_step()),
+    })
+}
+
+fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError> {
+    let mut target_modules = lora.targets.named.to_vec();
+    if lora.targets.all_linear {
+        target_modules.extend(model.known().map(block_linears).unwrap_or_default());
+    }
+    if let Some(pattern) = lora.targets.matching {
+        target_modules.extend(matching_modules(pattern, model)?);
+    }
+    Ok(LoraSpec {
+        rank: lora.rank,
+        alpha: lora.alpha as f32,
+        rank_stabilised: lora.section.peft_use_rslora,
+        target_modules,
+        blocks: lora.section.peft_layers_to_transform.clone(),
+        modules_to_save: lora.section.lora_modules_to_save.clone(),
+        dropout: lora.section.lora_dropout as f32,
+        rate_ratio: lora.section.loraplus_lr_ratio,
+    })
+}
+
+/// The model on the smallest batch, for what does not depend on the batch.
+fn smallest(model: &Architecture) -> Result<Program, JobError> {
+    let forward = model.forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss);
+    forward.map_err(|source| JobError::Model { path: "model".into(), source })
+}
+
+/// Paths of the linear layers that a regular expression matches.
+fn matching_modules(pattern: &str, model: &Architecture) -> Result<Vec<String>, JobError> {
+    let regex = whole(pattern).map_err(PlanError::from)?;
+    let paths = linear_modules(&smallest(model)?);
+    let example = paths.first().cloned().unwrap_or_default();
+    let mut found = Vec::new();
+    for path in paths {
+        if regex.is_match(&path).map_err(PlanError::from)? {
+            found.push(path);
+        }
+    }
+    match found.is_empty() {
+        false => Ok(found),
+        true => Err(PlanError::NoTarget { pattern: pattern.into(), example }.into()),
     }
 }
 

@@ -24,6 +24,7 @@ type Keys = BTreeMap<String, Value>;
 /// computed. The batch is compared as a whole.
 const FREE: [&str; 9] = [
     "base_model",
+    "lora_model_dir",
     "tokenizer",
     "dataset_prepared_path",
     "eval_steps",

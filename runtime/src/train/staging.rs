@@ -8,13 +8,16 @@ use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::passes::context_parallel::chunks;
 use phalanx_strategies::program::collective::part;
 use phalanx_strategies::program::{Binding, Role};
+use phalanx_strategies::rng::CounterRng;
 
 /// The bindings of one microbatch's inputs; a pipeline stage may read none.
 pub(super) type Inputs = Vec<Binding>;
 
 /// The inputs of every microbatch of a program.
 pub(super) fn inputs(c: &Compiled) -> Vec<Inputs> {
-    let is_input = |b: &&Binding| matches!(b.role, Role::Ids | Role::Labels | Role::Positions | Role::DocStart);
+    let is_input = |b: &&Binding| {
+        matches!(b.role, Role::Ids | Role::Labels | Role::Positions | Role::DocStart | Role::DropoutKeys)
+    };
     let mut inputs: Vec<Inputs> = Vec::new();
     for b in c.program.bindings.iter().filter(is_input) {
         let at = b.microbatch as usize;
@@ -39,15 +42,22 @@ struct Buffers {
     labels: Vec<i32>,
     positions: Vec<i32>,
     doc_start: Vec<i32>,
+    dropout_keys: Vec<i32>,
 }
 
 impl Buffers {
     fn new(n: usize) -> Buffers {
-        Buffers { ids: vec![0; n], labels: vec![0; n], positions: vec![0; n], doc_start: vec![0; n] }
+        Buffers {
+            ids: vec![0; n],
+            labels: vec![0; n],
+            positions: vec![0; n],
+            doc_start: vec![0; n],
+            dropout_keys: vec![0; n],
+        }
     }
 
-    fn all(&mut self) -> [&mut Vec<i32>; 4] {
-        [&mut self.ids, &mut self.labels, &mut self.positions, &mut self.doc_start]
+    fn all(&mut self) -> [&mut Vec<i32>; 5] {
+        [&mut self.ids, &mut self.labels, &mut self.positions, &mut self.doc_start, &mut self.dropout_keys]
     }
 }
 
@@ -57,11 +67,18 @@ impl Staging {
         Staging { batch, cp, rows: Buffers::new(n), own: Buffers::new(n / cp) }
     }
 
-    /// Fills in the tokens of these rows that belong to the context-parallel rank `cp_rank`.
+    /// Fills in the tokens of these rows that belong to the context-parallel rank `cp_rank`. Keys of dropout are drawn from the
+    /// stream of the step by row and position, wherever a row is trained.
     ///
     /// # Errors
     /// When the token cache cannot be read.
-    pub(super) fn fill(&mut self, rows: &Rows, indices: &[u64], cp_rank: usize) -> Result<(), PrepareError> {
+    pub(super) fn fill(
+        &mut self,
+        rows: &Rows,
+        indices: &[u64],
+        cp_rank: usize,
+        of_step: CounterRng,
+    ) -> Result<(), PrepareError> {
         let whole = if self.cp == 1 { &mut self.own } else { &mut self.rows };
         let mut batch = BatchMut {
             ids: &mut whole.ids,
@@ -70,6 +87,10 @@ impl Staging {
             doc_start: &mut whole.doc_start,
         };
         rows.fill(indices, &mut batch)?;
+        for (row, keys) in indices.iter().zip(whole.dropout_keys.chunks_exact_mut(self.batch.seq_len)) {
+            let of_row = of_step.fork(*row);
+            keys.iter_mut().enumerate().for_each(|(at, key)| *key = of_row.bits(at as u64) as i32);
+        }
         if self.cp == 1 {
             return Ok(());
         }
@@ -95,6 +116,7 @@ impl Staging {
                 Role::Ids => &self.own.ids,
                 Role::Labels => &self.own.labels,
                 Role::Positions => &self.own.positions,
+                Role::DropoutKeys => &self.own.dropout_keys,
                 _ => &self.own.doc_start,
             };
             let slice = b.slice.map_or(0..tokens.len(), |s| part(tokens.len(), 1, s.of, s.index));

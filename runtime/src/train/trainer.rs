@@ -34,6 +34,7 @@ use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Hyper, Phase, Role, ValueId};
+use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
 use std::io::Read;
@@ -369,10 +370,12 @@ impl<'a> Trainer<'a> {
         let per_microbatch = self.plan.batch.n_rows;
         let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
         let own = leaves_of(self.rows.len() / per_microbatch, mesh_rank.mesh.data_ranks(), data_rank);
+        let dropout = self.sampler.dropout_of(self.state.step);
         for (microbatch, inputs) in self.train_inputs.iter().enumerate().filter(|(_, i)| !i.is_empty()) {
             let counts = microbatch < own.len();
             let at = (own.start + if counts { microbatch } else { 0 }) * per_microbatch;
-            self.staging.fill(rows, &self.rows[at..at + per_microbatch], mesh_rank.on(Axis::Cp))?;
+            let own_rows = &self.rows[at..at + per_microbatch];
+            self.staging.fill(rows, own_rows, mesh_rank.on(Axis::Cp), dropout)?;
             if !counts {
                 // This rank has one microbatch less than others and repeats its first to stay in step with them.
                 self.staging.ignore(0);
@@ -459,6 +462,8 @@ impl<'a> Trainer<'a> {
         if let Some(value) = c.program.bound(Role::Hyper).next() {
             let mut hyper = [0.0; Hyper::LEN];
             hyper[Hyper::LEARNING_RATE] = self.run.schedule.learning_rate(self.state.step);
+            let ratio = self.plan.spec.lora.as_ref().and_then(|lora| lora.rate_ratio).unwrap_or(1.0);
+            hyper[Hyper::ADAPTER_LEARNING_RATE] = ratio * hyper[Hyper::LEARNING_RATE];
             hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
             hyper[Hyper::LOSS_GRAD_SCALE] = scale / predicted_tokens.max(1) as f64;
             hyper[Hyper::LOSS_SCALE] = scale;
@@ -544,7 +549,7 @@ impl<'a> Trainer<'a> {
             let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
             let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
             if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
-                self.staging.fill(rows, &indices, mesh_rank.on(Axis::Cp))?;
+                self.staging.fill(rows, &indices, mesh_rank.on(Axis::Cp), CounterRng::new(0))?;
                 self.staging.ignore(own.iter().filter(|i| **i < end).count());
                 self.staging.copy_to(&mut *self.machine, c, inputs);
             }

@@ -3,6 +3,7 @@
 use crate::frontend::UserParam;
 use phalanx_device::Machine;
 use phalanx_device::span::SpanRef;
+use phalanx_storage::hf::adapter::peft_name;
 use phalanx_storage::hf::error::HfError;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
@@ -114,6 +115,8 @@ pub(crate) struct FirstValues<'a> {
     pub(crate) params: &'a [UserParam],
     /// The directory of a model; adapters, which it does not contain, are drawn.
     pub(crate) source: Option<TensorSource>,
+    /// Adapters with which the run begins, and the modules that are trained whole beside them, as PEFT names them.
+    pub(crate) adapter: Option<TensorSource>,
     /// Seed of drawn values.
     pub(crate) seed: u64,
 }
@@ -128,19 +131,22 @@ pub(crate) fn initialise(
     first: &FirstValues<'_>,
     wanted: impl Fn(&Param) -> bool,
 ) -> Result<(), HfError> {
-    let FirstValues { model, params, source, seed } = first;
+    let FirstValues { model, params, source, adapter, seed } = first;
     let rng = CounterRng::new(*seed).fork_named("init");
     let prefix = model.map_or("", |m| m.family.prefix);
     for param in c.program.params.iter().filter(|p| wanted(p)) {
-        let adapter = param.parts.iter().all(|p| p.name.contains(".lora_"));
+        let is_adapter = param.parts.iter().all(|p| p.name.contains(".lora_"));
         // A user's parameter is one tensor.
         let user = params.iter().find(|user| user.name == param.parts[0].name);
-        match (user, source) {
-            (Some(user), _) => {
+        match (user, adapter.as_ref().filter(|_| param.trainable), source) {
+            (Some(user), ..) => {
                 let held = tensors(param, &param.held, 0);
                 held.iter().for_each(|tensor| unpack_from_whole(machine, c, tensor, &user.values));
             }
-            (None, Some(source)) if !adapter => load(machine, c, param, source, prefix)?,
+            (None, Some(adapter), _) => load(machine, c, param, adapter, peft_name)?,
+            (None, None, Some(source)) if !is_adapter => {
+                load(machine, c, param, source, |name| name_in(source, name, prefix).into())?;
+            }
             _ => draw(machine, c, param, rng),
         }
     }
@@ -167,10 +173,10 @@ fn load(
     c: &Compiled,
     param: &Param,
     source: &TensorSource,
-    prefix: &str,
+    name_in_file: impl Fn(&str) -> String,
 ) -> Result<(), HfError> {
     for tensor in tensors(param, &param.held, 0) {
-        let name = name_in(source, &tensor.name, prefix);
+        let name = &name_in_file(&tensor.name);
         source.check_shape(name, &tensor.shape)?;
         let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
         machine.try_edit(c, tensor.value, tensor.elements.clone(), |first, out| {

@@ -104,7 +104,7 @@ fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u
         let source = TensorSource::open(dir).unwrap();
         let opened = source.bytes_read();
 
-        let first = FirstValues { model: Some(&model), params: &[], source: Some(source), seed: 1 };
+        let first = FirstValues { model: Some(&model), params: &[], source: Some(source), adapter: None, seed: 1 };
         initialise(&mut *machine, &c, &first, |_| true).unwrap();
         let source = first.source.unwrap();
 

@@ -214,6 +214,7 @@ impl Backward {
             Op::AttentionPart(part) => self.attention_part(instr, *part, dy),
             Op::Add => instr.reads.iter().for_each(|x| self.give(*x, dy)),
             Op::Scale { factor } => self.simple(Op::Scale { factor: *factor }, instr.reads[0], vec![dy]),
+            Op::Dropout(dropout) => self.simple(Op::Dropout(*dropout), instr.reads[0], vec![dy, instr.reads[1]]),
             Op::AddBias => {
                 self.give(instr.reads[0], dy);
                 self.bias(instr.reads[1], None, dy);

@@ -4,17 +4,44 @@
 //! `1/sqrt(in)` (the reference implementation's Kaiming-uniform has the same variance up to a constant), B with zeros, so
 //! that the first step computes the base model. B of a target within a fused projection adds only to the target's columns.
 
-use crate::program::{Columns, DType, Init, Instr, Kind, MatMul, Op, Param, ParamPart, Program, ValueId};
+use crate::program::{
+    Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Param, ParamPart, Program, Role, ValueId,
+};
+use std::collections::BTreeSet;
 
 /// What to adapt, and how strongly.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoraSpec {
     /// Rank of the update.
     pub rank: usize,
-    /// Strength: the update is scaled by `alpha / rank`.
+    /// Strength: the update is scaled by `alpha / rank`, or by `alpha / sqrt(rank)` if it is rank-stabilised.
     pub alpha: f32,
-    /// Module names as in the model file, e.g. `q_proj`; the last component before `.weight`.
+    /// Scale by the root of the rank. Source: Kalajdzievski 2023, rsLoRA (arXiv:2312.03732).
+    pub rank_stabilised: bool,
+    /// Modules as in the model file, without `.weight`: whole paths, or their last components, e.g. `q_proj`.
     pub target_modules: Vec<String>,
+    /// Adapt only modules of these blocks; empty for all.
+    pub blocks: Vec<usize>,
+    /// Modules that are trained whole beside the adapters, named as targets are.
+    pub modules_to_save: Vec<String>,
+    /// Probability with which an element of an adapter's input is zeroed in training.
+    pub dropout: f32,
+    /// Learning rate of B, and of vectors that are trained whole, over that of matrices, if they differ.
+    /// Source: Hayou et al. 2024, LoRA+ (arXiv:2402.12354).
+    pub rate_ratio: Option<f64>,
+}
+
+impl LoraSpec {
+    /// Factor of the product of the matrices.
+    pub fn scale(&self) -> f32 {
+        let rank = self.rank as f32;
+        self.alpha / if self.rank_stabilised { rank.sqrt() } else { rank }
+    }
+
+    fn adapts(&self, module: &str) -> bool {
+        let of_block = || block_of(module).is_some_and(|block| self.blocks.contains(&block));
+        is_named(module, &self.target_modules) && (self.blocks.is_empty() || of_block())
+    }
 }
 
 /// Why adapters cannot be added.
@@ -28,26 +55,73 @@ pub enum LoraError {
         /// Names of the model's linear modules.
         present: Vec<String>,
     },
+    /// No target is in this block.
+    #[error("peft_layers_to_transform names layer {block}, in which no module is adapted; adapted modules are in {}",
+        if blocks.is_empty() { "no layer".into() } else { blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ") })]
+    NoSuchBlock {
+        /// The block.
+        block: usize,
+        /// The blocks that have targets.
+        blocks: Vec<usize>,
+    },
+    /// No module of this name can be trained whole.
+    #[error("lora_modules_to_save names `{name}`, which this model does not have as a module of its own; it has {}",
+        present.join(", "))]
+    NoSuchSaved {
+        /// The name.
+        name: String,
+        /// Names of the model's modules.
+        present: Vec<String>,
+    },
+    /// A module that shares its weight with another one.
+    #[error(
+        "lora_modules_to_save names `{name}`, whose weight this model also uses as its head; PEFT would load the two \
+        with different values, so train the whole model or remove the name"
+    )]
+    Tied {
+        /// The module.
+        name: String,
+    },
+    /// A module that is multiplied together with others that stay frozen.
+    #[error("lora_modules_to_save names `{name}` without {}, which are computed with it; name all of them or none",
+        others.join(", "))]
+    Fused {
+        /// The module.
+        name: String,
+        /// The other modules of its parameter.
+        others: Vec<String>,
+    },
+    /// A module that is adapted and trained whole.
+    #[error("`{name}` is in lora_modules_to_save and is adapted too; remove it from one of them")]
+    Both {
+        /// The module.
+        name: String,
+    },
     /// Rank zero.
     #[error("lora_r must be at least 1")]
     ZeroRank,
 }
 
-/// Freezes the base and adds adapters to a forward program.
+/// Freezes the base, except modules that are trained whole, and adds adapters to a forward program.
 ///
 /// # Errors
-/// When a target module does not exist or the rank is zero; the program is then unchanged.
+/// When a module or block does not exist, a module cannot be trained whole, or the rank is zero; the program is then unchanged.
 pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
     if spec.rank == 0 {
         return Err(LoraError::ZeroRank);
     }
-    let present = linear_modules(program);
-    if let Some(name) = spec.target_modules.iter().find(|t| !present.contains(t)) {
-        return Err(LoraError::NoSuchModule { name: name.clone(), present });
+    check_targets(program, spec)?;
+    let saved = saved_params(program, spec)?;
+    for (param, saved) in program.params.iter_mut().zip(saved) {
+        param.trainable = saved;
+        // As in PEFT, vectors learn as fast as B.
+        if spec.rate_ratio.is_some() && param.shape.len() == 1 {
+            param.rate = Hyper::ADAPTER_LEARNING_RATE;
+        }
     }
-    program.params.iter_mut().for_each(|p| p.trainable = false);
     let instrs = std::mem::take(&mut program.instrs);
     let mut renamed: Vec<ValueId> = (0..program.values.len() as u32).map(ValueId).collect();
+    let mut n_targets = 0;
     for mut instr in instrs {
         for v in instr.reads.iter_mut() {
             *v = renamed.get(v.0 as usize).copied().unwrap_or(*v);
@@ -59,7 +133,12 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
         program.instrs.push(instr);
         for target in targets {
             let (Some(x), Some(before)) = (x, y) else { continue };
-            y = Some(adapt(program, &target, x, before, site));
+            let input = match spec.dropout > 0.0 {
+                true => dropped_out(program, x, spec.dropout, n_targets, site),
+                false => x,
+            };
+            n_targets += 1;
+            y = Some(adapt(program, &target, input, before, site));
         }
         if let (Some(original), Some(y)) = (original, y) {
             renamed[original.0 as usize] = y;
@@ -68,40 +147,131 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
     Ok(())
 }
 
+/// Paths of all linear modules, in order of appearance.
+pub fn linear_modules(program: &Program) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::new();
+    for instr in &program.instrs {
+        // A head that shares the embedding's weight is not a separate module.
+        let Some(param) = weight_of(program, instr).filter(|param| !is_table(program, param)) else { continue };
+        for part in &param.parts {
+            let path = module_of(&part.name);
+            if !paths.iter().any(|known| known == path) {
+                paths.push(path.into());
+            }
+        }
+    }
+    paths
+}
+
+fn check_targets(program: &Program, spec: &LoraSpec) -> Result<(), LoraError> {
+    let paths = linear_modules(program);
+    if let Some(name) = spec.target_modules.iter().find(|t| !paths.iter().any(|path| is_at(path, t))) {
+        return Err(LoraError::NoSuchModule { name: name.clone(), present: last_names(paths.iter()) });
+    }
+    let targets = paths.iter().filter(|path| is_named(path, &spec.target_modules));
+    let blocks: BTreeSet<usize> = targets.filter_map(|path| block_of(path)).collect();
+    match spec.blocks.iter().find(|block| !blocks.contains(block)) {
+        Some(&block) => Err(LoraError::NoSuchBlock { block, blocks: blocks.into_iter().collect() }),
+        None => Ok(()),
+    }
+}
+
+/// Which parameters are trained whole.
+fn saved_params(program: &Program, spec: &LoraSpec) -> Result<Vec<bool>, LoraError> {
+    let names = &spec.modules_to_save;
+    let paths = || program.params.iter().flat_map(|p| &p.parts).map(|part| module_of(&part.name));
+    if let Some(name) = names.iter().find(|name| !paths().any(|path| is_at(path, name))) {
+        return Err(LoraError::NoSuchSaved { name: name.clone(), present: last_names(paths()) });
+    }
+    let mut saved = Vec::new();
+    for param in &program.params {
+        let (named, others): (Vec<&str>, Vec<&str>) =
+            param.parts.iter().map(|part| module_of(&part.name)).partition(|path| is_named(path, names));
+        if let Some(&name) = named.first() {
+            let name = name.to_string();
+            if !others.is_empty() {
+                return Err(LoraError::Fused { name, others: others.into_iter().map(Into::into).collect() });
+            }
+            if is_table(program, param) && program.instrs.iter().any(|i| is_weight(program, i, param)) {
+                return Err(LoraError::Tied { name });
+            }
+            let weights = || program.instrs.iter().any(|i| is_weight(program, i, param));
+            if let Some(both) = named.iter().find(|path| spec.adapts(path) && weights()) {
+                return Err(LoraError::Both { name: both.to_string() });
+            }
+        }
+        saved.push(!named.is_empty());
+    }
+    Ok(saved)
+}
+
+impl LoraSpec {
+    /// Adapters on the modules of these names in all blocks, for a model with other blocks.
+    #[must_use]
+    pub fn in_every_block(&self) -> LoraSpec {
+        let names = |paths: &[String]| last_names(paths.iter());
+        let (target_modules, modules_to_save) = (names(&self.target_modules), names(&self.modules_to_save));
+        LoraSpec { target_modules, modules_to_save, blocks: Vec::new(), ..self.clone() }
+    }
+
+    /// The same adapters in evaluation.
+    #[must_use]
+    pub fn without_dropout(&self) -> LoraSpec {
+        LoraSpec { dropout: 0.0, ..self.clone() }
+    }
+}
+
 struct Target {
     /// `model.layers.0.self_attn.q_proj`.
     module: String,
     columns: Columns,
     rank: usize,
-    /// Factor of the update: `alpha / rank`, times the factor of the base's own product.
+    /// Factor of the update: [`LoraSpec::scale`] times the factor of the base's own product.
     factor: f32,
+    /// B has a learning rate of its own.
+    own_rate: bool,
 }
 
-/// Names of all linear modules, in order of appearance, without repetition.
-fn linear_modules(program: &Program) -> Vec<String> {
-    let is_table = |instr: &Instr, param: &Param| {
-        matches!(instr.op, Op::Embedding { .. }) && instr.reads.get(1) == Some(&param.value)
-    };
+/// The path of the module that a tensor of a model file belongs to.
+fn module_of(tensor: &str) -> &str {
+    tensor.strip_suffix(".weight").or_else(|| tensor.strip_suffix(".bias")).unwrap_or(tensor)
+}
+
+/// Whether a name is a module's path, or its last components.
+fn is_at(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+fn is_named(path: &str, names: &[String]) -> bool {
+    names.iter().any(|name| is_at(path, name))
+}
+
+/// Index of the block that a module is part of: the number in its path.
+fn block_of(path: &str) -> Option<usize> {
+    path.split('.').find_map(|component| component.parse().ok())
+}
+
+/// Last components of paths, without repetition.
+fn last_names<S: AsRef<str>>(paths: impl Iterator<Item = S>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for instr in &program.instrs {
-        let Some(param) = weight_of(program, instr) else { continue };
-        // A head that shares the embedding's weight is not a separate module.
-        if program.instrs.iter().any(|other| is_table(other, param)) {
-            continue;
-        }
-        for part in &param.parts {
-            let name = module_name(&part.name).to_string();
-            if !names.contains(&name) {
-                names.push(name);
-            }
+    for path in paths {
+        let name = path.as_ref().rsplit('.').next().unwrap_or_default();
+        if !names.iter().any(|known| known == name) {
+            names.push(name.into());
         }
     }
     names
 }
 
-fn module_name(tensor: &str) -> &str {
-    let module = tensor.trim_end_matches(".weight");
-    module.rsplit('.').next().unwrap_or(module)
+/// Whether a parameter is the table of an embedding.
+fn is_table(program: &Program, param: &Param) -> bool {
+    let reads = |instr: &Instr| matches!(instr.op, Op::Embedding { .. }) && instr.reads.get(1) == Some(&param.value);
+    program.instrs.iter().any(reads)
+}
+
+/// Whether an instruction multiplies by a parameter.
+fn is_weight(program: &Program, instr: &Instr, param: &Param) -> bool {
+    weight_of(program, instr).is_some_and(|weight| weight.value == param.value)
 }
 
 fn weight_of<'a>(program: &'a Program, instr: &Instr) -> Option<&'a Param> {
@@ -117,10 +287,11 @@ fn targets_of(program: &Program, instr: &Instr, spec: &LoraSpec) -> Vec<Target> 
     for part in &param.parts {
         // A weight stored `[in, out]` is one part whose columns, not rows, are the outputs.
         let len = if m.trans_b { part.rows() } else { program.value(param.value).n_columns() };
-        if spec.target_modules.iter().any(|t| t == module_name(&part.name)) {
-            let module = part.name.trim_end_matches(".weight").to_string();
-            let factor = m.alpha * spec.alpha / spec.rank as f32;
-            targets.push(Target { module, columns: Columns { start, len }, rank: spec.rank, factor });
+        let module = module_of(&part.name).to_string();
+        if spec.adapts(&module) {
+            let (rank, factor) = (spec.rank, m.alpha * spec.scale());
+            let own_rate = spec.rate_ratio.is_some();
+            targets.push(Target { module, columns: Columns { start, len }, rank, factor, own_rate });
         }
         start += len;
     }
@@ -134,6 +305,9 @@ fn adapt(program: &mut Program, target: &Target, x: ValueId, y: ValueId, site: c
     let a = adapter(program, &format!("{}.lora_A.weight", target.module), &[target.rank, n_in], Init::Normal { std });
     let b =
         adapter(program, &format!("{}.lora_B.weight", target.module), &[target.columns.len, target.rank], Init::Zeros);
+    if let Some(param) = program.params.last_mut().filter(|_| target.own_rate) {
+        param.rate = Hyper::ADAPTER_LEARNING_RATE;
+    }
     let u = program.add_value("lora.down", &[n, target.rank], DType::F32, Kind::Activation);
     let kind = program.value(y).kind;
     program.values[y.0 as usize].kind = Kind::Activation;
@@ -145,9 +319,138 @@ fn adapt(program: &mut Program, target: &Target, x: ValueId, y: ValueId, site: c
     z
 }
 
+/// Zeroes elements of an adapter's input; every target has draws of its own, as in PEFT.
+fn dropped_out(program: &mut Program, x: ValueId, rate: f32, stream: u32, site: crate::program::Site) -> ValueId {
+    let bound = program.bound(Role::DropoutKeys).next();
+    let keys = bound.unwrap_or_else(|| {
+        let keys = program.add_value("dropout_keys", &[program.value(x).n_rows()], DType::I32, Kind::Input);
+        program.bindings.push(Binding::new(Role::DropoutKeys, keys));
+        keys
+    });
+    let shape = program.value(x).shape.clone();
+    let y = program.add_value("lora.input", &shape, DType::F32, Kind::Activation);
+    program.push(Op::Dropout(Dropout { rate, stream, first_column: 0 }), vec![x, keys], vec![y], site);
+    y
+}
+
 fn adapter(program: &mut Program, name: &str, shape: &[usize], init: Init) -> ValueId {
     let value = program.add_value(name, shape, DType::F32, Kind::Parameter);
     let parts = vec![ParamPart::whole(name, shape)];
     program.params.push(Param::whole(value, shape, parts, init));
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{BatchShape, Head, HfConfig, ModelConfig};
+
+    fn model(more: &str) -> Program {
+        let json = format!(
+            r#"{{"model_type": "llama", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 40,
+            "num_hidden_layers": 3, "num_attention_heads": 4 {more}}}"#
+        );
+        let config = ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap();
+        config.forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap()
+    }
+
+    fn spec(targets: &[&str], saved: &[&str]) -> LoraSpec {
+        let [target_modules, modules_to_save] = [targets, saved].map(|n| n.iter().map(ToString::to_string).collect());
+        LoraSpec { rank: 4, alpha: 8.0, target_modules, modules_to_save, ..LoraSpec::default() }
+    }
+
+    /// Names of the trained tensors, without the matrices A.
+    fn trained(program: &Program) -> Vec<&str> {
+        let trained = program.params.iter().filter(|p| p.trainable).flat_map(|p| &p.parts);
+        trained.map(|part| part.name.as_str()).filter(|name| !name.ends_with(".lora_A.weight")).collect()
+    }
+
+    #[test]
+    fn targets_are_paths_or_ends_of_paths_within_the_named_blocks() {
+        let mut p = model("");
+        let paths = spec(&["layers.0.self_attn.v_proj", "model.layers.2.mlp.down_proj"], &[]);
+        lora(&mut p, &paths).unwrap();
+        let expected = ["model.layers.0.self_attn.v_proj", "model.layers.2.mlp.down_proj"];
+        assert_eq!(trained(&p), expected.map(|module| format!("{module}.lora_B.weight")));
+
+        let mut p = model("");
+        lora(&mut p, &LoraSpec { blocks: vec![1], ..spec(&["o_proj", "up_proj"], &[]) }).unwrap();
+        let expected = ["model.layers.1.self_attn.o_proj", "model.layers.1.mlp.up_proj"];
+        assert_eq!(trained(&p), expected.map(|module| format!("{module}.lora_B.weight")));
+    }
+
+    #[test]
+    fn saved_modules_are_trained_whole() {
+        let mut p = model("");
+        let of_block = "model.layers.1.input_layernorm";
+
+        lora(&mut p, &spec(&["model.layers.0.self_attn.o_proj"], &["embed_tokens", "lm_head", of_block])).unwrap();
+
+        let adapter = "model.layers.0.self_attn.o_proj.lora_B.weight";
+        let norm = format!("{of_block}.weight");
+        let mut expected = ["model.embed_tokens.weight", &norm, "lm_head.weight", adapter];
+        let mut found = trained(&p);
+        (expected.sort(), found.sort());
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn only_matrices_b_and_vectors_have_a_rate_of_their_own() {
+        let mut p = model("");
+
+        lora(&mut p, &LoraSpec { rate_ratio: Some(16.0), ..spec(&["o_proj"], &["lm_head", "model.norm"]) }).unwrap();
+
+        for param in &p.params {
+            let own = param.parts[0].name.ends_with(".lora_B.weight") || param.shape.len() == 1;
+            assert_eq!(param.rate == Hyper::ADAPTER_LEARNING_RATE, own, "{}", param.parts[0].name);
+        }
+    }
+
+    #[test]
+    fn rank_stabilised_scale_is_relative_to_the_root_of_the_rank() {
+        let plain = spec(&["o_proj"], &[]);
+
+        assert_eq!(plain.scale(), 2.0);
+        assert_eq!(LoraSpec { rank_stabilised: true, ..plain }.scale(), 4.0);
+    }
+
+    #[test]
+    fn every_target_has_draws_of_its_own() {
+        let mut p = model("");
+
+        lora(&mut p, &LoraSpec { dropout: 0.1, ..spec(&["q_proj", "k_proj", "down_proj"], &[]) }).unwrap();
+
+        let drawn = |i: &Instr| match i.op {
+            Op::Dropout(dropout) => Some(dropout.stream),
+            _ => None,
+        };
+        let streams: Vec<u32> = p.instrs.iter().filter_map(drawn).collect();
+        assert_eq!(streams, (0..9).collect::<Vec<u32>>());
+        let n_reads = p.instrs.iter().filter(|i| i.reads.first().is_some_and(|x| p.value(*x).name == "lora.input"));
+        assert_eq!(n_reads.count(), 9);
+    }
+
+    #[test]
+    fn modules_that_cannot_be_trained_whole_are_named() {
+        let refused = |more: &str, targets: &[&str], saved: &[&str]| {
+            let mut p = model(more);
+            let before = p.clone();
+            let error = lora(&mut p, &spec(targets, saved)).unwrap_err();
+            assert_eq!(p, before);
+            error.to_string()
+        };
+        let cases = [
+            ("", "wte", "lora_modules_to_save names `wte`, which this model does not have"),
+            ("", "q_proj", "lora_modules_to_save names `model.layers.0.self_attn.q_proj` without"),
+            ("", "o_proj", "`model.layers.0.self_attn.o_proj` is in lora_modules_to_save and is adapted too"),
+            (r#", "tie_word_embeddings": true"#, "embed_tokens", "whose weight this model also uses as its head"),
+        ];
+        for (more, saved, text) in cases {
+            let error = refused(more, &["o_proj"], &[saved]);
+            assert!(error.contains(text), "{error}");
+        }
+        let mut p = model("");
+        let error = lora(&mut p, &LoraSpec { blocks: vec![1, 3], ..spec(&["o_proj"], &[]) }).unwrap_err();
+        assert_eq!(error, LoraError::NoSuchBlock { block: 3, blocks: vec![0, 1, 2] });
+    }
 }

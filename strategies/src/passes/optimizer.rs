@@ -56,7 +56,8 @@ fn pending(program: &mut Program, index: usize, grad: ValueId, spec: &OptimizerS
     }
     let rule = if param.decay { *spec } else { spec.without_decay() };
     let n_rounds = rule.sums(n_dims).len();
-    let update = Update { rule, first: updated.start - held.start, n_dims, n_rounds, tiles };
+    let (rate, first) = (param.rate, updated.start - held.start);
+    let update = Update { rule, rate, first, n_dims, n_rounds, tiles };
     Pending { param: index, update, state, grad, sums: Vec::new() }
 }
 

@@ -31,7 +31,7 @@ pub fn precision(program: &mut Program, precision: Precision) {
     let wide = read_as_f32(program);
     for i in 0..program.instrs.len() {
         let instr = &mut program.instrs[i];
-        if matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Scale { .. } | Op::Enter { .. } | Op::SplitColumns) {
+        if is_moved(&instr.op) {
             follow_operands(program, i);
             continue;
         }
@@ -56,6 +56,12 @@ pub fn precision(program: &mut Program, precision: Precision) {
         };
         program.values[y.0 as usize].dtype = dtype;
     }
+}
+
+/// Whether an operation's results have the element types of its operands.
+fn is_moved(op: &Op) -> bool {
+    use Op::{AddBias, Dropout, Enter, Scale, SplitColumns, Start};
+    matches!(op, Start(_) | AddBias | Scale { .. } | Dropout(_) | Enter { .. } | SplitColumns)
 }
 
 /// Values that are only moved, summed or split keep their element type.

@@ -110,7 +110,9 @@ impl<'a> MeshBound<'a> {
         let (w, hw) = (self.workload, self.hardware);
         let (tokens, tp) = (self.tokens(candidate), self.mesh.tp as f64);
         let products = |n_params: usize| 2.0 * n_params as f64 * tokens / tp / hw.matmul(w.compute).best();
-        let streams = w.layer_streamed_bytes.map(|bytes| bytes as f64 * tokens / tp / hw.fastest_stream());
+        // Where blocks differ, none counts for more than its products in the forward pass.
+        let streamed = if w.uneven_blocks { [0; 2] } else { w.layer_streamed_bytes };
+        let streams = streamed.map(|bytes| bytes as f64 * tokens / tp / hw.fastest_stream());
         // Causal: a token sees half of the row on average.
         let mean_keys = (w.seq_len as f64 + 1.0) / 2.0;
         let scores = 4.0 * tokens * mean_keys * (w.n_heads * w.head_dim) as f64 / tp;
@@ -130,7 +132,11 @@ impl<'a> MeshBound<'a> {
         };
         let exposed_sums = (2.0 * sum - all).max(0.0);
         // With adapters, operations before the first of them have no gradient: at most one block.
-        let differentiated = if w.trainable_params < w.n_params() { 1.0 - 1.0 / w.n_layers as f64 } else { 1.0 };
+        let differentiated = match (w.uneven_blocks, w.has_adapters()) {
+            (true, _) => 0.0,
+            (false, true) => 1.0 - 1.0 / w.n_layers as f64,
+            (false, false) => 1.0,
+        };
         let backward = all + streams[1] + (2.5 * attention).max(around) + exposed_sums + again;
         Layer {
             forward: all + streams[0] + attention.max(around) + 2.0 * sum,
@@ -202,8 +208,9 @@ impl<'a> MeshBound<'a> {
         n_params as f64 / (self.mesh.pp * self.mesh.tp) as f64
     }
 
+    /// Nothing is known of which layers are trained besides adapters, so what is trained is not counted then.
     fn trained_fraction(&self) -> f64 {
-        (self.workload.trainable_params as f64 / self.workload.n_params() as f64).min(1.0)
+        if self.workload.has_adapters() { 0.0 } else { 1.0 }
     }
 
     /// Seconds of gathering weights: once per step, or for the forward and the backward pass of each microbatch.
@@ -214,7 +221,7 @@ impl<'a> MeshBound<'a> {
             collective_seconds(self.hardware, Kind::AllGather, bytes, self.shards)
         };
         // Possibly nothing before the first block is trained; the backward pass does not read the embedding.
-        let backward = (w.n_layers - 1) * w.layer_params;
+        let backward = if w.uneven_blocks { 0 } else { (w.n_layers - 1) * w.layer_params };
         match candidate.zero {
             ZeroStage::Zero0 | ZeroStage::Zero1 => 0.0,
             ZeroStage::Zero2 => seconds(w.n_params()),
@@ -267,15 +274,16 @@ impl<'a> MeshBound<'a> {
         let m = candidate.n_microbatches;
         let per_layer = self.tokens(candidate) * per_token;
         // The first block keeps nothing for the operations before its first adapter.
-        let has_adapters = w.trainable_params < w.n_params();
-        let kept_blocks =
-            |stage: usize| (w.n_layers / (pp * n_chunks) - usize::from(has_adapters && stage == 0)) as f64;
+        let kept_blocks = |stage: usize| match w.uneven_blocks {
+            true => 0.0,
+            false => (w.n_layers / (pp * n_chunks) - usize::from(w.has_adapters() && stage == 0)) as f64,
+        };
         // Logits are f32; their gradient overwrites them.
         let tokens = w.head_tokens_max.map_or(f64::INFINITY, |max| max as f64).min(self.tokens(candidate));
         let logits = tokens * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
         let mean = w.n_params() as f64 / pp as f64;
         // A block keeps its weights along with its activations if ZeRO-2 has gathered them.
-        let kept_weights = candidate.zero == ZeroStage::Zero2 && n_chunks == 1 && shards > 1.0;
+        let kept_weights = candidate.zero == ZeroStage::Zero2 && !w.uneven_blocks && n_chunks == 1 && shards > 1.0;
         let blocks = (w.n_layers / pp * w.layer_params) as f64;
         let gathered = if kept_weights { blocks / self.mesh.tp as f64 * w.gathered_bytes as f64 } else { 0.0 };
         let in_flight = candidate.schedule.max_in_flight(pp, 0, m);

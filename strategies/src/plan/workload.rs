@@ -35,6 +35,8 @@ pub struct Workload {
     pub head_params: usize,
     /// Parameters that are trained, adapters included; all of them unless some are frozen.
     pub trainable_params: usize,
+    /// Blocks differ in the number of their adapters, so that their costs differ.
+    pub uneven_blocks: bool,
     /// The update rule.
     pub optimizer: OptimizerSpec,
     /// Tokens of a row.
@@ -102,6 +104,7 @@ impl Workload {
             embedding_params,
             head_params,
             trainable_params: step.n_trainable(),
+            uneven_blocks: uneven_blocks(&step, model.n_layers),
             optimizer: spec.optimizer,
             seq_len: batch.seq_len,
             global_batch_rows,
@@ -113,6 +116,11 @@ impl Workload {
             head_streamed_bytes: streamed_bytes(&step, batch.n_tokens(), false),
             layer_kept_bytes: kept,
         })
+    }
+
+    /// Whether some parameters are frozen.
+    pub const fn has_adapters(&self) -> bool {
+        self.trainable_params < self.n_params()
     }
 
     /// The workload on a device that asks for other programs than the host.
@@ -134,6 +142,15 @@ pub fn input_bytes(program: &Program) -> u64 {
     let first = program.bindings.iter().filter(|b| b.microbatch == 0);
     let inputs = first.map(|b| program.value(b.value)).filter(|v| v.kind == Kind::Input && !v.shape.is_empty());
     inputs.map(|v| v.size_bytes().next_multiple_of(ALIGN_BYTES) as u64).sum()
+}
+
+fn uneven_blocks(step: &Program, n_layers: usize) -> bool {
+    let mut trained = vec![BTreeSet::<ValueId>::new(); n_layers];
+    for instr in &step.instrs {
+        let Some(block) = instr.site.block.and_then(|block| trained.get_mut(block as usize)) else { continue };
+        block.extend(instr.reads.iter().filter(|v| step.param_of(**v).is_some_and(|param| param.trainable)));
+    }
+    trained.iter().any(|block| block.len() != trained[0].len())
 }
 
 /// Elements of the parameters before the first block, of one block, and after the last.

@@ -16,8 +16,8 @@ pub mod tiles;
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
 pub use op::{
-    ActivationFn, Attention, AttentionPart, CachedAttention, Columns, Compute, MatMul, NormKind, Op, QkColumns, QkNorm,
-    Update, VocabShard,
+    ActivationFn, Attention, AttentionPart, CachedAttention, Columns, Compute, Dropout, MatMul, NormKind, Op,
+    QkColumns, QkNorm, Update, VocabShard,
 };
 pub use param::{GradSum, Init, Param, ParamPart};
 
@@ -149,6 +149,9 @@ pub enum Role {
     Positions,
     /// Index inside the row of the first token that each token may see, i32 `[batch * seq_len]`.
     DocStart,
+    /// A random key for each token, i32 `[batch * seq_len]`: a function of the seed, the step, the row of the data and the
+    /// position in it.
+    DropoutKeys,
     /// The scalars of the step, f64 `[Hyper::LEN]`; see [`Hyper`].
     Hyper,
     /// Features of a user-defined model, f32.
@@ -183,8 +186,10 @@ impl Hyper {
     pub const LOSS_GRAD_SCALE: usize = Hyper::RULE + N_SCALARS;
     /// Loss scale of fp16; 1 otherwise.
     pub const LOSS_SCALE: usize = Hyper::LOSS_GRAD_SCALE + 1;
+    /// Learning rate of this step for parameters that have one of their own.
+    pub const ADAPTER_LEARNING_RATE: usize = Hyper::LOSS_SCALE + 1;
     /// Number of scalars.
-    pub const LEN: usize = Hyper::LOSS_SCALE + 1;
+    pub const LEN: usize = Hyper::ADAPTER_LEARNING_RATE + 1;
 }
 
 /// A value that the host writes before, or reads after, the program runs.

@@ -180,11 +180,56 @@ pub struct VocabShard {
     pub n_shards: usize,
 }
 
+/// Which elements of a matrix are zeroed. Source: Srivastava et al. 2014, Dropout (JMLR 15).
+///
+/// The draw of an element is a function of the key of its token, of the stream and of its column, so every rank, replay and
+/// recomputation draws the same.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Probability with which an element is zeroed, below 1; the others are divided by 1 less it.
+    pub rate: f32,
+    /// Tells the draws of different instructions apart.
+    pub stream: u32,
+    /// Column of the whole matrix with which the operand begins, on a rank that has some of its columns.
+    pub first_column: usize,
+}
+
+impl Dropout {
+    /// Draws below this number zero their element.
+    pub fn threshold(&self) -> u32 {
+        (f64::from(self.rate) * 2f64.powi(32)) as u32
+    }
+
+    /// Factor of the other elements.
+    pub fn factor(&self) -> f32 {
+        1.0 / (1.0 - self.rate)
+    }
+
+    /// The draws of a token; [`Dropout::draw`] takes them and a column.
+    pub const fn of_token(&self, key: i32) -> u32 {
+        mix(mix(key as u32) ^ self.stream.wrapping_mul(0x9e37_79b9))
+    }
+
+    /// The draw of an element, by its column in the operand.
+    pub const fn draw(&self, of_token: u32, column: usize) -> u32 {
+        mix(of_token.wrapping_add((self.first_column + column) as u32).wrapping_mul(0x85eb_ca6b) ^ of_token)
+    }
+}
+
+/// Source: Appleby 2011, the finaliser of MurmurHash3, which maps 32 bits one to one.
+const fn mix(mut x: u32) -> u32 {
+    x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ (x >> 13)).wrapping_mul(0xc2b2_ae35);
+    x ^ (x >> 16)
+}
+
 /// The update of a parameter, or the sums that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     /// The update rule.
     pub rule: OptimizerSpec,
+    /// Position of the learning rate in [`super::Hyper`].
+    pub rate: usize,
     /// First element of the parameter that is updated.
     pub first: usize,
     /// Dims of the parameter.
@@ -367,6 +412,8 @@ pub enum Op {
         /// The factor.
         factor: f32,
     },
+    /// `[x [N, C], keys N] -> [y]`: zeros some elements and scales the others; see [`Dropout`]. Its own adjoint.
+    Dropout(Dropout),
     /// `[x [N, C], bias [C]] -> [x + bias]`.
     AddBias,
     /// `[x] -> [x]`: the beginning of a tensor-parallel region. The value does not change; its gradient, which has a part
@@ -489,6 +536,7 @@ impl Op {
             Op::ActivationBackward(_) => "activation_backward",
             Op::Add => "add",
             Op::Scale { .. } => "scale",
+            Op::Dropout(_) => "dropout",
             Op::AddBias => "add_bias",
             Op::Enter { .. } => "enter",
             Op::Slice { .. } => "slice",
@@ -533,7 +581,7 @@ impl Op {
             Op::QkNormBackward { residual: true, .. } => vec![(5, 2), (6, 3)],
             Op::Rotary { .. } | Op::ActivationBackward(ActivationFn::SwiGlu) => vec![(0, 0)],
             Op::Add => vec![(0, 0), (1, 0)],
-            Op::AddBias | Op::Scale { .. } | Op::Paste { .. } => vec![(0, 0)],
+            Op::AddBias | Op::Scale { .. } | Op::Dropout(_) | Op::Paste { .. } => vec![(0, 0)],
             Op::CacheWrite(_) => vec![(2, 0)],
             Op::AttentionPart(AttentionPart { carried: true, .. }) => vec![(3, 0), (4, 1)],
             Op::AttentionPartBackward { carried_q, carried_kv, .. } => {

@@ -1,6 +1,6 @@
 //! The parameter table: how the program's weights relate to the tensors of a model file.
 
-use super::ValueId;
+use super::{Hyper, ValueId};
 use crate::mesh::Group;
 use std::ops::Range;
 
@@ -85,6 +85,8 @@ pub struct Param {
     pub init: Init,
     /// Whether it is updated; the base of a LoRA run is not.
     pub trainable: bool,
+    /// Position of its learning rate in [`super::Hyper`].
+    pub rate: usize,
     /// Whether weight decay applies: by convention to tensors with two or more dims.
     pub decay: bool,
     /// Shape of the parameter on this tensor-parallel rank; `value` may hold only some of its elements.
@@ -110,6 +112,7 @@ impl Param {
             parts,
             init,
             trainable: true,
+            rate: Hyper::LEARNING_RATE,
             decay: shape.len() >= 2,
             shape: shape.to_vec(),
             held: all.clone(),

@@ -39,6 +39,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
             s.attention_part_backward(part, *carried_q, *carried_kv)
         }
         Op::Scale { .. } => s.scale(),
+        Op::Dropout(_) => s.dropout(),
         Op::AddBias => s.add_bias(),
         Op::Slice { start } | Op::Paste { start } => s.slice(*start, matches!(instr.op, Op::Paste { .. })),
         Op::Sum => {
@@ -426,6 +427,13 @@ impl Signature<'_> {
 
     fn scale(&self) -> Result<(), String> {
         self.count(1, 1)?;
+        self.shape(self.writes[0], &self.reads[0].shape, Some(self.reads[0].dtype))
+    }
+
+    fn dropout(&self) -> Result<(), String> {
+        self.count(2, 1)?;
+        let (n, _) = self.matrix(self.reads[0])?;
+        self.shape(self.reads[1], &[n], Some(DType::I32))?;
         self.shape(self.writes[0], &self.reads[0].shape, Some(self.reads[0].dtype))
     }
 

@@ -47,7 +47,8 @@ pub fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
 pub fn adapters(family: &str) -> LoraSpec {
     let linears = Family::named(family).unwrap().linears;
     let targets = linears[..2].iter().chain(linears.last());
-    LoraSpec { rank: 2, alpha: 4.0, target_modules: targets.map(ToString::to_string).collect() }
+    let target_modules = targets.map(ToString::to_string).collect();
+    LoraSpec { rank: 2, alpha: 4.0, target_modules, dropout: 0.1, ..LoraSpec::default() }
 }
 
 pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -> StepSpec {

@@ -136,7 +136,10 @@ pub fn all() -> Vec<StepCase> {
     let accumulate = StepSpec { n_microbatches: 3, ..spec() };
     cases.push(case("llama with three microbatches".into(), llama.clone(), accumulate));
     let target_modules = ["q_proj", "v_proj", "down_proj"].map(String::from).to_vec();
-    let lora = StepSpec { lora: Some(LoraSpec { rank: 4, alpha: 8.0, target_modules }), ..spec() };
+    let lora = StepSpec {
+        lora: Some(LoraSpec { rank: 4, alpha: 8.0, target_modules, dropout: 0.1, ..LoraSpec::default() }),
+        ..spec()
+    };
     for (name, precision) in [("bf16", Precision::Bf16), ("fp16", Precision::F16)] {
         let spec = StepSpec { precision, ..lora.clone() };
         cases.push(case(format!("llama with adapters in {name}"), llama.clone(), spec));
@@ -299,7 +302,7 @@ impl StepCase {
     }
 
     fn put_tokens(&self, machine: &mut dyn Machine, c: &Compiled, step: u64) {
-        for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart] {
+        for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart, Role::DropoutKeys] {
             for (microbatch, value) in c.program.bound(role).enumerate() {
                 let stream = CounterRng::new(step).fork_named(&format!("{role:?} {microbatch}"));
                 let token = |i: usize| {
@@ -309,6 +312,7 @@ impl StepCase {
                         Role::DocStart => (t - t % self.document) as i32,
                         // The last token of a document predicts nothing.
                         Role::Labels if t % self.document == self.document - 1 => -100,
+                        Role::DropoutKeys => stream.bits(i as u64) as i32,
                         _ => (stream.bits(i as u64) % self.model.vocab_size as u64) as i32,
                     }
                 };

@@ -73,7 +73,8 @@ fn merged_updates_have_the_bits_of_the_cpu() {
             );
             let grad = p.add_value(format!("g{i}"), &[n], DType::F32, Kind::Constant);
             let rule = if i % 3 == 2 { rule.without_decay() } else { rule };
-            let update = Update { rule, first, n_dims: 1, n_rounds: 0, tiles: Tiles::default() };
+            let update =
+                Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles: Tiles::default() };
             let reads = own.iter().copied().chain([grad, hyper, coefficient]).collect();
             p.push(Op::Update(update), reads, own.clone(), SITE);
             state.extend(own);

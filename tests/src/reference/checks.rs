@@ -24,6 +24,8 @@ pub const MODELS: [&str; 9] = [
 ];
 /// Runs of optimizers other than AdamW.
 const OTHER_OPTIMIZERS: [&str; 3] = ["tiny-llama3-sgd", "tiny-llama3-lion", "tiny-llama3-adafactor"];
+/// Runs of adapters, which PEFT computed.
+const ADAPTERS: [&str; 2] = ["tiny-qwen3-lora", "tiny-gpt2-lora"];
 
 /// Largest relative distance of logits.
 const LOGITS_BOUND: f64 = 5e-6;
@@ -52,6 +54,8 @@ pub enum Check {
     Training,
     /// The same for optimizers other than AdamW.
     Optimizers,
+    /// The same for adapters and modules that are trained whole beside them.
+    Adapters,
     /// The same for microbatches whose gradients are summed.
     Accumulation,
     /// The same for recomputed activations.
@@ -64,11 +68,12 @@ pub enum Check {
 
 impl Check {
     /// All checks.
-    pub const ALL: [Check; 8] = [
+    pub const ALL: [Check; 9] = [
         Check::Logits,
         Check::Generation,
         Check::Training,
         Check::Optimizers,
+        Check::Adapters,
         Check::Accumulation,
         Check::Recomputation,
         Check::Bf16,
@@ -82,6 +87,7 @@ impl Check {
             Check::Generation => "generation",
             Check::Training => "training",
             Check::Optimizers => "optimizers",
+            Check::Adapters => "adapters",
             Check::Accumulation => "accumulation",
             Check::Recomputation => "recomputation",
             Check::Bf16 => "bf16",
@@ -98,10 +104,8 @@ impl Check {
             Check::Logits => committed()?.iter().map(|r| assert_logits(r, device)).collect(),
             Check::Generation => committed()?.iter().map(|r| assert_generation(r, device)).collect(),
             Check::Training => committed()?.iter().map(|r| as_in_f32(r, device, &r.whole_batch(), "f32")).collect(),
-            Check::Optimizers => {
-                let references = OTHER_OPTIMIZERS.iter().map(|name| Reference::committed(name));
-                references.map(|r| r.and_then(|r| as_in_f32(&r, device, &r.whole_batch(), "f32"))).collect()
-            }
+            Check::Optimizers => all_in_f32(&OTHER_OPTIMIZERS, device),
+            Check::Adapters => all_in_f32(&ADAPTERS, device),
             Check::Accumulation => {
                 let keys = "micro_batch_size: 2\ngradient_accumulation_steps: 2";
                 committed()?.iter().map(|r| as_in_f32(r, device, keys, "2 x 2")).collect()
@@ -132,6 +136,11 @@ pub type Digest = (String, String);
 /// When its numbers cannot be read.
 pub fn committed() -> Result<Vec<Reference>> {
     MODELS.iter().map(|name| Reference::committed(name)).collect()
+}
+
+fn all_in_f32(names: &[&str], device: DeviceChoice) -> Result<Vec<Digest>> {
+    let references = names.iter().map(|name| Reference::committed(name));
+    references.map(|r| r.and_then(|r| as_in_f32(&r, device, &r.whole_batch(), "f32"))).collect()
 }
 
 fn as_in_f32(r: &Reference, device: DeviceChoice, keys: &str, what: &str) -> Result<Digest> {

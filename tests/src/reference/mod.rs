@@ -122,12 +122,19 @@ impl Reference {
         Ok(format!("{own}\nweight_decay: {wd}"))
     }
 
+    /// The keys of the reference's adapters, if it trained any.
+    fn adapter_keys(&self) -> Result<String> {
+        let Some(keys) = self.json["adapter"].as_object() else { return Ok(String::new()) };
+        let lines = keys.iter().map(|(key, value)| Ok(format!("{key}: {}\n", serde_json::to_string(value)?)));
+        Ok(format!("adapter: lora\n{}", lines.collect::<Result<String>>()?))
+    }
+
     /// The YAML of the reference run; `keys` has the keys under test.
     fn yaml(&self, out: &Path, device: DeviceChoice, keys: &str) -> Result<String> {
         Ok(format!(
             "device: {}\nbase_model: {}\ndatasets:\n  - path: {}\n    type: completion\noutput_dir: {}\nshuffle: false\n\
              sequence_len: {}\nmax_steps: {}\nlearning_rate: {}\nwarmup_steps: {}\nlr_scheduler: cosine\n\
-             cosine_min_lr_ratio: {}\nmax_grad_norm: 1.0\n{}\n{keys}\n",
+             cosine_min_lr_ratio: {}\nmax_grad_norm: 1.0\n{}\n{}{keys}\n",
             device.word(),
             self.model.display(),
             self.text.display(),
@@ -138,6 +145,7 @@ impl Reference {
             self.hyper("warmup"),
             self.hyper("min_lr_ratio"),
             self.optimizer_keys()?,
+            self.adapter_keys()?,
         ))
     }
 
@@ -210,7 +218,7 @@ impl Reference {
     /// When the reference holds no weights, or the export has other parameters or shapes.
     pub fn weight_distance(&self, run: &Run) -> Result<(f64, String)> {
         let theirs = self.final_weights.as_ref().with_context(|| format!("{} has no final weights", self.name))?;
-        let (ours, theirs) = (std::fs::read(run.model.join("model.safetensors"))?, std::fs::read(theirs)?);
+        let (ours, theirs) = (run.trained_weights()?, std::fs::read(theirs)?);
         largest_distance(&SafeTensors::deserialize(&ours)?, &SafeTensors::deserialize(&theirs)?)
             .with_context(|| self.name.clone())
     }
@@ -246,6 +254,13 @@ impl Reference {
 }
 
 impl Run {
+    /// The file of the exported model, or of the adapters if the run trained some.
+    fn trained_weights(&self) -> Result<Vec<u8>> {
+        let adapters = self.model.join("adapter_model.safetensors");
+        let file = if adapters.exists() { adapters } else { self.model.join("model.safetensors") };
+        std::fs::read(&file).with_context(|| file.display().to_string())
+    }
+
     /// A digest of the bits of all losses, gradient norms and final weights.
     ///
     /// # Errors
@@ -255,7 +270,7 @@ impl Run {
         for m in &self.steps {
             hasher.update(&m.loss.to_le_bytes()).update(&m.grad_norm.to_le_bytes());
         }
-        hasher.update(&std::fs::read(self.model.join("model.safetensors"))?);
+        hasher.update(&self.trained_weights()?);
         Ok(hasher.finalize().to_hex().to_string())
     }
 }

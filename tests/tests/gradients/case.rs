@@ -91,7 +91,8 @@ fn small_model(family: &Family, n_layers: usize, n_kv_heads: usize, tied: bool, 
 pub fn adapters(family: &Family) -> LoraSpec {
     let left_out = ["k_proj", "gate_proj", "c_fc"];
     let targets = family.linears.iter().filter(|name| !left_out.contains(name));
-    LoraSpec { rank: 3, alpha: 3.0, target_modules: targets.map(ToString::to_string).collect() }
+    let target_modules = targets.map(ToString::to_string).collect();
+    LoraSpec { rank: 3, alpha: 3.0, target_modules, ..LoraSpec::default() }
 }
 
 impl Case {

@@ -309,6 +309,13 @@ impl Operands<'_> {
                         elementwise::scale::<T>(self.writes[0].slice_mut(), *factor);
                     });
                 }
+                Op::Dropout(dropout) => {
+                    copy(self.reads[0], self.writes[0]);
+                    let keys = self.reads[1].slice();
+                    with_element!(self.writes[0].dtype, T => {
+                        elementwise::dropout::<T>(self.writes[0].slice_mut(), keys, dropout);
+                    });
+                }
                 Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
                 Op::Slice { start } => self.slice(*start),
                 Op::Paste { start } => self.paste(*start),
@@ -602,7 +609,7 @@ impl Operands<'_> {
             let p = &p[update.first..update.first + g.len()];
             let whole = optimizer::Whole { tiles: &update.tiles, sums: &of_sums[..sums.len()] };
             let (state, out) = (&of_state[..state.len()], &mut out[..self.writes.len()]);
-            optimizer::sums(&update.rule, p, state, g, &whole, &step_of(hyper, coefficient), out);
+            optimizer::sums(&update.rule, p, state, g, &whole, &step_of(update, hyper, coefficient), out);
         }
     }
 
@@ -619,7 +626,7 @@ impl Operands<'_> {
             let p = &mut p[update.first..update.first + g.len()];
             let whole = optimizer::Whole { tiles: &update.tiles, sums: &of_sums[..sums.len()] };
             let state = &mut of_state[..state.len()];
-            optimizer::update(&update.rule, p, state, g, &whole, &step_of(hyper, coefficient));
+            optimizer::update(&update.rule, p, state, g, &whole, &step_of(update, hyper, coefficient));
         }
     }
 }
@@ -628,12 +635,12 @@ impl Operands<'_> {
 ///
 /// # Safety
 /// The operands are not written meanwhile.
-unsafe fn step_of(hyper: &Buffer, coefficient: &Buffer) -> optimizer::Step {
+unsafe fn step_of(update: &Update, hyper: &Buffer, coefficient: &Buffer) -> optimizer::Step {
     // SAFETY: the caller's contract.
     unsafe {
         let hyper = hyper.slice::<f64>();
         optimizer::Step {
-            lr: hyper[Hyper::LEARNING_RATE],
+            lr: hyper[update.rate],
             scalars: std::array::from_fn(|i| hyper[Hyper::RULE + i]),
             grad_scale: coefficient.slice::<f64>()[0],
         }

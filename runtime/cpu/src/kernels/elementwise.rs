@@ -4,6 +4,7 @@ use super::parallel::{CHUNK, rows_per_task};
 use super::simd::simd;
 use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
+use phalanx_strategies::program::Dropout;
 
 /// `out = a + b`.
 ///
@@ -35,6 +36,26 @@ pub fn add_bias<X: Float, B: Float, Y: Float>(x: &[X], bias: &[B], out: &mut [Y]
     out.par_chunks_mut(len).zip(x.par_chunks(len)).for_each(|(out, x)| {
         for (out, x) in out.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
             add_chunk(x, bias, out);
+        }
+    });
+}
+
+/// Zeroes the elements of `x` that are drawn, and scales the others.
+///
+/// # Shapes
+/// `x: [N, C]`, `keys: [N]`.
+pub fn dropout<X: Float>(x: &mut [X], keys: &[i32], dropout: &Dropout) {
+    let c = x.len() / keys.len().max(1);
+    assert_eq!(x.len(), keys.len() * c);
+    let (threshold, factor) = (dropout.threshold(), dropout.factor());
+    let rows = rows_per_task(c.max(1));
+    x.par_chunks_mut(rows * c.max(1)).zip(keys.par_chunks(rows)).for_each(|(x, keys)| {
+        for (x, key) in x.chunks_exact_mut(c.max(1)).zip(keys) {
+            let of_token = dropout.of_token(*key);
+            for (column, x) in x.iter_mut().enumerate() {
+                let kept = dropout.draw(of_token, column) >= threshold;
+                *x = X::from_f32(if kept { x.to_f32() * factor } else { 0.0 });
+            }
         }
     });
 }
@@ -107,6 +128,45 @@ mod tests {
 
     // Two chunks and a ragged tail.
     const N: usize = 2 * CHUNK + 77;
+
+    #[test]
+    fn dropout_zeroes_the_share_of_its_rate_and_keeps_the_mean() {
+        let (n, c) = (64, 1000);
+        let keys: Vec<i32> = (0..n).map(|t: i32| t.wrapping_mul(0x3779_b9b9)).collect();
+        for rate in [0.05, 0.5] {
+            let mut x = vec![1.0f32; n as usize * c];
+            let drops = Dropout { rate, stream: 3, first_column: 0 };
+
+            dropout(&mut x, &keys, &drops);
+
+            let n_zeros = x.iter().filter(|x| **x == 0.0).count() as f32 / x.len() as f32;
+            // Four standard deviations of 64,000 draws are below 0.008.
+            assert!((n_zeros - rate).abs() < 0.008, "{n_zeros} of {rate}");
+            assert!(x.iter().all(|x| *x == 0.0 || *x == drops.factor()));
+            // No column and no token stands out.
+            let of_column = |column: usize| x.iter().skip(column).step_by(c).filter(|x| **x == 0.0).count() as f32;
+            assert!((0..c).all(|column| of_column(column) < 64.0 * rate + 6.0 * (64.0 * rate).sqrt()));
+            assert!(
+                x.chunks_exact(c).all(|x| (x.iter().filter(|x| **x == 0.0).count() as f32 / 1e3 - rate).abs() < 0.08)
+            );
+        }
+    }
+
+    #[test]
+    fn dropout_of_some_columns_is_that_of_the_whole_and_differs_between_streams_and_keys() {
+        let whole = Dropout { rate: 0.4, stream: 1, first_column: 0 };
+        let drawn = |drops: Dropout, n: usize, key: i32| {
+            let mut x = vec![1.0f32; n];
+            dropout(&mut x, &[key], &drops);
+            x
+        };
+
+        let x = drawn(whole, 100, 7);
+
+        assert_eq!(drawn(Dropout { first_column: 30, ..whole }, 50, 7), x[30..80]);
+        assert_ne!(drawn(Dropout { stream: 2, ..whole }, 100, 7), x);
+        assert_ne!(drawn(whole, 100, 8), x);
+    }
 
     #[test]
     fn sums_are_rounded_once_to_the_type_of_the_result() {

@@ -72,7 +72,7 @@ impl Lowering {
     /// The next round of sums over this rank's elements.
     pub(super) fn adafactor_sums(&mut self, update: &Update, rule: &Adafactor) {
         let operands = update.operands(&self.reads);
-        let step = Step::new(*operands.hyper, *operands.coefficient);
+        let step = Step::new(update, *operands.hyper, *operands.coefficient);
         let (state, sums) = (operands.state.to_vec(), operands.sums.to_vec());
         let out = self.writes.clone();
         out.iter().for_each(|out| self.zero(*out));

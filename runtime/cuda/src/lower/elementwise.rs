@@ -3,6 +3,7 @@
 use super::{Lowering, type_name};
 use crate::command::{Args, Buffer};
 use crate::kernels::{ELEMENTWISE, Instance};
+use phalanx_strategies::program::Dropout;
 
 /// Elements of a thread at a time, in kernels that work element by element.
 pub(super) const WIDTH: usize = 8;
@@ -40,6 +41,15 @@ impl Lowering {
         let (x, y) = (self.reads[0], self.writes[0]);
         let kernel = Instance::of(ELEMENTWISE, "scale").with("X", type_name(x.dtype)).with("Y", type_name(y.dtype));
         self.launch_vectors(kernel, y.len(), Args::new().ptr(x).ptr(y).float(factor).long(y.len()));
+    }
+
+    /// `[x [N, C], keys N] -> [y]`.
+    pub(super) fn dropout(&mut self, dropout: &Dropout) {
+        let (x, keys, y) = (self.reads[0], self.reads[1], self.writes[0]);
+        let kernel = Instance::of(ELEMENTWISE, "dropout").with("X", type_name(x.dtype)).with("Y", type_name(y.dtype));
+        let args = Args::new().ptr(x).ptr(keys).ptr(y).int(y.cols).long(y.len());
+        let args = args.bits(dropout.threshold()).float(dropout.factor());
+        self.launch_strided(kernel, y.len(), args.bits(dropout.stream).bits(dropout.first_column as u32));
     }
 
     /// `[x] -> [x[start..start + len]]`.

@@ -128,6 +128,7 @@ impl Lowering {
             Op::ActivationBackward(f) => self.activation_backward(*f),
             Op::Add => self.add(),
             Op::Scale { factor } => self.scale(*factor),
+            Op::Dropout(dropout) => self.dropout(dropout),
             Op::Slice { start } => self.slice(*start),
             Op::Paste { start } => self.paste(*start),
             Op::Sum => self.sum(),

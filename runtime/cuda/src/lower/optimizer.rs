@@ -22,8 +22,8 @@ pub(super) struct Step {
 }
 
 impl Step {
-    pub(super) fn new(hyper: Buffer, coefficient: Buffer) -> Step {
-        let (lr, scalars) = (hyper.elements(Hyper::LEARNING_RATE, 1), hyper.elements(Hyper::RULE, N_SCALARS));
+    pub(super) fn new(update: &Update, hyper: Buffer, coefficient: Buffer) -> Step {
+        let (lr, scalars) = (hyper.elements(update.rate, 1), hyper.elements(Hyper::RULE, N_SCALARS));
         Step { lr, scalars, coefficient }
     }
 }
@@ -32,7 +32,7 @@ impl Lowering {
     /// `[p, state…, g, sums…, hyper, coefficient] -> [p, state…]`.
     pub(super) fn update(&mut self, update: &Update) {
         let operands = update.operands(&self.reads);
-        let (g, step) = (*operands.grad, Step::new(*operands.hyper, *operands.coefficient));
+        let (g, step) = (*operands.grad, Step::new(update, *operands.hyper, *operands.coefficient));
         let p = self.writes[0].elements(update.first, g.len());
         match &update.rule {
             OptimizerSpec::AdamW(AdamW { beta1, beta2, eps, weight_decay }) => {

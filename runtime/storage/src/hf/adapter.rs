@@ -9,14 +9,10 @@ use super::error::HfError;
 use super::export::{ExportTensor, check_tensors, write_json, write_tensors};
 use super::staging::Staging;
 
-/// Which of the two matrices of an adapter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoraMatrix {
-    /// From the layer's input to the rank; shape `[rank, in]`.
-    A,
-    /// From the rank to the layer's output; shape `[out, rank]`.
-    B,
-}
+/// File of an adapter's settings.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// File of an adapter's weights.
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 
 /// An adapter to write.
 #[derive(Clone, Copy, Debug)]
@@ -27,19 +23,26 @@ pub struct AdapterExport<'a> {
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f64,
-    /// Names of the adapted layers, the last part of their path, such as `q_proj`.
+    /// Probability of dropout in training.
+    pub dropout: f64,
+    /// Whether the scale is relative to the root of the rank.
+    pub use_rslora: bool,
+    /// Adapted layers: their paths, or ends of paths such as `q_proj`.
     pub target_modules: &'a [String],
     /// Whether the base model stores its weights as `[in, out]`, as GPT-2 does.
     pub fan_in_fan_out: bool,
-    /// The matrices, named with [`adapter_tensor_name`].
+    /// Modules that were trained whole: ends of their paths.
+    pub modules_to_save: &'a [String],
+    /// The matrices and the tensors of modules that were trained whole, named with [`peft_name`].
     pub tensors: &'a [ExportTensor<'a>],
     /// The type in the file: F32, BF16 or F16.
     pub dtype: Dtype,
 }
 
-/// The name that PEFT gives to a matrix of the layer at `module`, such as `model.layers.0.self_attn.q_proj`.
-pub fn adapter_tensor_name(module: &str, matrix: LoraMatrix) -> String {
-    format!("base_model.model.{module}.lora_{matrix:?}.weight")
+/// The name that PEFT gives to a trained tensor, such as `model.layers.0.self_attn.q_proj.lora_A.weight` or that of a module that
+/// is trained whole.
+pub fn peft_name(tensor: &str) -> String {
+    format!("base_model.model.{tensor}")
 }
 
 /// Writes `adapter_config.json` and `adapter_model.safetensors`; they appear at `dir` complete or not at all.
@@ -53,6 +56,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         let rank_dim = match (tensor.name.strip_prefix("base_model.model."), tensor.shape) {
             (Some(name), [rank, _]) if name.ends_with(".lora_A.weight") => Some(*rank),
             (Some(name), [_, rank]) if name.ends_with(".lora_B.weight") => Some(*rank),
+            (Some(name), _) if !name.contains(".lora_") => continue,
             _ => None,
         };
         if rank_dim != Some(adapter.rank) {
@@ -67,16 +71,17 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         "base_model_name_or_path": adapter.base_model,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
         "target_modules": adapter.target_modules,
         "bias": "none",
         "fan_in_fan_out": adapter.fan_in_fan_out,
         "init_lora_weights": true,
         "inference_mode": true,
-        "modules_to_save": null,
+        "modules_to_save": (!adapter.modules_to_save.is_empty()).then_some(adapter.modules_to_save),
+        "use_rslora": adapter.use_rslora,
     });
-    write_json(&mut staging, "adapter_config.json", &config)?;
-    write_tensors(&mut staging, "adapter_model.safetensors", adapter.tensors, adapter.dtype)?;
+    write_json(&mut staging, ADAPTER_CONFIG, &config)?;
+    write_tensors(&mut staging, ADAPTER_WEIGHTS, adapter.tensors, adapter.dtype)?;
     staging.publish()
 }
 
@@ -91,17 +96,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = ([1.0f32, 2.0, 3.0], [4.0f32, 5.0]);
         let module = "model.layers.0.self_attn.q_proj";
-        let names = [adapter_tensor_name(module, LoraMatrix::A), adapter_tensor_name(module, LoraMatrix::B)];
+        let names = ["A", "B"].map(|matrix| peft_name(&format!("{module}.lora_{matrix}.weight")));
+        let saved = peft_name("lm_head.weight");
         let tensors = [
             ExportTensor { name: &names[0], shape: &[1, 3], values: Values::Here(&a) },
             ExportTensor { name: &names[1], shape: &[2, 1], values: Values::Here(&b) },
+            ExportTensor { name: &saved, shape: &[3], values: Values::Here(&a) },
         ];
         let targets = ["q_proj".to_owned()];
         let mut adapter = AdapterExport {
             base_model: "meta/llama",
             rank: 1,
             alpha: 16.0,
+            dropout: 0.05,
+            use_rslora: true,
             target_modules: &targets,
+            modules_to_save: &["lm_head".to_owned()],
             fan_in_fan_out: false,
             tensors: &tensors,
             dtype: Dtype::F32,
@@ -111,10 +121,12 @@ mod tests {
         export_adapter(&out, &adapter).unwrap();
 
         let source = TensorSource::open_file(&out.join("adapter_model.safetensors")).unwrap();
-        let expected = ["A", "B"].map(|m| format!("base_model.model.{module}.lora_{m}.weight"));
+        let [a, b] = ["A", "B"].map(|m| format!("base_model.model.{module}.lora_{m}.weight"));
+        let expected = ["base_model.model.lm_head.weight".to_owned(), a, b];
         assert_eq!(source.names().collect::<Vec<_>>(), expected);
         let config = read_json(&out.join("adapter_config.json")).unwrap();
         assert_eq!((&config["r"], &config["peft_type"]), (&json!(1), &json!("LORA")));
+        assert_eq!((&config["use_rslora"], &config["modules_to_save"]), (&json!(true), &json!(["lm_head"])));
         adapter.rank = 2;
         assert!(export_adapter(&out, &adapter).unwrap_err().to_string().contains("rank-2"));
     }

@@ -122,9 +122,17 @@ impl<'a> Search<'a> {
     fn region(&mut self, at: usize, operand: ValueId, pieces: Pieces, result: Option<Pieces>) -> Result<(), TpError> {
         self.cut_outputs(operand, &pieces)?;
         let Some(result) = result else { return Ok(()) };
-        let y = self.program.instrs[at].writes[0];
+        self.cut_readers(self.program.instrs[at].writes[0], result)
+    }
+
+    /// Cuts a value that products with weights read, and these weights.
+    fn cut_readers(&mut self, y: ValueId, result: Pieces) -> Result<(), TpError> {
         for reader in self.readers[y.0 as usize].clone() {
             let instr = &self.program.instrs[reader];
+            if let Op::Dropout(_) = instr.op {
+                self.cut_readers(instr.writes[0], result.clone())?;
+                continue;
+            }
             let Op::MatMul(m @ MatMul { trans_a: false, a_columns: None, .. }) = instr.op else {
                 return Err(self.refuse(y, "it is read by an operation other than a product"));
             };

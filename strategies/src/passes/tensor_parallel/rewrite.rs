@@ -4,8 +4,8 @@ use super::regions::{Cut, Piece, inside};
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::collective::part;
 use crate::program::{
-    Attention, Binding, Collective, CollectiveKind, Columns, DType, GradSum, Instr, Kind, MatMul, Op, Param, ParamPart,
-    Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard,
+    Attention, Binding, Collective, CollectiveKind, Columns, DType, Dropout, GradSum, Instr, Kind, MatMul, Op, Param,
+    ParamPart, Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -133,6 +133,12 @@ impl Rewrite<'_> {
                 self.program.push(op, instr.reads, instr.writes, instr.site);
             }
             Op::Activation(_) => self.program.instrs.push(instr),
+            // What products along cut inputs read is one run of columns.
+            Op::Dropout(dropout) if is_cut(&instr.reads[0]) => {
+                let first_column = self.cut.columns[&instr.reads[0]][0].range.start;
+                let op = Op::Dropout(Dropout { first_column, ..dropout });
+                self.program.push(op, instr.reads, instr.writes, instr.site);
+            }
             _ => {
                 if self.sequence_parallel {
                     self.of_own_tokens(&mut instr);

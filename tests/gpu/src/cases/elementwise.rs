@@ -1,7 +1,7 @@
 //! Elementwise operations.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{DType, Op};
+use phalanx_strategies::program::{DType, Dropout, Op};
 
 /// Whole groups of elements, and a rest.
 const SHAPE: [usize; 2] = [37, 61];
@@ -20,6 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(sums.into_iter().map(|(a, b, y)| add(a, b, y)));
     cases.push(add_to_second());
     cases.extend(TYPES.map(scale));
+    cases.extend(TYPES.map(dropout));
     cases.extend([0, 1, 100].map(slice));
     cases.extend([0, 1, 100].map(paste));
     cases
@@ -44,6 +45,14 @@ fn add_to_second() -> Case {
 fn scale(x: DType) -> Case {
     let op = Op::Scale { factor: -0.37 };
     Case::new(format!("scale {x}"), op, vec![Operand::random(&SHAPE, x, 1)], Tolerance::EXACT).writing(&SHAPE, x)
+}
+
+/// On a rank whose columns do not begin with the first.
+fn dropout(x: DType) -> Case {
+    let op = Op::Dropout(Dropout { rate: 0.3, stream: 5, first_column: 61 });
+    let keys = (0..SHAPE[0]).map(|t| f64::from((t as i32 - 9).wrapping_mul(0x1234_5677))).collect();
+    let reads = vec![Operand::random(&SHAPE, x, 1), Operand::of(&SHAPE[..1], DType::I32, keys)];
+    Case::new(format!("dropout {x}"), op, reads, Tolerance::EXACT).writing(&SHAPE, x)
 }
 
 fn slice(start: usize) -> Case {

@@ -46,7 +46,7 @@ fn gradient(n: usize) -> Operand {
 /// Element by element: the same bits.
 fn by_element(rule: OptimizerSpec, first: usize, coefficient: f64) -> Case {
     let n_state = rule.n_state_of_elements();
-    let update = Update { rule, first, n_dims: 1, n_rounds: 0, tiles: Tiles::default() };
+    let update = Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles: Tiles::default() };
     let mut reads = vec![Operand::random(&[N_PARAM], DType::F32, 1)];
     reads.extend((0..n_state).map(|i| {
         let mut state = Operand::random(&[N], DType::F32, 2 + i as u64).map(|x| 1e-2 * x);
@@ -120,7 +120,7 @@ fn adafactor(whole: &Whole, n_rounds: usize, coefficient: f64) -> Case {
     let next = rule.sums(n_dims).get(n_rounds);
     let n_state = rule.state(n_dims).len();
     let writes: Vec<usize> = next.iter().flat_map(|round| round.iter()).map(|e| tiles.n_values(*e)).collect();
-    let update = Update { rule, first: run.start, n_dims, n_rounds, tiles };
+    let update = Update { rule, rate: Hyper::LEARNING_RATE, first: run.start, n_dims, n_rounds, tiles };
     let op = if next.is_some() { Op::UpdateSums(update) } else { Op::Update(update) };
     // f64 sums in another order, rounded to f32.
     let tolerance = Tolerance { absolute: 1e-12, relative: 1e-6 };

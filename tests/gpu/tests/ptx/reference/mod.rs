@@ -56,6 +56,16 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::ActivationBackward(f) => vec![activation_backward(*f, &x)],
         Op::Add => vec![x[0].at.iter().zip(&x[1].at).map(|(a, b)| a + b).collect()],
         Op::Scale { factor } => vec![x[0].map(|x| f64::from(*factor) * x)],
+        Op::Dropout(dropout) => {
+            let rows = x[0].rows().zip(&x[1].at);
+            let kept =
+                |key: f64, column: usize| dropout.draw(dropout.of_token(key as i32), column) >= dropout.threshold();
+            let of = |key: f64, (column, x): (usize, &f64)| match kept(key, column) {
+                true => x * f64::from(dropout.factor()),
+                false => 0.0,
+            };
+            vec![rows.flat_map(|(row, key)| row.iter().enumerate().map(move |element| of(*key, element))).collect()]
+        }
         Op::Slice { start } => vec![x[0].at[*start..][..n_written(0)].to_vec()],
         Op::Paste { start } => vec![paste(*start, &x)],
         Op::Sum => vec![vec![x.iter().flat_map(|x| &x.at).sum()]],

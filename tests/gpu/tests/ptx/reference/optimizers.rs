@@ -28,7 +28,7 @@ impl<'a> Step<'a> {
             sums: operands.sums.iter().map(|sum| &sum.at[..]).collect(),
             p: &operands.param.at[update.first..][..operands.grad.at.len()],
             g: operands.grad.map(|g| coefficient * g),
-            lr: hyper[Hyper::LEARNING_RATE],
+            lr: hyper[update.rate],
             scalars: [hyper[Hyper::RULE], hyper[Hyper::RULE + 1]],
         }
     }
