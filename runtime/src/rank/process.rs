@@ -111,9 +111,8 @@ fn serve(
     model.device.on_device_thread(begin.n_threads, || {
         let (counter, watch) = (progress_counter.clone(), device_watch.clone());
         let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), counter, watch);
-        let (fault, rank) = (port.fault.clone(), start_actor(&begin, member, port)?);
+        let (fault, planted, rank) = (port.fault.clone(), planted()?, start_actor(&begin, member, port)?);
         receive_desired_states(rank.clone(), receiver)?;
-        let planted = planted()?;
         let mut device = Device {
             rank,
             tasks,
@@ -132,7 +131,7 @@ fn serve(
             n_threads: begin.n_threads,
             fd_channel,
             listener,
-            tcp: TcpConfig { damages_next: planted.damages_next.clone(), ..tcp_config(&begin) },
+            tcp: tcp_config(&begin, &planted),
             progress_counter,
             device_watch,
             peak_flops: begin.peak_flops,
@@ -196,9 +195,10 @@ fn begin(receiver: &mut FrameReceiver) -> Result<Begin, PeerError> {
 
 /// An unreachable machine is reported early enough that the coordinator, which first waits for another report of every
 /// node, acts on it as soon as on a silent one.
-fn tcp_config(begin: &Begin) -> TcpConfig {
+fn tcp_config(begin: &Begin, planted: &Planted) -> TcpConfig {
     let lost_after = begin.timing.detection_time.saturating_sub(begin.timing.heartbeat);
-    TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, ..TcpConfig::default() }
+    let damages_next = planted.damages_next.clone();
+    TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, damages_next, ..TcpConfig::default() }
 }
 
 /// Passes desired states to the actor until the node closes the channel.
