@@ -115,8 +115,8 @@ impl Setting for Vec<usize> {
 }
 
 /// A regular expression for whole strings, as Python's `fullmatch`.
-pub(crate) fn whole(pattern: &str) -> Result<Regex, fancy_regex::Error> {
-    Regex::new(&format!(r"\A(?:{pattern})\z"))
+pub(crate) fn whole(pattern: &str) -> Result<Regex, Box<fancy_regex::Error>> {
+    Regex::new(&format!(r"\A(?:{pattern})\z")).map_err(Box::new)
 }
 
 /// What to adapt, with every default filled in.

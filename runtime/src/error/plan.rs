@@ -55,7 +55,7 @@ pub enum PlanError {
     NoTarget { pattern: String, example: String },
     /// A regular expression needs too many steps.
     #[error("lora_target_modules: {0}")]
-    Targets(#[from] fancy_regex::Error),
+    Targets(Box<fancy_regex::Error>),
     /// An adapter computes something else than the job's own adapters.
     #[error("lora_model_dir {}: `{key}` is {found}, but {wanted}", dir.display())]
     Adapter { dir: PathBuf, key: &'static str, found: String, wanted: String },

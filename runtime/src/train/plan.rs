@@ -436,12 +436,12 @@ fn smallest(model: &Architecture) -> Result<Program, JobError> {
 
 /// Paths of the linear layers that a regular expression matches.
 fn matching_modules(pattern: &str, model: &Architecture) -> Result<Vec<String>, JobError> {
-    let regex = whole(pattern).map_err(PlanError::from)?;
+    let regex = whole(pattern).map_err(PlanError::Targets)?;
     let paths = linear_modules(&smallest(model)?);
     let example = paths.first().cloned().unwrap_or_default();
     let mut found = Vec::new();
     for path in paths {
-        if regex.is_match(&path).map_err(PlanError::from)? {
+        if regex.is_match(&path).map_err(|error| PlanError::Targets(Box::new(error)))? {
             found.push(path);
         }
     }

@@ -390,7 +390,8 @@ mod tests {
         let norm = format!("{of_block}.weight");
         let mut expected = ["model.embed_tokens.weight", &norm, "lm_head.weight", adapter];
         let mut found = trained(&p);
-        (expected.sort(), found.sort());
+        expected.sort();
+        found.sort();
         assert_eq!(found, expected);
     }
 
