@@ -1,5 +1,6 @@
 //! Training data: the files, how an entry becomes a sample, and how samples become sequences.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde_yaml_ng::{Mapping, Value};
@@ -23,11 +24,12 @@ section! {
         pub sample_packing: bool = false;
         /// Handling of samples longer than `sequence_len`: error, drop or truncate.
         pub excess_length_strategy: ExcessLength = ExcessLength::Error;
-        /// Chat template of `chat_template` entries: tokenizer_default (ChatML if the tokenizer has none), chatml or
-        /// jinja.
+        /// Chat template of conversations: that of the tokenizer, ChatML, or jinja for `chat_template_jinja`.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
-        /// Text of the template, for `chat_template: jinja`.
+        /// Text of the template or path of a file with it, for `chat_template: jinja`.
         pub chat_template_jinja: Option<String> = None;
+        /// Tokens other than EOS that end a turn of a conversation.
+        pub eot_tokens: Vec<String> = Vec::new();
         /// Also train on the prompts of instruction and chat samples, not only on the answers.
         pub train_on_inputs: bool = false;
         /// Samples held out for evaluation: a share of all samples if below 1, else a number of samples; 0 disables
@@ -57,14 +59,33 @@ section! {
         pub split: Option<String> = None;
         /// Name of the text field of `completion` entries; if not set, text.
         pub field: Option<String> = None;
-        /// Name of the field of `chat_template` entries that lists the messages; if not set, messages.
+        /// Name of the field of conversations that lists the messages; if not set, messages, and conversations for
+        /// sharegpt.
         pub field_messages: Option<String> = None;
-        /// Name of the role field of a message.
-        pub message_field_role: String = "role".into();
-        /// Name of the text field of a message.
-        pub message_field_content: String = "content".into();
+        /// Name of the field of conversations that lists the tools; if not set, tools.
+        pub field_tools: Option<String> = None;
+        /// Names of the fields of a message in the data, by their names in chat templates, as in
+        /// {role: from, content: value}; other fields keep their names.
+        pub message_property_mappings: Names = Names::default();
+        /// Name of the role field of a message; the older way to map it.
+        pub message_field_role: Option<String> = None;
+        /// Name of the text field of a message; the older way to map it.
+        pub message_field_content: Option<String> = None;
+        /// Names of the roles in the data, by their names in chat templates, as in {user: [human]}; if empty, human is
+        /// user and gpt is assistant.
+        pub roles: RoleNames = RoleNames::default();
         /// Roles whose messages are trained on when `train_on_inputs` is off; if empty, only the assistant's.
         pub roles_to_train: Vec<String> = Vec::new();
+        /// Name of the field of a message that is true if it is trained on, false if not.
+        pub message_field_training: Option<String> = None;
+        /// Name of the field of a message that lists parts of its text with begin_offset, end_offset and train.
+        pub message_field_training_detail: Option<String> = None;
+        /// Leave out a system message at the beginning of a conversation.
+        pub drop_system_message: bool = false;
+        /// The tokens EOS in conversations that are trained on.
+        pub train_on_eos: EndTraining = EndTraining::Turn;
+        /// The tokens of `eot_tokens` that are trained on; if not set, as `train_on_eos`.
+        pub train_on_eot: Option<EndTraining> = None;
     }
 }
 
@@ -77,6 +98,39 @@ choices! {
         Alpaca = "alpaca";
         /// A list of messages, rendered by the chat template.
         ChatTemplate = "chat_template";
+        /// As chat_template, with the field names of ShareGPT: conversations, from and value.
+        Sharegpt = "sharegpt";
+    }
+}
+
+impl DatasetType {
+    /// Whether an entry is a conversation.
+    pub(crate) fn is_conversation(self) -> bool {
+        matches!(self, Self::ChatTemplate | Self::Sharegpt)
+    }
+}
+
+choices! {
+    /// Which marks at the end of a turn are trained on.
+    pub enum EndTraining {
+        /// Those of trained turns.
+        Turn = "turn";
+        /// All of the conversation.
+        All = "all";
+        /// The last of the conversation.
+        Last = "last";
+        /// No mark.
+        Never = "never";
+    }
+}
+
+#[allow(
+    clippy::derivable_impls,
+    reason = "the macro that declares choices has no place for the attribute of a default"
+)]
+impl Default for EndTraining {
+    fn default() -> Self {
+        Self::Turn
     }
 }
 
@@ -105,8 +159,10 @@ choices! {
 choices! {
     /// Which template renders conversations.
     pub enum ChatTemplateChoice {
+        /// The tokenizer's template.
+        TokenizerDefault = "tokenizer_default";
         /// The tokenizer's template, or ChatML if the tokenizer has none.
-        TokenizerDefault = "tokenizer_default" | "tokenizer_default_fallback_chatml";
+        FallbackChatml = "tokenizer_default_fallback_chatml";
         /// ChatML, regardless of the tokenizer.
         Chatml = "chatml";
         /// The template in `chat_template_jinja`.
@@ -177,6 +233,51 @@ impl Setting for ValSetSize {
             Self::Share(share) => share.write(),
             Self::Samples(samples) => samples.write(),
         }
+    }
+}
+
+/// Names of the data by names that chat templates use.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Names(pub BTreeMap<String, String>);
+
+/// Names of roles in the data by names that chat templates use.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct RoleNames(pub BTreeMap<String, Vec<String>>);
+
+fn read_map<T: Setting>(value: &Value, at: &At<'_>, fits: String) -> Result<BTreeMap<String, T>, ConfigError> {
+    let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, fits.clone()))?;
+    let entry = |(key, value): (&Value, &Value)| {
+        let key = key.as_str().ok_or_else(|| at.mismatch(key, fits.clone()))?;
+        Ok((key.to_owned(), T::read(value, &at.key(key))?))
+    };
+    keys.iter().map(entry).collect()
+}
+
+fn write_map<T: Setting>(map: &BTreeMap<String, T>) -> Value {
+    Value::Mapping(map.iter().map(|(key, value)| (key.as_str().into(), value.write())).collect())
+}
+
+impl Setting for Names {
+    fn fits() -> String {
+        "a section of names, as in {role: from}".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        read_map(value, at, Self::fits()).map(Self)
+    }
+    fn write(&self) -> Value {
+        write_map(&self.0)
+    }
+}
+
+impl Setting for RoleNames {
+    fn fits() -> String {
+        "a section of lists of names, as in {user: [human]}".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        read_map(value, at, Self::fits()).map(Self)
+    }
+    fn write(&self) -> Value {
+        write_map(&self.0)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The data section of the user's YAML file: Axolotl's keys, checked before a file is opened.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::config::datasets::{ChatTemplateChoice, DatasetType, ExcessLength, FileFormat};
+use crate::config::datasets::{ChatTemplateChoice, DatasetType, EndTraining, ExcessLength, FileFormat};
 use thiserror::Error;
 
 /// Why a data section cannot be used.
@@ -50,7 +51,7 @@ pub struct DataConfig {
     pub excess_length_strategy: ExcessLength,
     /// The chat template for data sets that name none.
     pub chat_template: ChatTemplateChoice,
-    /// The template's text, for `chat_template: jinja`.
+    /// The template's text or the path of a file with it, for `chat_template: jinja`.
     pub chat_template_jinja: Option<String>,
 }
 
@@ -106,12 +107,8 @@ pub struct DatasetConfig {
     pub split: Option<String>,
     /// `completion`: the field with the text; default `text`.
     pub field: Option<String>,
-    /// `chat_template`: the field with the list of turns; default `messages`.
-    pub field_messages: Option<String>,
-    /// `chat_template`: the names of a turn's fields; default `role` and `content`.
-    pub message_property_mappings: MessageFields,
-    /// `chat_template`: the roles whose turns are trained on; default `assistant`.
-    pub roles_to_train: Option<Vec<String>>,
+    /// How conversations are read and trained on.
+    pub conversation: ConversationConfig,
 }
 
 impl DatasetConfig {
@@ -123,25 +120,18 @@ impl DatasetConfig {
             ds_type: None,
             split: None,
             field: None,
-            field_messages: None,
-            message_property_mappings: MessageFields::default(),
-            roles_to_train: None,
+            conversation: ConversationConfig::default(),
         }
     }
 
     fn validate(&self) -> Result<(), DataConfigError> {
+        let set = self.conversation.differing_key();
         let keys = [
-            ("field", self.field.is_some(), DatasetType::Completion),
-            ("field_messages", self.field_messages.is_some(), DatasetType::ChatTemplate),
-            ("roles_to_train", self.roles_to_train.is_some(), DatasetType::ChatTemplate),
-            (
-                "message_property_mappings",
-                self.message_property_mappings != MessageFields::default(),
-                DatasetType::ChatTemplate,
-            ),
+            ("field", self.field.is_some(), self.kind == DatasetType::Completion, DatasetType::Completion),
+            (set.unwrap_or_default(), set.is_some(), self.kind.is_conversation(), DatasetType::ChatTemplate),
         ];
-        match keys.into_iter().find(|&(_, set, fits)| set && fits != self.kind) {
-            Some((key, _, fits)) => {
+        match keys.into_iter().find(|&(_, set, fits, _)| set && !fits) {
+            Some((key, _, _, fits)) => {
                 Err(DataConfigError::KeyOfOtherType { path: self.path.clone(), key, found: self.kind, fits })
             }
             None => Ok(()),
@@ -149,19 +139,97 @@ impl DatasetConfig {
     }
 }
 
-/// The names of a turn's fields.
+/// How the conversations of a data set are read, and what of them is trained on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MessageFields {
-    /// Name of the role field; default `role`.
-    pub role: String,
-    /// Name of the content field; default `content`.
-    pub content: String,
+pub struct ConversationConfig {
+    /// The field with the list of turns; default `messages`.
+    pub field_messages: String,
+    /// The field with descriptions of functions that the model may call; default `tools`.
+    pub field_tools: String,
+    /// The data set's names of fields of a message, by the names that templates use: `role`, `content`, …
+    pub properties: BTreeMap<String, String>,
+    /// The data set's names of roles, by the names that templates use; empty: human is user, gpt is assistant.
+    pub roles: BTreeMap<String, Vec<String>>,
+    /// The roles whose turns are trained on; default `assistant`.
+    pub roles_to_train: Option<Vec<String>>,
+    /// The field of a message that says whether it is trained on.
+    pub field_training: Option<String>,
+    /// The field of a message that lists which of its characters are trained on.
+    pub field_training_detail: Option<String>,
+    /// Leave out a system message at the beginning; default false.
+    pub drop_system_message: bool,
+    /// When the marks that end a turn are trained on.
+    pub markers: MarkerConfig,
 }
 
-impl Default for MessageFields {
+impl Default for ConversationConfig {
     fn default() -> Self {
-        Self { role: "role".to_owned(), content: "content".to_owned() }
+        Self {
+            field_messages: "messages".to_owned(),
+            field_tools: "tools".to_owned(),
+            properties: BTreeMap::new(),
+            roles: BTreeMap::new(),
+            roles_to_train: None,
+            field_training: None,
+            field_training_detail: None,
+            drop_system_message: false,
+            markers: MarkerConfig::default(),
+        }
     }
+}
+
+impl ConversationConfig {
+    /// The names of ShareGPT's files.
+    pub fn sharegpt() -> Self {
+        let names = [("role", "from"), ("content", "value")];
+        Self {
+            field_messages: "conversations".to_owned(),
+            properties: names.map(|(property, field)| (property.to_owned(), field.to_owned())).into(),
+            ..Self::default()
+        }
+    }
+
+    /// The role that templates know, for a role of the data set.
+    pub(crate) fn role<'a>(&'a self, found: &'a str) -> &'a str {
+        let named = self.roles.iter().find(|(_, names)| names.iter().any(|name| name == found));
+        match (named, found) {
+            (Some((role, _)), _) => role,
+            (None, "human") if self.roles.is_empty() => "user",
+            (None, "gpt") if self.roles.is_empty() => "assistant",
+            (None, other) => other,
+        }
+    }
+
+    /// A key of the file that is not at its default.
+    fn differing_key(&self) -> Option<&'static str> {
+        let default = Self::default();
+        let keys = [
+            ("field_messages", self.field_messages != default.field_messages),
+            ("field_tools", self.field_tools != default.field_tools),
+            ("message_property_mappings", self.properties != default.properties),
+            ("roles", self.roles != default.roles),
+            ("roles_to_train", self.roles_to_train.is_some()),
+            ("message_field_training", self.field_training.is_some()),
+            ("message_field_training_detail", self.field_training_detail.is_some()),
+            ("drop_system_message", self.drop_system_message),
+            ("train_on_eos", self.markers.train_on_eos != default.markers.train_on_eos),
+            ("train_on_eot", self.markers.train_on_eot.is_some()),
+        ];
+        keys.into_iter().find_map(|(key, differs)| differs.then_some(key))
+    }
+}
+
+/// The marks that end a turn, and when they are trained on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MarkerConfig {
+    /// The text of the tokenizer's EOS.
+    pub eos: Option<String>,
+    /// Other tokens that end a turn.
+    pub eot: Vec<String>,
+    /// When EOS is trained on.
+    pub train_on_eos: EndTraining,
+    /// When the other tokens are trained on; as `train_on_eos` if not set.
+    pub train_on_eot: Option<EndTraining>,
 }
 
 #[cfg(test)]

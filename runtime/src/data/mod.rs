@@ -4,6 +4,7 @@
 //! ([`tokenizer`]), ids are cached in a file ([`token_cache`]), documents are packed into rows (`packing`),
 //! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point.
 
+pub mod chat_spans;
 pub mod chat_template;
 pub mod config;
 pub mod prepare;
@@ -15,6 +16,8 @@ pub mod tokenize;
 pub mod tokenizer;
 
 mod byte_vocabulary;
+mod chat_python;
+mod conversation;
 mod packing;
 mod text_chunks;
 mod token_reader;

@@ -49,6 +49,15 @@ pub enum PrepareError {
     /// `chat_template: jinja` and `chat_template_jinja` go together.
     #[error("chat_template: jinja and chat_template_jinja go together; found only one of them")]
     JinjaWithoutTemplate,
+    /// The file that `chat_template_jinja` names cannot be read.
+    #[error("chat_template_jinja: cannot read {}: {reason}", path.display())]
+    TemplateFile { path: PathBuf, reason: String },
+    /// Conversations need a template.
+    #[error(
+        "dataset {} has conversations, but the tokenizer has no chat template; set chat_template, for example to chatml",
+        path.display()
+    )]
+    NoTemplate { path: PathBuf },
     /// A file cannot be tokenised.
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
@@ -193,7 +202,10 @@ impl<'a> Source<'a> {
         cache_dir: &Path,
         progress: &dyn Fn(Progress<'_>),
     ) -> Result<(TokenFile, bool), PrepareError> {
-        let template = template_source(config, tokenizer)?;
+        let template = match self.dataset.kind.is_conversation() {
+            true => template_source(config, tokenizer, &self.path)?,
+            false => String::new(),
+        };
         let key = self.key(config, tokenizer, &template)?;
         match TokenFile::open(cache_dir, &key) {
             Ok(Some(file)) => return Ok((file, true)),
@@ -209,7 +221,9 @@ impl<'a> Source<'a> {
             FileFormat::Json => {
                 let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
                 let parse = || ChatTemplate::parse(&template, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
-                let reader = RecordReader::new(self.dataset, config.train_on_inputs, parse)
+                let mut dataset = self.dataset.clone();
+                dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
+                let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
                     .map_err(|reason| PrepareError::Template { path: self.path.clone(), reason })?;
                 tokenize_records(&self.path, &reader, tokenizer, &mut writer, progress)?;
             }
@@ -232,10 +246,9 @@ impl<'a> Source<'a> {
         match dataset.kind {
             DatasetType::Completion => options += &format!(" {:?}", dataset.field),
             DatasetType::Alpaca => options += &format!(" {}", config.train_on_inputs),
-            DatasetType::ChatTemplate => {
-                let fields = (&dataset.field_messages, &dataset.message_property_mappings, &dataset.roles_to_train);
-                let bos = tokenizer.bos_id();
-                options += &format!(" {} {fields:?} {bos:?} {template:?}", config.train_on_inputs);
+            DatasetType::ChatTemplate | DatasetType::Sharegpt => {
+                let (conversation, bos) = (&dataset.conversation, tokenizer.bos_id());
+                options += &format!(" {} {conversation:?} {bos:?} {template:?}", config.train_on_inputs);
             }
         }
         let mut hasher = blake3::Hasher::new();
@@ -294,13 +307,27 @@ fn suggestion(nearest: &Option<String>) -> String {
     nearest.as_ref().map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-fn template_source(config: &DataConfig, tokenizer: &Tokenizer) -> Result<String, PrepareError> {
+/// The text of the template for the conversations at `dataset`.
+fn template_source(config: &DataConfig, tokenizer: &Tokenizer, dataset: &Path) -> Result<String, PrepareError> {
     match (config.chat_template, &config.chat_template_jinja) {
-        (ChatTemplateChoice::Jinja, Some(template)) => Ok(template.clone()),
+        (ChatTemplateChoice::Jinja, Some(template)) => read_template(template),
         (ChatTemplateChoice::Jinja, None) | (_, Some(_)) => Err(PrepareError::JinjaWithoutTemplate),
         (ChatTemplateChoice::Chatml, None) => Ok(CHATML.to_owned()),
-        (ChatTemplateChoice::TokenizerDefault, None) => Ok(tokenizer.chat_template().unwrap_or(CHATML).to_owned()),
+        (choice, None) => match (tokenizer.chat_template(), choice) {
+            (Some(template), _) => Ok(template.to_owned()),
+            (None, ChatTemplateChoice::FallbackChatml) => Ok(CHATML.to_owned()),
+            (None, _) => Err(PrepareError::NoTemplate { path: dataset.to_owned() }),
+        },
     }
+}
+
+/// Text with a tag of Jinja is a template; anything else is the path of one.
+fn read_template(template: &str) -> Result<String, PrepareError> {
+    if template.contains("{{") || template.contains("{%") {
+        return Ok(template.to_owned());
+    }
+    let path = PathBuf::from(template);
+    std::fs::read_to_string(&path).map_err(|error| PrepareError::TemplateFile { path, reason: error.to_string() })
 }
 
 fn check_vocabulary(

@@ -6,8 +6,9 @@ use std::ops::Range;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::chat_template::{ChatTemplate, ChatTemplateError, Message};
-use super::config::{DatasetConfig, MessageFields};
+use super::chat_template::{ChatTemplate, ChatTemplateError};
+use super::config::DatasetConfig;
+use super::conversation::ConversationReader;
 use crate::config::datasets::DatasetType;
 
 /// Why a record cannot be used; the caller adds file and line.
@@ -23,6 +24,14 @@ pub enum RecordError {
     /// A field has another type.
     #[error("field {field:?} must be {wanted}, found {found}")]
     WrongType { field: String, wanted: &'static str, found: &'static str },
+    /// A part of a message is an image, a sound, …
+    #[error("a message has a content part of type {kind:?}, but only parts with a `text` can be trained on")]
+    NotText { kind: String },
+    /// The offsets of parts to train on refer to the content as it is in the data.
+    #[error(
+        "the content of message {number} is not in the text that the chat template makes of it, so its parts to train on cannot be located"
+    )]
+    PartsNotLocated { number: usize },
     /// The chat template refuses the conversation.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
@@ -43,7 +52,7 @@ pub(crate) struct Document {
 pub(crate) enum RecordReader {
     Completion { field: String },
     Alpaca { train_on_inputs: bool },
-    Chat { template: Box<ChatTemplate>, fields: [String; 3], trained_roles: Vec<String> },
+    Chat(Box<ConversationReader>),
 }
 
 impl RecordReader {
@@ -58,14 +67,8 @@ impl RecordReader {
                 Self::Completion { field: dataset.field.clone().unwrap_or_else(|| "text".to_owned()) }
             }
             DatasetType::Alpaca => Self::Alpaca { train_on_inputs },
-            DatasetType::ChatTemplate => {
-                let MessageFields { role, content } = dataset.message_property_mappings.clone();
-                let messages = dataset.field_messages.clone().unwrap_or_else(|| "messages".to_owned());
-                let mut trained_roles = dataset.roles_to_train.clone().unwrap_or_else(|| vec!["assistant".to_owned()]);
-                if train_on_inputs {
-                    trained_roles.extend(["user", "system"].map(str::to_owned));
-                }
-                Self::Chat { template: Box::new(template()?), fields: [messages, role, content], trained_roles }
+            DatasetType::ChatTemplate | DatasetType::Sharegpt => {
+                Self::Chat(Box::new(ConversationReader::new(&dataset.conversation, template()?, train_on_inputs)))
             }
         })
     }
@@ -87,11 +90,7 @@ impl RecordReader {
                 Ok(vec![Document { trained: vec![0..text.len()], text, bounded: true }])
             }
             Self::Alpaca { train_on_inputs } => alpaca(record, *train_on_inputs),
-            Self::Chat { template, fields, trained_roles } => {
-                let messages = messages_of(record, fields)?;
-                let chat = template.render_for_training(&messages, trained_roles)?;
-                Ok(vec![Document { text: chat.text, trained: chat.trained, bounded: false }])
-            }
+            Self::Chat(reader) => Ok(vec![reader.document(record)?]),
         }
     }
 }
@@ -133,38 +132,23 @@ fn alpaca_prompt(instruction: &str, input: &str) -> String {
     }
 }
 
-fn messages_of(record: &Value, [list, role, content]: &[String; 3]) -> Result<Vec<Message>, RecordError> {
-    let value = field_of(record, list)?;
-    let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", value))?;
-    let message = |turn: &Value| {
-        let role = match text_of(turn, role)? {
-            // Role names of ShareGPT files.
-            "human" => "user",
-            "gpt" => "assistant",
-            other => other,
-        };
-        Ok(Message { role: role.to_owned(), content: text_of(turn, content)?.to_owned() })
-    };
-    turns.iter().map(message).collect()
-}
-
 fn text_of<'a>(record: &'a Value, name: &str) -> Result<&'a str, RecordError> {
     let value = field_of(record, name)?;
     value.as_str().ok_or_else(|| wrong_type(name, "text", value))
 }
 
-fn field_of<'a>(record: &'a Value, name: &str) -> Result<&'a Value, RecordError> {
+pub(super) fn field_of<'a>(record: &'a Value, name: &str) -> Result<&'a Value, RecordError> {
     let fields = record.as_object().ok_or(RecordError::NotAnObject { found: type_name(record) })?;
     fields
         .get(name)
         .ok_or_else(|| RecordError::MissingField { wanted: name.to_owned(), present: fields.keys().cloned().collect() })
 }
 
-fn wrong_type(field: &str, wanted: &'static str, found: &Value) -> RecordError {
+pub(super) fn wrong_type(field: &str, wanted: &'static str, found: &Value) -> RecordError {
     RecordError::WrongType { field: field.to_owned(), wanted, found: type_name(found) }
 }
 
-fn type_name(value: &Value) -> &'static str {
+pub(super) fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a truth value",
@@ -183,6 +167,7 @@ fn listed(names: &[String]) -> String {
 mod tests {
     use super::*;
     use crate::data::chat_template::CHATML;
+    use crate::data::config::ConversationConfig;
     use serde_json::json;
 
     fn reader(dataset: DatasetConfig) -> RecordReader {
@@ -246,9 +231,8 @@ mod tests {
     #[test]
     fn conversation_with_other_field_names_trains_on_the_assistant() {
         let dataset = DatasetConfig {
-            field_messages: Some("conversations".into()),
-            message_property_mappings: MessageFields { role: "from".into(), content: "value".into() },
-            ..DatasetConfig::new("", DatasetType::ChatTemplate)
+            conversation: ConversationConfig::sharegpt(),
+            ..DatasetConfig::new("", DatasetType::Sharegpt)
         };
         let record = json!({ "conversations": [{ "from": "human", "value": "Hi" }, { "from": "gpt", "value": "Ho" }] });
 

@@ -5,7 +5,7 @@ use super::initial_adapter;
 use super::quantised::check_unquantised;
 use crate::config::JobConfig;
 use crate::config::adapter::{Lora, whole};
-use crate::config::datasets::{self, ValSetSize};
+use crate::config::datasets::{self, DatasetType, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::precision::{
@@ -144,7 +144,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let mut datasets = Vec::new();
     for dataset in &d.datasets {
         for path in matching(&dataset.path)? {
-            datasets.push(data::DatasetConfig { path, ..dataset_config(dataset) });
+            datasets.push(data::DatasetConfig { path, ..dataset_config(dataset, &d.eot_tokens) });
         }
     }
     Ok(DataConfig {
@@ -182,19 +182,41 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
     Ok(files)
 }
 
-fn dataset_config(d: &datasets::DatasetConfig) -> data::DatasetConfig {
+fn dataset_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::DatasetConfig {
     data::DatasetConfig {
         path: d.path.clone(),
         kind: d.r#type,
         ds_type: d.ds_type,
         split: d.split.clone(),
         field: d.field.clone(),
-        field_messages: d.field_messages.clone(),
-        message_property_mappings: data::MessageFields {
-            role: d.message_field_role.clone(),
-            content: d.message_field_content.clone(),
-        },
+        conversation: conversation_config(d, eot_tokens),
+    }
+}
+
+fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::ConversationConfig {
+    let default = match d.r#type {
+        DatasetType::Sharegpt => data::ConversationConfig::sharegpt(),
+        _ => data::ConversationConfig::default(),
+    };
+    let mut properties = default.properties;
+    let older = [("role", &d.message_field_role), ("content", &d.message_field_content)];
+    properties.extend(older.into_iter().filter_map(|(name, field)| Some((name.to_owned(), field.clone()?))));
+    properties.extend(d.message_property_mappings.0.clone());
+    data::ConversationConfig {
+        field_messages: d.field_messages.clone().unwrap_or(default.field_messages),
+        field_tools: d.field_tools.clone().unwrap_or(default.field_tools),
+        properties,
+        roles: d.roles.0.clone(),
         roles_to_train: (!d.roles_to_train.is_empty()).then(|| d.roles_to_train.clone()),
+        field_training: d.message_field_training.clone(),
+        field_training_detail: d.message_field_training_detail.clone(),
+        drop_system_message: d.drop_system_message,
+        markers: data::MarkerConfig {
+            eos: None,
+            eot: eot_tokens.to_vec(),
+            train_on_eos: d.train_on_eos,
+            train_on_eot: d.train_on_eot,
+        },
     }
 }
 

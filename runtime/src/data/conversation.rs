@@ -1,0 +1,313 @@
+//! Reads conversations from the records of a data file, and decides which parts of them are trained on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Mutex;
+
+use serde_json::{Map, Value};
+
+use super::chat_spans::render_for_training;
+use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message};
+use super::config::{ConversationConfig, MarkerConfig};
+use super::record::{Document, RecordError, field_of, type_name, wrong_type};
+use crate::config::datasets::EndTraining;
+
+/// Fields that carry what the model reads or answers: a template that does not render them would train on another conversation.
+const CONTENT_FIELDS: [&str; 2] = ["reasoning_content", "tool_calls"];
+
+/// How the conversations of one data set are read.
+#[derive(Debug)]
+pub(crate) struct ConversationReader {
+    template: ChatTemplate,
+    config: ConversationConfig,
+    /// The data set's name of each field of a message that has another name in templates.
+    renamed: BTreeMap<String, String>,
+    trained_roles: BTreeSet<String>,
+    /// Marks that end a turn, and when they are trained on.
+    markers: Vec<(String, EndTraining)>,
+    /// Fields that are already reported as unused.
+    reported: Mutex<BTreeSet<String>>,
+}
+
+impl ConversationReader {
+    pub(crate) fn new(config: &ConversationConfig, template: ChatTemplate, train_on_inputs: bool) -> Self {
+        let mut trained_roles = BTreeSet::from_iter(match &config.roles_to_train {
+            Some(roles) => roles.iter().map(|role| config.role(role).to_owned()).collect(),
+            None => vec!["assistant".to_owned()],
+        });
+        if train_on_inputs {
+            trained_roles.extend(["user", "system"].map(str::to_owned));
+        }
+        let renamed = config.properties.iter().map(|(property, field)| (field.clone(), property.clone())).collect();
+        let MarkerConfig { eos, eot, train_on_eos, train_on_eot } = config.markers.clone();
+        let eos = eos.into_iter().filter(|eos| !eot.contains(eos)).map(|token| (token, train_on_eos));
+        let eot = eot.iter().cloned().map(|token| (token, train_on_eot.unwrap_or(train_on_eos)));
+        let markers = eos.chain(eot).collect();
+        Self { template, config: config.clone(), renamed, trained_roles, markers, reported: Mutex::default() }
+    }
+
+    /// The text of the conversation in `record`, and what is trained on.
+    pub(crate) fn document(&self, record: &Value) -> Result<Document, RecordError> {
+        let (mut conversation, turns) = self.conversation(record)?;
+        let trained: Vec<usize> = (0..turns.len()).filter(|&idx| turns[idx].is_trained()).collect();
+        let chat = match render_for_training(&self.template, &conversation, &trained) {
+            // Templates of models without images often expect one text instead of a list of texts.
+            Err(ChatTemplateError::Render { reason }) if joins_parts(&mut conversation) => {
+                render_for_training(&self.template, &conversation, &trained)
+                    .map_err(|_| ChatTemplateError::Render { reason })
+            }
+            rendered => rendered,
+        }?;
+        let mut spans = Vec::new();
+        for (idx, span) in chat.turns {
+            match &turns[idx] {
+                Training::Turn(_) => spans.push(span),
+                Training::Parts(parts) => {
+                    let content = conversation.messages[idx].text().unwrap_or_default();
+                    spans.extend(
+                        spans_of_parts(content, parts, &chat.text, span)
+                            .ok_or_else(|| RecordError::PartsNotLocated { number: idx + 1 })?,
+                    );
+                }
+            }
+        }
+        let trained =
+            self.markers.iter().fold(spans, |spans, (marker, when)| train_on_ends(&chat.text, spans, marker, *when));
+        Ok(Document { text: chat.text, trained, bounded: false })
+    }
+
+    fn conversation(&self, record: &Value) -> Result<(Conversation, Vec<Training>), RecordError> {
+        let list = &self.config.field_messages;
+        let value = field_of(record, list)?;
+        let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", value))?;
+        let (mut messages, mut training) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
+        for turn in turns {
+            let (message, trained) = self.message(turn)?;
+            if messages.is_empty() && message.role() == "system" && self.config.drop_system_message {
+                continue;
+            }
+            messages.push(message);
+            training.push(trained);
+        }
+        let tools = match record.get(&self.config.field_tools) {
+            None | Some(Value::Null) => None,
+            // Columns of tables cannot hold schemas of different shapes, so data sets keep them as JSON in a text.
+            Some(Value::String(text)) if text.trim().is_empty() => None,
+            Some(Value::String(text)) => Some(serde_json::from_str(text).map_err(|_| {
+                wrong_type(
+                    &self.config.field_tools,
+                    "a list of tools, or such a list as JSON",
+                    &Value::String(text.clone()),
+                )
+            })?),
+            Some(tools) => Some(tools.clone()),
+        };
+        let tools = tools.filter(|tools| !tools.as_array().is_some_and(Vec::is_empty));
+        if tools.as_ref().is_some_and(|tools| !tools.is_array()) {
+            return Err(wrong_type(
+                &self.config.field_tools,
+                "a list of tools",
+                tools.as_ref().unwrap_or(&Value::Null),
+            ));
+        }
+        if tools.is_some() && !self.template.mentions("tools") {
+            return Err(ChatTemplateError::NotRendered { field: self.config.field_tools.clone() }.into());
+        }
+        Ok((Conversation { messages, tools }, training))
+    }
+
+    fn message(&self, turn: &Value) -> Result<(Message, Training), RecordError> {
+        let fields =
+            turn.as_object().ok_or_else(|| wrong_type(&self.config.field_messages, "a list of objects", turn))?;
+        let mut message = Map::new();
+        let mut flag = None;
+        let mut parts = None;
+        for (name, value) in fields {
+            if Some(name) == self.config.field_training.as_ref() {
+                flag = match value {
+                    Value::Null => None,
+                    Value::Bool(flag) => Some(*flag),
+                    other => return Err(wrong_type(name, "true or false", other)),
+                };
+                continue;
+            }
+            if Some(name) == self.config.field_training_detail.as_ref() {
+                parts = (!value.is_null()).then(|| TrainingPart::list(name, value)).transpose()?;
+                continue;
+            }
+            let property = self.renamed.get(name).unwrap_or(name);
+            // Tables have every column in every row; only the content of an answer that is all calls is null on purpose.
+            if value.is_null() && property != "content" || value.as_array().is_some_and(Vec::is_empty) {
+                continue;
+            }
+            if !matches!(property.as_str(), "role" | "content") && !self.template.mentions(property) {
+                self.unused(name, property, value)?;
+                continue;
+            }
+            message.insert(property.clone(), value.clone());
+        }
+        self.check_role_and_content(turn, &mut message)?;
+        parse_arguments(&mut message);
+        let is_trained =
+            flag.unwrap_or_else(|| self.trained_roles.contains(message["role"].as_str().unwrap_or_default()));
+        let training = match parts {
+            Some(parts) if flag.is_none() || is_trained => Training::Parts(parts),
+            _ => Training::Turn(is_trained),
+        };
+        Ok((Message(message), training))
+    }
+
+    fn check_role_and_content(&self, turn: &Value, message: &mut Map<String, Value>) -> Result<(), RecordError> {
+        let name_of =
+            |property: &str| self.config.properties.get(property).cloned().unwrap_or_else(|| property.to_owned());
+        let role = match message.get("role") {
+            None => {
+                return Err(field_of(turn, &name_of("role"))
+                    .map(|found| wrong_type(&name_of("role"), "text", found))
+                    .unwrap_or_else(|missing| missing));
+            }
+            Some(Value::String(role)) => self.config.role(role).to_owned(),
+            Some(other) => return Err(wrong_type(&name_of("role"), "text", other)),
+        };
+        message.insert("role".to_owned(), role.into());
+        let has_calls = message.contains_key("tool_calls");
+        match message.get("content") {
+            Some(Value::String(_)) => Ok(()),
+            Some(Value::Null) | None if has_calls => Ok(()),
+            Some(Value::Array(parts)) => match parts.iter().find(|part| !part["text"].is_string()) {
+                None => Ok(()),
+                Some(part) => Err(RecordError::NotText {
+                    kind: part["type"].as_str().map_or_else(|| type_name(part).to_owned(), str::to_owned),
+                }),
+            },
+            Some(other) => Err(wrong_type(&name_of("content"), "text", other)),
+            None => field_of(turn, &name_of("content")).map(|_| ()),
+        }
+    }
+
+    /// A field that the template does not mention: an error if it is part of the conversation, else reported once.
+    fn unused(&self, name: &str, property: &str, value: &Value) -> Result<(), RecordError> {
+        let is_empty = value.as_str().is_some_and(str::is_empty);
+        if CONTENT_FIELDS.contains(&property) && !is_empty {
+            return Err(ChatTemplateError::NotRendered { field: name.to_owned() }.into());
+        }
+        let mut reported = self.reported.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !is_empty && reported.insert(name.to_owned()) {
+            tracing::warn!(field = name, "messages have a field that the chat template does not use; it is ignored");
+        }
+        Ok(())
+    }
+}
+
+/// What of a message is trained on.
+#[derive(Debug)]
+enum Training {
+    Turn(bool),
+    Parts(Vec<TrainingPart>),
+}
+
+impl Training {
+    fn is_trained(&self) -> bool {
+        match self {
+            Self::Turn(is_trained) => *is_trained,
+            Self::Parts(parts) => !parts.is_empty(),
+        }
+    }
+}
+
+/// Characters of a content, from `begin_offset` to `end_offset` with both, and whether they are trained on.
+#[derive(Debug)]
+struct TrainingPart {
+    chars: Range<usize>,
+    is_trained: bool,
+}
+
+impl TrainingPart {
+    fn list(name: &str, value: &Value) -> Result<Vec<Self>, RecordError> {
+        const WANTED: &str = "a list of objects with begin_offset, end_offset and train";
+        let part = |part: &Value| {
+            let begin = usize::try_from(part["begin_offset"].as_u64()?).ok()?;
+            let last = usize::try_from(part["end_offset"].as_u64()?).ok()?;
+            Some(Self { chars: begin..last.checked_add(1)?, is_trained: part["train"].as_bool()? })
+        };
+        let parts = value.as_array().and_then(|parts| parts.iter().map(part).collect());
+        parts.ok_or_else(|| wrong_type(name, WANTED, value))
+    }
+}
+
+/// The trained parts of a turn and its end-of-turn marker, as byte ranges of the conversation.
+fn spans_of_parts(content: &str, parts: &[TrainingPart], text: &str, turn: Range<usize>) -> Option<Vec<Range<usize>>> {
+    // A template may remove blanks around the content; the offsets count them.
+    let (rendered, skipped) = match text[turn.clone()].contains(content) {
+        true => (content, 0),
+        false => (content.trim(), content.len() - content.trim_start().len()),
+    };
+    let content_start = turn.start + text[turn.clone()].rfind(rendered)?;
+    let content_end = content_start + rendered.len();
+    let byte_of = |nth: usize| content.char_indices().nth(nth).map_or(content.len(), |(byte, _)| byte);
+    let position = |nth: usize| (content_start + byte_of(nth).saturating_sub(skipped)).min(content_end);
+    let trained = parts.iter().filter(|part| part.is_trained);
+    let mut spans: Vec<_> = trained.map(|part| position(part.chars.start)..position(part.chars.end)).collect();
+    spans.push(content_end..turn.end);
+    spans.retain(|span| !span.is_empty());
+    spans.sort_by_key(|span| span.start);
+    Some(spans)
+}
+
+/// Adds or removes every occurrence of an end-of-turn marker; trained turns have theirs already.
+fn train_on_ends(text: &str, spans: Vec<Range<usize>>, marker: &str, when: EndTraining) -> Vec<Range<usize>> {
+    if marker.is_empty() || when == EndTraining::Turn {
+        return spans;
+    }
+    let ends: Vec<Range<usize>> = text.match_indices(marker).map(|(at, _)| at..at + marker.len()).collect();
+    let mut trained: Vec<Range<usize>> = spans.into_iter().flat_map(|span| without(span, &ends)).collect();
+    match when {
+        EndTraining::All => trained.extend(ends),
+        EndTraining::Last => trained.extend(ends.last().cloned()),
+        EndTraining::Turn | EndTraining::Never => {}
+    }
+    trained.sort_by_key(|span| span.start);
+    trained
+}
+
+/// The parts of `span` outside of `holes`, which are in order.
+fn without(span: Range<usize>, holes: &[Range<usize>]) -> Vec<Range<usize>> {
+    let (mut kept, mut from) = (Vec::new(), span.start);
+    for hole in holes.iter().filter(|hole| hole.start < span.end && hole.end > span.start) {
+        kept.push(from..hole.start.max(from));
+        from = hole.end.min(span.end);
+    }
+    kept.push(from..span.end);
+    kept.retain(|part| !part.is_empty());
+    kept
+}
+
+/// Arguments of calls are objects in chat templates; recorded answers of servers have them as JSON in a text.
+fn parse_arguments(message: &mut Map<String, Value>) {
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
+            continue;
+        };
+        if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok())
+        {
+            *arguments = Value::Object(parsed);
+        }
+    }
+}
+
+/// Joins the texts of every content that is a list; whether there was one.
+fn joins_parts(conversation: &mut Conversation) -> bool {
+    let mut any = false;
+    for message in &mut conversation.messages {
+        let Some(parts) = message.0.get("content").and_then(Value::as_array) else { continue };
+        let joined: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+        message.0.insert("content".to_owned(), joined.into());
+        any = true;
+    }
+    any
+}
+
+#[cfg(test)]
+#[path = "conversation_tests.rs"]
+mod tests;

@@ -1,0 +1,145 @@
+//! What of a conversation is trained on, and what is refused.
+
+use super::*;
+use crate::data::chat_template::CHATML;
+use serde_json::json;
+
+fn documents_of(source: &str, config: ConversationConfig, record: Value) -> Result<(String, Vec<String>), RecordError> {
+    let template = ChatTemplate::parse(source, "<s>", "</s>")?;
+    let document = ConversationReader::new(&config, template, false).document(&record)?;
+    let trained = document.trained.iter().map(|range| document.text[range.clone()].to_owned()).collect();
+    Ok((document.text, trained))
+}
+
+fn trained(config: ConversationConfig, record: Value) -> Result<Vec<String>, RecordError> {
+    documents_of(CHATML, config, record).map(|(_, trained)| trained)
+}
+
+fn with_markers(train_on_eot: EndTraining) -> ConversationConfig {
+    let markers =
+        MarkerConfig { eot: vec!["<|im_end|>".into()], train_on_eot: Some(train_on_eot), ..MarkerConfig::default() };
+    ConversationConfig { markers, ..ConversationConfig::default() }
+}
+
+fn two_turns() -> Value {
+    json!({ "messages": [
+        { "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" },
+        { "role": "user", "content": "So" }, { "role": "assistant", "content": "No" },
+    ] })
+}
+
+#[test]
+fn marks_at_the_ends_of_turns_are_trained_on_as_configured() {
+    const END: &str = "<|im_end|>";
+
+    assert_eq!(trained(with_markers(EndTraining::Turn), two_turns()).unwrap(), ["Ho<|im_end|>", "No<|im_end|>"]);
+    assert_eq!(trained(with_markers(EndTraining::All), two_turns()).unwrap(), [END, "Ho", END, END, "No", END]);
+    assert_eq!(trained(with_markers(EndTraining::Last), two_turns()).unwrap(), ["Ho", "No", END]);
+    assert_eq!(trained(with_markers(EndTraining::Never), two_turns()).unwrap(), ["Ho", "No"]);
+}
+
+#[test]
+fn roles_to_train_are_named_as_in_the_data() {
+    let config = ConversationConfig {
+        roles_to_train: Some(vec!["asker".into()]),
+        roles: BTreeMap::from([("user".into(), vec!["asker".into()]), ("assistant".into(), vec!["bot".into()])]),
+        ..ConversationConfig::sharegpt()
+    };
+    let record = json!({ "conversations": [{ "from": "asker", "value": "Hi" }, { "from": "bot", "value": "Ho" }] });
+
+    let (text, trained) = documents_of(CHATML, config, record).unwrap();
+
+    assert_eq!(trained, ["Hi<|im_end|>"]);
+    assert!(text.contains("<|im_start|>assistant\nHo"), "{text}");
+}
+
+#[test]
+fn flag_of_a_message_precedes_its_role() {
+    let config = ConversationConfig { field_training: Some("train".into()), ..ConversationConfig::default() };
+    let record = json!({ "messages": [
+        { "role": "user", "content": "Hi", "train": true }, { "role": "assistant", "content": "Ho", "train": false },
+        { "role": "assistant", "content": "Yes", "train": null },
+    ] });
+
+    assert_eq!(trained(config, record).unwrap(), ["Hi<|im_end|>", "Yes<|im_end|>"]);
+}
+
+#[test]
+fn parts_of_a_message_are_trained_on_by_their_characters() {
+    let config = ConversationConfig { field_training_detail: Some("detail".into()), ..ConversationConfig::default() };
+    let part =
+        |begin: usize, end: usize, train: bool| json!({ "begin_offset": begin, "end_offset": end, "train": train });
+    let detail = json!([part(0, 3, true), part(4, 8, false), part(9, 11, true)]);
+    let record = json!({ "messages": [
+        { "role": "user", "content": "Hi" }, { "role": "assistant", "content": " Às maybe yes", "detail": detail },
+    ] });
+
+    assert_eq!(trained(config, record).unwrap(), [" Às ", " ye", "<|im_end|>"]);
+}
+
+#[test]
+fn system_message_is_dropped_if_so_configured() {
+    let config = ConversationConfig { drop_system_message: true, ..ConversationConfig::default() };
+    let record = json!({ "messages": [
+        { "role": "system", "content": "Be brief." }, { "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" },
+    ] });
+
+    let (text, trained) = documents_of(CHATML, config, record).unwrap();
+
+    assert_eq!(trained, ["Ho<|im_end|>"]);
+    assert!(text.starts_with("<|im_start|>user\nHi"), "{text}");
+}
+
+#[test]
+fn parts_of_text_are_joined_for_templates_of_plain_texts() {
+    let parts = json!([{ "type": "text", "text": "He" }, { "type": "text", "text": "y" }]);
+    let record =
+        json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": parts }] });
+
+    assert_eq!(trained(ConversationConfig::default(), record).unwrap(), ["Hey<|im_end|>"]);
+}
+
+#[test]
+fn what_the_template_would_lose_is_refused_by_name() {
+    let call = json!([{ "function": { "name": "f", "arguments": {} } }]);
+    let image = json!([{ "type": "image", "url": "x" }]);
+    let lost = [
+        (
+            "reasoning_content",
+            json!({ "messages": [{ "role": "assistant", "content": "Ho", "reasoning_content": "Hm" }] }),
+        ),
+        ("tool_calls", json!({ "messages": [{ "role": "assistant", "content": null, "tool_calls": call }] })),
+        ("tools", json!({ "messages": [{ "role": "assistant", "content": "Ho" }], "tools": "[{\"name\": \"f\"}]" })),
+        ("image", json!({ "messages": [{ "role": "user", "content": image }] })),
+        ("content", json!({ "messages": [{ "role": "user", "content": null }] })),
+        ("role", json!({ "messages": [{ "from": "user", "content": "Hi" }] })),
+    ];
+    for (named, record) in lost {
+        let error = trained(ConversationConfig::default(), record).unwrap_err().to_string();
+
+        assert!(error.contains(named), "{named}: {error}");
+    }
+}
+
+#[test]
+fn arguments_and_tools_in_texts_of_json_are_rendered_as_objects() {
+    let source = "{{ tools[0].name }}{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+    let call = json!([{ "function": { "name": "f", "arguments": "{\"b\":1,\"a\":2}" } }]);
+    let messages = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "tool_calls": call }]);
+    let record = json!({ "messages": messages, "tools": "[{\"name\": \"f\"}]" });
+
+    let (text, _) = documents_of(source, ConversationConfig::default(), record).unwrap();
+
+    assert_eq!(text, r#"fuserassistant{"b": 1, "a": 2}"#);
+}
+
+#[test]
+fn fields_that_nothing_uses_are_ignored_and_remembered() {
+    let reader =
+        ConversationReader::new(&ConversationConfig::default(), ChatTemplate::parse(CHATML, "", "").unwrap(), false);
+    let record = json!({ "messages": [{ "role": "assistant", "content": "Ho", "mood": "glad", "weight": null }] });
+
+    reader.document(&record).unwrap();
+
+    assert_eq!(*reader.reported.lock().unwrap(), BTreeSet::from(["mood".to_owned()]));
+}
