@@ -38,8 +38,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::AttentionPartBackward { part, carried_q, carried_kv } => {
             s.attention_part_backward(part, *carried_q, *carried_kv)
         }
-        Op::Scale { .. } => s.scale(),
-        Op::Dropout(_) => s.dropout(),
+        Op::Scale { .. } | Op::Dropout(_) => s.scale(matches!(instr.op, Op::Dropout(_))),
         Op::AddBias => s.add_bias(),
         Op::Slice { start } | Op::Paste { start } => s.slice(*start, matches!(instr.op, Op::Paste { .. })),
         Op::Sum => {
@@ -425,15 +424,12 @@ impl Signature<'_> {
         dkv.into_iter().try_for_each(|v| self.shape(v, &self.reads[1].shape, Some(DType::F32)))
     }
 
-    fn scale(&self) -> Result<(), String> {
-        self.count(1, 1)?;
-        self.shape(self.writes[0], &self.reads[0].shape, Some(self.reads[0].dtype))
-    }
-
-    fn dropout(&self) -> Result<(), String> {
-        self.count(2, 1)?;
-        let (n, _) = self.matrix(self.reads[0])?;
-        self.shape(self.reads[1], &[n], Some(DType::I32))?;
+    fn scale(&self, keys: bool) -> Result<(), String> {
+        self.count(1 + usize::from(keys), 1)?;
+        if keys {
+            let (n, _) = self.matrix(self.reads[0])?;
+            self.shape(self.reads[1], &[n], Some(DType::I32))?;
+        }
         self.shape(self.writes[0], &self.reads[0].shape, Some(self.reads[0].dtype))
     }
 

@@ -8,7 +8,7 @@ mod optimizers;
 use crate::elements::{rounded, stored};
 use phalanx_gpu::case::{Case, Operand};
 use phalanx_strategies::passes::reproducible::plan_of_sum;
-use phalanx_strategies::program::{ActivationFn, Attention, Columns, Compute, DType, Hyper, MatMul, Op};
+use phalanx_strategies::program::{ActivationFn, Attention, Columns, Compute, DType, Dropout, Hyper, MatMul, Op};
 use std::slice::ChunksExact;
 
 /// An operand: a matrix by rows.
@@ -56,24 +56,11 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::ActivationBackward(f) => vec![activation_backward(*f, &x)],
         Op::Add => vec![x[0].at.iter().zip(&x[1].at).map(|(a, b)| a + b).collect()],
         Op::Scale { factor } => vec![x[0].map(|x| f64::from(*factor) * x)],
-        Op::Dropout(dropout) => {
-            let rows = x[0].rows().zip(&x[1].at);
-            let kept =
-                |key: f64, column: usize| dropout.draw(dropout.of_token(key as i32), column) >= dropout.threshold();
-            let of = |key: f64, (column, x): (usize, &f64)| match kept(key, column) {
-                true => x * f64::from(dropout.factor()),
-                false => 0.0,
-            };
-            vec![rows.flat_map(|(row, key)| row.iter().enumerate().map(move |element| of(*key, element))).collect()]
-        }
+        Op::Dropout(dropout) => vec![drop_out(dropout, &x)],
         Op::Slice { start } => vec![x[0].at[*start..][..n_written(0)].to_vec()],
         Op::Paste { start } => vec![paste(*start, &x)],
         Op::Sum => vec![vec![x.iter().flat_map(|x| &x.at).sum()]],
-        Op::Assemble { places } => {
-            let mut y = vec![0.0; n_written(0)];
-            places.iter().zip(&x).for_each(|(place, x)| y[*place] = x.at[0]);
-            vec![y]
-        }
+        Op::Assemble { places } => vec![assemble(places, &x, n_written(0))],
         Op::TreeSum { n_leaves, n_ranks } => {
             let n = n_written(0);
             let terms = plan_of_sum(*n_leaves, *n_ranks).0;
@@ -249,4 +236,21 @@ fn column_sum(x: &[Matrix], residual: bool, columns: Option<Columns>) -> Vec<f64
     let Columns { start, len } = columns.unwrap_or(Columns { start: 0, len: x[0].cols });
     let base = |j: usize| if residual { x[1].at[j] } else { 0.0 };
     (0..len).map(|j| base(j) + x[0].rows().map(|row| row[start + j]).sum::<f64>()).collect()
+}
+
+fn drop_out(dropout: &Dropout, x: &[Matrix]) -> Vec<f64> {
+    let mut y = Vec::new();
+    for (row, key) in x[0].rows().zip(&x[1].at) {
+        let of_token = dropout.of_token(*key as i32);
+        let kept = |column: usize| dropout.draw(of_token, column) >= dropout.threshold();
+        let of = |(column, x): (usize, &f64)| if kept(column) { x * f64::from(dropout.factor()) } else { 0.0 };
+        y.extend(row.iter().enumerate().map(of));
+    }
+    y
+}
+
+fn assemble(places: &[usize], x: &[Matrix], n: usize) -> Vec<f64> {
+    let mut y = vec![0.0; n];
+    places.iter().zip(x).for_each(|(place, x)| y[*place] = x.at[0]);
+    y
 }
