@@ -48,12 +48,12 @@ section! {
 section! {
     /// One entry of `datasets`.
     pub struct DatasetConfig {
-        /// File (.jsonl, .json or plain text), or a pattern such as `src/**/*.rs` for all matching files, in order of
-        /// name.
+        /// File (.jsonl, .json, .csv, .tsv, .parquet, .arrow or plain text; all but Parquet also as .gz or .zst), or a
+        /// pattern such as `src/**/*.rs` for all matching files, in order of name.
         pub path: PathBuf = PathBuf::new();
         /// How an entry of the file becomes a sample.
         pub r#type: DatasetType = DatasetType::Completion;
-        /// Format of the file; if not set, json for .json and .jsonl files, else text.
+        /// Format of the file; if not set, that of its extension, which is text for unknown ones.
         pub ds_type: Option<FileFormat> = None;
         /// Name of the split to read from a folder; if not set, train.
         pub split: Option<String> = None;
@@ -139,6 +139,14 @@ choices! {
     pub enum FileFormat {
         /// One JSON object per line, or one JSON list of objects.
         Json = "json";
+        /// One record per line, values separated by commas; the first line names the fields.
+        Csv = "csv";
+        /// One record per line, values separated by tabs; the first line names the fields.
+        Tsv = "tsv";
+        /// Columns in Parquet.
+        Parquet = "parquet";
+        /// Columns in Arrow, as a stream or a file.
+        Arrow = "arrow";
         /// One document of plain text.
         Text = "text";
     }

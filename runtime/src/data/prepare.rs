@@ -1,6 +1,6 @@
 //! From the data section of the configuration to rows for training and rows for validation.
 
-use std::fs::FileType;
+use std::fs::{File, FileType};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
 use super::config::{DataConfig, DataConfigError, DatasetConfig};
 use super::packing::Packing;
 use super::record::RecordReader;
+use super::records::{Compression, ReadError, plain_copy};
 use super::rows::{Layout, Part, RowStore, Rows};
 use super::token_cache::{FORMAT_VERSION, TRAINED, TokenCacheError, TokenFile, TokenWriter};
 use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
@@ -38,8 +39,14 @@ pub enum PrepareError {
     #[error("dataset {} is one file, which holds the split \"train\" only, found split {split:?}", path.display())]
     SplitOfFile { path: PathBuf, split: String },
     /// The file format is not supported.
-    #[error("dataset {} is a {extension} file; convert it to .jsonl, .json or plain text first", path.display())]
+    #[error(
+        "dataset {} is a {extension} archive; unpack it first, or compress its files one by one with gzip or zstd",
+        path.display()
+    )]
     Format { path: PathBuf, extension: String },
+    /// Parquet is read from its end, which no compressed file allows.
+    #[error("dataset {} is a compressed Parquet file; decompress it first", path.display())]
+    CompressedParquet { path: PathBuf },
     /// Instructions and conversations need named fields.
     #[error("dataset {} is plain text, which fits type completion only, found {}", path.display(), kind.word())]
     TextOfOtherType { path: PathBuf, kind: DatasetType },
@@ -147,7 +154,7 @@ pub fn prepare(
         let digest = tokens.digest();
         let laid_out = match source.format {
             FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
-            FileFormat::Json => lay_out(&source.path, tokens, config),
+            _ => lay_out(&source.path, tokens, config),
         };
         let (part, summary) = match laid_out {
             Ok(rows) => rows,
@@ -181,13 +188,7 @@ struct Source<'a> {
 impl<'a> Source<'a> {
     fn find(dataset: &'a DatasetConfig) -> Result<Self, PrepareError> {
         let path = file_of(dataset)?;
-        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
-        let format = match (dataset.ds_type, extension.as_str()) {
-            (_, "parquet" | "arrow" | "gz" | "zst" | "zip") => return Err(PrepareError::Format { path, extension }),
-            (Some(format), _) => format,
-            (None, "json" | "jsonl" | "ndjson") => FileFormat::Json,
-            (None, _) => FileFormat::Text,
-        };
+        let format = format_of(dataset, &path)?;
         if format == FileFormat::Text && dataset.kind != DatasetType::Completion {
             return Err(PrepareError::TextOfOtherType { path, kind: dataset.kind });
         }
@@ -217,15 +218,21 @@ impl<'a> Source<'a> {
         }
         let mut writer = TokenWriter::create(cache_dir, &key)?;
         match self.format {
-            FileFormat::Text => tokenize_text(&self.path, tokenizer, &mut writer, progress)?,
-            FileFormat::Json => {
+            FileFormat::Text => {
+                let file = match Compression::of(&self.path) {
+                    Compression::None => File::open(&self.path).map_err(|error| ReadError::file(&self.path, &error)),
+                    _ => plain_copy(&self.path, cache_dir),
+                };
+                tokenize_text(&self.path, &file.map_err(TokenizeError::Read)?, tokenizer, &mut writer, progress)?;
+            }
+            format => {
                 let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
                 let parse = || ChatTemplate::parse(&template, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
                 let mut dataset = self.dataset.clone();
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
                     .map_err(|reason| PrepareError::Template { path: self.path.clone(), reason })?;
-                tokenize_records(&self.path, &reader, tokenizer, &mut writer, progress)?;
+                tokenize_records(&self.path, format, &reader, tokenizer, &mut writer, progress)?;
             }
         }
         Ok((writer.finish()?, false))
@@ -234,11 +241,10 @@ impl<'a> Source<'a> {
     /// The hash of everything that determines the tokens. It excludes the row layout, so that another `sequence_len` finds
     /// the same tokens.
     fn key(&self, config: &DataConfig, tokenizer: &Tokenizer, template: &str) -> Result<[u8; 32], TokenizeError> {
-        let read_error =
-            |error: std::io::Error| TokenizeError::Read { path: self.path.clone(), reason: error.to_string() };
+        let read_error = |error| TokenizeError::Read(ReadError::file(&self.path, &error));
         let content = {
             let mut hasher = blake3::Hasher::new();
-            hasher.update_reader(std::fs::File::open(&self.path).map_err(read_error)?).map_err(read_error)?;
+            hasher.update_reader(File::open(&self.path).map_err(read_error)?).map_err(read_error)?;
             hasher.finalize()
         };
         let dataset = self.dataset;
@@ -257,6 +263,31 @@ impl<'a> Source<'a> {
         hasher.update(&tokenizer.fingerprint());
         hasher.update(options.as_bytes());
         Ok(*hasher.finalize().as_bytes())
+    }
+}
+
+/// The format of a file by `ds_type` or its name, as in `data.csv` and `data.jsonl.gz`.
+fn format_of(dataset: &DatasetConfig, path: &Path) -> Result<FileFormat, PrepareError> {
+    let compression = Compression::of(path);
+    let named = if compression == Compression::None { path } else { Path::new(path.file_stem().unwrap_or_default()) };
+    let extension = named.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let format = match (dataset.ds_type, extension.as_str()) {
+        (_, "zip" | "tar" | "tgz" | "7z" | "bz2" | "xz") => {
+            return Err(PrepareError::Format { path: path.to_owned(), extension });
+        }
+        (Some(format), _) => format,
+        (None, "json" | "jsonl" | "ndjson") => FileFormat::Json,
+        (None, "csv") => FileFormat::Csv,
+        (None, "tsv" | "tab") => FileFormat::Tsv,
+        (None, "parquet") => FileFormat::Parquet,
+        (None, "arrow" | "feather") => FileFormat::Arrow,
+        (None, _) => FileFormat::Text,
+    };
+    match (format, compression) {
+        (FileFormat::Parquet, Compression::Gzip | Compression::Zstd) => {
+            Err(PrepareError::CompressedParquet { path: path.to_owned() })
+        }
+        _ => Ok(format),
     }
 }
 

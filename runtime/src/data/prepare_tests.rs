@@ -330,10 +330,12 @@ fn folder_stands_for_the_file_of_its_split() {
 
 #[test]
 fn unsupported_and_empty_files_are_refused() {
-    let files = Files::new(&[("a.parquet", ""), ("a.txt", "text"), ("empty.txt", ""), ("empty.jsonl", "")]);
+    let files =
+        Files::new(&[("a.zip", ""), ("a.parquet.gz", ""), ("a.txt", "text"), ("empty.txt", ""), ("empty.jsonl", "")]);
     let error = |kind, name| files.prepare(&files.config(kind, &[name], 8)).unwrap_err();
 
-    assert!(matches!(error(DatasetType::Alpaca, "a.parquet"), PrepareError::Format { .. }));
+    assert!(matches!(error(DatasetType::Alpaca, "a.zip"), PrepareError::Format { .. }));
+    assert!(matches!(error(DatasetType::Alpaca, "a.parquet.gz"), PrepareError::CompressedParquet { .. }));
     assert!(matches!(error(DatasetType::Alpaca, "a.txt"), PrepareError::TextOfOtherType { .. }));
     assert!(matches!(error(DatasetType::Completion, "empty.txt"), PrepareError::TooShort { n_tokens: 1, .. }));
     assert!(matches!(error(DatasetType::Completion, "empty.jsonl"), PrepareError::Empty { n_documents: 0, .. }));

@@ -1,7 +1,6 @@
 //! Converts a data file to a token file: records in parallel, in file order, in bounded memory.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -11,24 +10,20 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::record::{Document, RecordError, RecordReader};
+use super::records::{Content, Numbered, ReadError, RecordFile, json_error};
 use super::text_chunks::{self, Cut};
 use super::token_cache::{TRAINED, TokenCacheError, TokenWriter};
 use super::tokenizer::{Piece, Tokenizer, TokenizerError};
-
-/// Bytes of records that are in memory at a time; enough to keep many cores busy between two writes.
-const BATCH_BYTES: usize = 8 << 20;
+use crate::config::datasets::FileFormat;
 
 /// Why a data file cannot be tokenised.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TokenizeError {
     /// The file cannot be read.
-    #[error("cannot read {}: {reason}", path.display())]
-    Read { path: PathBuf, reason: String },
-    /// A line is not JSON.
-    #[error("{}:{line}: this is not valid JSON: {reason}", path.display())]
-    Json { path: PathBuf, line: u64, reason: String },
-    /// A record does not have the fields that its type requires. In a JSON list, `line` counts records.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A record does not have the fields that its type requires.
     #[error("{}:{line}: {reason}", path.display())]
     Record { path: PathBuf, line: u64, reason: RecordError },
     /// A text file is not UTF-8.
@@ -57,15 +52,15 @@ pub struct Progress<'a> {
 }
 
 /// Tokenises the plain text at `path` as one document: BOS if the tokenizer begins texts with it, then every token of the
-/// file, all trained on.
+/// file, all trained on. `file` holds the text; it is another file than that at `path` if that one is compressed.
 pub(crate) fn tokenize_text(
     path: &Path,
+    file: &File,
     tokenizer: &Tokenizer,
     writer: &mut TokenWriter,
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<(), TokenizeError> {
     let read_error = |error| read_error(path, &error);
-    let file = File::open(path).map_err(read_error)?;
     let total_bytes = file.metadata().map_err(read_error)?.len();
     let encode = |start: u64, end: u64| {
         let mut bytes = vec![0; (end - start) as usize];
@@ -119,80 +114,34 @@ fn encode_bytes(
     Ok(shifted(pieces, start as usize + skipped))
 }
 
-/// Tokenises the records of the JSON at `path`: one object per line, or one list of objects.
+/// Tokenises the records of the file at `path`.
 pub(crate) fn tokenize_records(
     path: &Path,
+    format: FileFormat,
     reader: &RecordReader,
     tokenizer: &Tokenizer,
     writer: &mut TokenWriter,
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<(), TokenizeError> {
-    let read_error = |error| read_error(path, &error);
-    let file = File::open(path).map_err(read_error)?;
-    let total_bytes = file.metadata().map_err(read_error)?.len();
-    let mut input = BufReader::with_capacity(1 << 20, file);
-    let is_list = {
-        let head = input.fill_buf().map_err(read_error)?;
-        let head = head.strip_prefix(BOM).unwrap_or(head);
-        head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
+    let total_bytes = path.metadata().map_err(|error| read_error(path, &error))?.len();
+    let mut records = RecordFile::open(path, format)?;
+    let encode = |Numbered { line, content }| {
+        let record = match content {
+            Content::Fields(record) => record,
+            Content::Json(bytes) => serde_json::from_slice(&bytes).map_err(|error| json_error(path, line, &error))?,
+        };
+        encode_record(path, line, &record, reader, tokenizer)
     };
-    let encode = |(line, record): (u64, Value)| encode_record(path, line, &record, reader, tokenizer);
-    if is_list {
-        let records = read_list(path, &mut input)?;
-        let numbered: Vec<(u64, Value)> = (1..).zip(records).collect();
-        write_documents(numbered.into_par_iter().map(encode).collect::<Result<_, _>>()?, writer)?;
-        progress(Progress { path, done_bytes: total_bytes, total_bytes });
-        return Ok(());
-    }
-    let mut next_line = 1;
-    let mut done_bytes = 0;
     loop {
-        let (lines, n_bytes) = read_lines(&mut input, &mut next_line).map_err(read_error)?;
-        if n_bytes == 0 {
+        let batch = records.next_batch()?;
+        let done_bytes = records.done_bytes();
+        if batch.is_empty() {
+            progress(Progress { path, done_bytes, total_bytes });
             return Ok(());
         }
-        let parse = |(line, bytes): Line| {
-            let record = serde_json::from_slice(&bytes).map_err(|error| json_error(path, line, &error))?;
-            encode((line, record))
-        };
-        write_documents(lines.into_par_iter().map(parse).collect::<Result<_, _>>()?, writer)?;
-        done_bytes += n_bytes as u64;
+        write_documents(batch.into_par_iter().map(encode).collect::<Result<_, _>>()?, writer)?;
         progress(Progress { path, done_bytes, total_bytes });
     }
-}
-
-const BOM: &[u8] = "\u{feff}".as_bytes();
-
-/// A list cannot be split without parsing it, so it is held in memory; large data sets use lines.
-fn read_list(path: &Path, input: &mut impl Read) -> Result<Vec<Value>, TokenizeError> {
-    let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).map_err(|error| read_error(path, &error))?;
-    let json = bytes.strip_prefix(BOM).unwrap_or(&bytes);
-    serde_json::from_slice(json).map_err(|error| json_error(path, error.line() as u64, &error))
-}
-
-/// The number of a line, from 1, and its bytes.
-type Line = (u64, Vec<u8>);
-
-/// The next lines that are not blank, with their numbers, and how many bytes were read.
-fn read_lines(input: &mut impl BufRead, next_line: &mut u64) -> std::io::Result<(Vec<Line>, usize)> {
-    let (mut lines, mut n_bytes) = (Vec::new(), 0);
-    while n_bytes < BATCH_BYTES {
-        let mut line = Vec::new();
-        let n_read = input.read_until(b'\n', &mut line)?;
-        if n_read == 0 {
-            break;
-        }
-        n_bytes += n_read;
-        if *next_line == 1 && line.starts_with(BOM) {
-            line.drain(..BOM.len());
-        }
-        if !line.trim_ascii().is_empty() {
-            lines.push((*next_line, line));
-        }
-        *next_line += 1;
-    }
-    Ok((lines, n_bytes))
 }
 
 /// The tokens of one document and the line that it came from.
@@ -239,14 +188,7 @@ fn encode_document(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<u32
 }
 
 fn read_error(path: &Path, error: &std::io::Error) -> TokenizeError {
-    TokenizeError::Read { path: path.to_owned(), reason: error.to_string() }
-}
-
-/// serde_json ends its message with a position inside the parsed line, which is not the line of the file.
-fn json_error(path: &Path, line: u64, error: &serde_json::Error) -> TokenizeError {
-    let text = error.to_string();
-    let what = text.split(" at line ").next().unwrap_or(&text);
-    TokenizeError::Json { path: path.to_owned(), line, reason: format!("{what} at column {}", error.column()) }
+    ReadError::file(path, error).into()
 }
 
 fn tokenizer_error(path: &Path, reason: TokenizerError) -> TokenizeError {
@@ -272,7 +214,7 @@ mod tests {
         let reader =
             RecordReader::new(&DatasetConfig::new(&path, kind), false, || ChatTemplate::parse(CHATML, "", "")).unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
-        tokenize_records(&path, &reader, tokenizer, &mut writer, &|_| ())?;
+        tokenize_records(&path, FileFormat::Json, &reader, tokenizer, &mut writer, &|_| ())?;
         Ok(writer.finish()?)
     }
 
@@ -347,7 +289,7 @@ mod tests {
     fn malformed_line_is_named_by_its_number() {
         let error = records(DatasetType::Completion, "{\"text\":\"ab\"}\n{\"text\":\n").unwrap_err();
 
-        assert!(matches!(error, TokenizeError::Json { line: 2, .. }), "{error}");
+        assert!(matches!(error, TokenizeError::Read(ReadError::Record { line: 2, .. })), "{error}");
     }
 
     #[test]
@@ -365,7 +307,7 @@ mod tests {
         std::fs::write(&path, b"abc\xffdef").unwrap();
         let tokenize = |tokenizer: &Tokenizer| {
             let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
-            tokenize_text(&path, tokenizer, &mut writer, &|_| ())?;
+            tokenize_text(&path, &File::open(&path).unwrap(), tokenizer, &mut writer, &|_| ())?;
             Ok::<_, TokenizeError>(writer.finish()?.tokens().len())
         };
 

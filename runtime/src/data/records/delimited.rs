@@ -1,0 +1,106 @@
+//! Records in CSV and TSV: the first line names the fields, every value is text.
+
+use std::cell::Cell;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use csv::{ErrorKind, ReaderBuilder, StringRecord};
+use serde_json::{Map, Value};
+
+use super::{BATCH_BYTES, Content, Numbered, RECORD_BYTES_MAX, ReadError, Records};
+
+/// Bytes that may still be read for the current record.
+type Allowance = Rc<Cell<u64>>;
+
+/// An input that ends with an error where a record exceeds its allowance.
+struct Bounded {
+    input: Box<dyn Read>,
+    allowance: Allowance,
+}
+
+impl Read for Bounded {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.allowance.get();
+        if left == 0 {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let n = self.input.read(bytes)?;
+        self.allowance.set(left.saturating_sub(n as u64));
+        Ok(n)
+    }
+}
+
+/// A file whose lines are records.
+pub(super) struct Delimited {
+    path: PathBuf,
+    reader: csv::Reader<Bounded>,
+    allowance: Allowance,
+    fields: Vec<String>,
+    format: &'static str,
+}
+
+impl Delimited {
+    /// Reads the names of the fields from the first line.
+    pub(super) fn open(path: &Path, delimiter: u8, input: Box<dyn Read>) -> Result<Self, ReadError> {
+        let allowance = Allowance::new(Cell::new(RECORD_BYTES_MAX));
+        let input = Bounded { input, allowance: Rc::clone(&allowance) };
+        let reader = ReaderBuilder::new().delimiter(delimiter).has_headers(true).from_reader(input);
+        let format = if delimiter == b'\t' { "TSV" } else { "CSV" };
+        let mut file = Self { path: path.to_owned(), reader, allowance, fields: Vec::new(), format };
+        let fields = file.reader.headers().cloned().map_err(|error| file.error(1, &error))?;
+        file.fields = fields.iter().map(str::to_owned).collect();
+        for (i, field) in file.fields.iter().enumerate() {
+            if file.fields[..i].contains(field) {
+                return Err(file.refused(1, format!("two columns have the name {field:?}")));
+            }
+        }
+        Ok(file)
+    }
+
+    fn error(&self, line: u64, error: &csv::Error) -> ReadError {
+        match error.kind() {
+            ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                ReadError::TooLarge { path: self.path.clone(), line, limit_mib: RECORD_BYTES_MAX >> 20 }
+            }
+            ErrorKind::Io(error) => ReadError::file(&self.path, error),
+            ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                self.refused(line, format!("the first line names {expected_len} fields, but this record has {len}"))
+            }
+            ErrorKind::Utf8 { err, .. } => {
+                self.refused(line, format!("field {} is not UTF-8 text", self.name(err.field())))
+            }
+            _ => self.refused(line, error.to_string()),
+        }
+    }
+
+    fn refused(&self, line: u64, reason: String) -> ReadError {
+        ReadError::Record { path: self.path.clone(), line, format: self.format, reason }
+    }
+
+    fn name(&self, field: usize) -> String {
+        self.fields.get(field).map_or_else(|| (field + 1).to_string(), |name| format!("{name:?}"))
+    }
+}
+
+impl Records for Delimited {
+    fn next_batch(&mut self) -> Result<Vec<Numbered>, ReadError> {
+        let (mut records, mut n_bytes, mut record) = (Vec::new(), 0, StringRecord::new());
+        while n_bytes < BATCH_BYTES {
+            self.allowance.set(RECORD_BYTES_MAX);
+            let line = self.reader.position().line();
+            match self.reader.read_record(&mut record) {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(error) => return Err(self.error(error.position().map_or(line, csv::Position::line), &error)),
+            }
+            n_bytes += record.as_slice().len();
+            // As in the peers, a cell without a character has no value.
+            let value = |cell: &str| if cell.is_empty() { Value::Null } else { Value::String(cell.to_owned()) };
+            let fields: Map<String, Value> = self.fields.iter().cloned().zip(record.iter().map(value)).collect();
+            let line = record.position().map_or(line, csv::Position::line);
+            records.push(Numbered { line, content: Content::Fields(Value::Object(fields)) });
+        }
+        Ok(records)
+    }
+}
