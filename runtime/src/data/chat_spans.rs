@@ -153,11 +153,17 @@ fn marked_turn(
     } else {
         // The template changed the turn itself, so it begins after its opening, which must not occur in it.
         let opening = &last.text[last.begin..last.body.start];
+        // Only whole lines are certain: the prompt of the last turn may open a thought that earlier turns do not have.
+        let opening = opening.trim_start();
+        let line = opening.split_inclusive('\n').next()?;
         let own = serde_json::to_string(&conversation.messages[idx].0).ok()?;
-        if opening.trim().is_empty() || own.contains(opening.trim()) {
+        if line.trim().is_empty() || own.contains(line.trim()) {
             return None;
         }
-        from + preceding.rfind(opening)? + opening.len()
+        let found = preceding.rfind(line)?;
+        let common = &opening[..common_prefix(opening, &preceding[found..])];
+        let whole = common == opening;
+        from + found + if whole { common.len() } else { common.rfind('\n').map_or(line.len(), |at| at + 1) }
     };
     Some(start..mark + tail.len())
 }

@@ -102,6 +102,15 @@ fn template_that_drops_earlier_reasoning_trains_on_every_answer() {
 }
 
 #[test]
+fn prompt_that_opens_a_thought_in_a_rewriting_template_finds_earlier_turns() {
+    let source = REWRITES.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}");
+
+    let trained = trained_texts(&source, &TWO_TURNS[1..]).unwrap();
+
+    assert_eq!(trained, ["Hello.<|im_end|>", "\n</think>\n\nGoodbye.<|im_end|>"]);
+}
+
+#[test]
 fn turn_that_repeats_its_own_opening_in_a_rewriting_template_is_refused() {
     let turns = [("user", "Hi"), ("assistant", "<|im_start|>assistant\nHo"), ("user", "So"), ("assistant", "No.")];
 

@@ -58,7 +58,8 @@ const ONLY_SUPERVISED: &str =
 const ONLY_LANGUAGE_MODELS: &str =
     "only language models are trained, no classifiers or reward models; remove the line to train one";
 const NOT_QUANTIZED: &str = "weights are f32, bf16 or fp16; use a model that is not quantized, and remove the line";
-const LORA_BASICS: &str = "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
+const LORA_BASICS: &str =
+    "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
 const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
 const NO_SUCH_DATA: &str = "data is read from `datasets` only; name the files there, and remove the line";
