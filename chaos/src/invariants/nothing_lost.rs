@@ -48,6 +48,8 @@ impl Invariant for NothingLost {
                 let nodes: BTreeSet<NodeId> = world_plan.assignments.iter().map(|worker| worker.member.node).collect();
                 self.n_nodes = nodes.len();
             }
+            // The coordinator replaces the process before the difference is on record.
+            Observation::Differs { generation, .. } => self.corrupt = self.corrupt.max(*generation),
             Observation::Persisted(record) => self.corrupt = self.corrupt.max(record.corrupt),
             Observation::Formed(world_plan) => {
                 let step = world_plan.base.step;

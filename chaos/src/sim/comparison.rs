@@ -201,12 +201,12 @@ impl Sim {
             self.observe(&Observation::Differs { generation: world_plan.generation, step, suspects: &suspects });
             return self.tell_compared(world_plan, step, Some(Arc::new(found)));
         }
+        self.settle_dispute(world_plan, step, &copies, &digests);
         for worker in &world_plan.assignments {
             if let Some(rank) = self.rank(*worker) {
                 rank.memory.note_agreement();
             }
         }
-        self.settle_dispute(world_plan, step, &copies, &digests);
         self.tell_compared(world_plan, step, None);
     }
 

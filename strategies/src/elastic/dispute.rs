@@ -7,8 +7,8 @@
 //! Invariant:
 //! - `DISPUTE-1` A rank is named only if every holder of the disputed box still knows what it computed first, and this rank's
 //!   copy alone deviates first.
-//! - `DISPUTE-2` Nobody is named if a rank had state that came from another rank and had not been compared since: the corruption
-//!   may have come with it. Nor is anybody if a loss deviates in the first step that its rank remembers: the corruption may be
+//! - `DISPUTE-2` Nobody is named if a rank had state that came from another rank and had not been compared since, the first time or
+//!   when the step was repeated: the corruption may have come with it. Nor is anybody if a loss deviates in the first step that its rank remembers: the corruption may be
 //!   older than this world.
 
 use super::copies::{Class, Copies, Holder};
@@ -93,7 +93,7 @@ impl Memory {
         }
     }
 
-    /// What this rank knows about the dispute of a step that it has repeated, with the ranks that hold the disputed boxes, out
+    /// What this rank knows about the dispute of a step that it has repeated, before [`Memory::note_agreement`], with the ranks that hold the disputed boxes, out
     /// of `copies` with these digests; none if it had another rank then.
     pub fn repeated(
         &mut self,
@@ -116,7 +116,8 @@ impl Memory {
         let mut shadows = then.digests.keys().filter(|part| **part > 0).peekable();
         let shadow = shadows.peek().is_some().then(|| shadows.any(other));
         let holders: BTreeSet<u32> = then.holders.iter().map(|holder| holder.rank).collect();
-        Some((Repeated { loss, is_first, is_received: then.is_received, own, shadow }, holders.into_iter().collect()))
+        let is_received = then.is_received || self.is_received;
+        Some((Repeated { loss, is_first, is_received, own, shadow }, holders.into_iter().collect()))
     }
 }
 
@@ -127,7 +128,7 @@ pub struct Repeated {
     pub loss: Option<Step>,
     /// Whether this is the first step that the rank remembers.
     pub is_first: bool,
-    /// Whether some of its state had come from another rank, and no comparison had agreed with it since.
+    /// Whether some of its state had come from another rank, the first time or now, and no comparison had agreed with it since.
     pub is_received: bool,
     /// Whether its own copy of the box is other than the first time, if it had one.
     pub own: Option<bool>,

@@ -460,7 +460,6 @@ pub(super) const TABLE: &[Row] = &[
             "special_tokens",
             "tokens",
             "added_tokens_overrides",
-            "eot_tokens",
             "resize_token_embeddings_to_32x",
             "mean_resizing_embeddings",
             "shrink_embeddings",

@@ -38,6 +38,8 @@ pub(super) struct Delimited {
     allowance: Allowance,
     fields: Vec<String>,
     format: &'static str,
+    /// 1 if lines end with CR LF: the reader counts a line there only when it reads the next one.
+    late: u64,
 }
 
 impl Delimited {
@@ -47,9 +49,11 @@ impl Delimited {
         let input = Bounded { input, allowance: Rc::clone(&allowance) };
         let reader = ReaderBuilder::new().delimiter(delimiter).has_headers(true).from_reader(input);
         let format = if delimiter == b'\t' { "TSV" } else { "CSV" };
-        let mut file = Self { path: path.to_owned(), reader, allowance, fields: Vec::new(), format };
+        let mut file = Self { path: path.to_owned(), reader, allowance, fields: Vec::new(), format, late: 0 };
         let fields = file.reader.headers().cloned().map_err(|error| file.error(1, &error))?;
         file.fields = fields.iter().map(str::to_owned).collect();
+        let n_lines = 1 + file.fields.concat().matches('\n').count() as u64;
+        file.late = (1 + n_lines).saturating_sub(file.reader.position().line());
         for (i, field) in file.fields.iter().enumerate() {
             if file.fields[..i].contains(field) {
                 return Err(file.refused(1, format!("two columns have the name {field:?}")));
@@ -88,17 +92,18 @@ impl Records for Delimited {
         let (mut records, mut n_bytes, mut record) = (Vec::new(), 0, StringRecord::new());
         while n_bytes < BATCH_BYTES {
             self.allowance.set(RECORD_BYTES_MAX);
-            let line = self.reader.position().line();
+            let line = |position: &csv::Position| position.line() + self.late;
+            let next = line(self.reader.position());
             match self.reader.read_record(&mut record) {
                 Ok(false) => break,
                 Ok(true) => {}
-                Err(error) => return Err(self.error(error.position().map_or(line, csv::Position::line), &error)),
+                Err(error) => return Err(self.error(error.position().map_or(next, line), &error)),
             }
             n_bytes += record.as_slice().len();
             // As in the peers, a cell without a character has no value.
             let value = |cell: &str| if cell.is_empty() { Value::Null } else { Value::String(cell.to_owned()) };
             let fields: Map<String, Value> = self.fields.iter().cloned().zip(record.iter().map(value)).collect();
-            let line = record.position().map_or(line, csv::Position::line);
+            let line = record.position().map_or(next, line);
             records.push(Numbered { line, content: Content::Fields(Value::Object(fields)) });
         }
         Ok(records)

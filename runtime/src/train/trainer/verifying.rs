@@ -119,8 +119,9 @@ impl Trainer<'_> {
             return Err(self.describe(&boxes, found)?);
         }
         (self.verification.compared.is_verified, self.verification.compared.is_compared) = (copies.is_complete(), true);
+        self.settle_dispute(copies, &digests)?;
         self.verification.memory.note_agreement();
-        self.settle_dispute(copies, &digests)
+        Ok(())
     }
 
     /// Why the step fails: exchanges the fingerprints of all boxes in doubt.
