@@ -15,7 +15,8 @@ fn software_gpu() -> Installation {
 
 /// `phalanx train job.yaml` for a few steps, on the libraries of this folder.
 fn train(p: &Project, libraries: &Path, overrides: &[&str]) -> Command {
-    let mut command = p.command(&[&["train", "job.yaml", "--max_steps", "2"], overrides].concat());
+    let mut command =
+        p.command(&[&["train", "job.yaml", "--max_steps", "2", "--warmup_steps", "1"], overrides].concat());
     command.env("PHALANX_CUDA_LIBS", libraries).env("XDG_CACHE_HOME", p.path("cache"));
     command
 }

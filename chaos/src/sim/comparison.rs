@@ -230,7 +230,7 @@ impl Sim {
             .map(|(rank, worker)| {
                 let mesh_rank = MeshRank { mesh: world_plan.mesh, rank };
                 let rank = self.rank(*worker)?;
-                rank.memory.repeated(step, mesh_rank, copies, digests)
+                Some(rank.memory.repeated(step, mesh_rank, copies, digests))
             })
             .map(Option::unwrap_or_default)
             .collect();
@@ -248,6 +248,7 @@ impl Sim {
             let _ = rank
                 .member
                 .handle_settled(world_plan.generation, Settled { step, suspects: suspect.into_iter().collect() });
+            self.drive_rank(*worker);
         }
     }
 

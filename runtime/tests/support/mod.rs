@@ -86,7 +86,9 @@ impl Project {
     /// Metrics lines of a run, as `(step, loss bits, grad_norm bits)`.
     pub fn metrics(&self, out: &str) -> Vec<(u64, u64, u64)> {
         let text = std::fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap();
-        let lines = text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap());
+        // The last line of a running job may be incomplete.
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let lines = whole.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines
             .filter(|l| l.get("loss").is_some())
             .map(|l| {

@@ -93,16 +93,27 @@ impl Memory {
         }
     }
 
-    /// What this rank knows about the dispute of a step that it has repeated, before [`Memory::note_agreement`], with the ranks that hold the disputed boxes, out
-    /// of `copies` with these digests; none if it had another rank then.
+    /// What this rank knows about the dispute of a step that it has repeated, before [`Memory::note_agreement`], with the ranks that
+    /// hold the disputed boxes, out of `copies` with these digests; it knows of no holders if it had another rank then.
     pub fn repeated(
         &mut self,
         step: Step,
         mesh_rank: MeshRank,
         copies: &Copies,
         digests: &[u64],
-    ) -> Option<(Repeated, Vec<u32>)> {
+    ) -> (Repeated, Vec<u32>) {
         self.disputed.retain(|disputed| *disputed != step);
+        let unknown = Repeated { is_received: self.is_received, ..Repeated::default() };
+        self.against_the_first_time(step, mesh_rank, copies, digests).unwrap_or((unknown, Vec::new()))
+    }
+
+    fn against_the_first_time(
+        &mut self,
+        step: Step,
+        mesh_rank: MeshRank,
+        copies: &Copies,
+        digests: &[u64],
+    ) -> Option<(Repeated, Vec<u32>)> {
         let then = self.then.remove(&step).filter(|then| then.mesh_rank == mesh_rank)?;
         let now = copies.class_of(&then.holders)?.digests_of(mesh_rank.rank as u32, digests);
         let differs = |(step, bits): &&(Step, u64)| {
@@ -257,7 +268,7 @@ mod tests {
             memory.begin(vec![Step(4)]);
             memory.note_agreement();
             (1..).zip(losses).for_each(|(step, bits)| memory.note_loss(Step(step), bits));
-            memory.repeated(Step(4), mesh_rank, &copies, digests).unwrap()
+            memory.repeated(Step(4), mesh_rank, &copies, digests)
         };
 
         assert_eq!(repeat(0, false, [1, 2, 3, 4], &[5, 5]), (AGREES, vec![0, 1]));
@@ -267,6 +278,18 @@ mod tests {
             Repeated { is_first: true, is_received: true, ..since(1) }
         );
         assert_eq!(repeat(1, false, [1, 2, 3, 4], &[6, 6]).0, Repeated { shadow: Some(false), ..Repeated::default() });
+    }
+
+    // DISPUTE-2
+    #[test]
+    fn rank_that_was_replaced_still_tells_that_its_state_came_from_another_one() {
+        let copies = Copies::new(&[vec![BTreeSet::from([7])], vec![BTreeSet::from([7])]]);
+        let mut memory = Memory::default();
+        memory.note_received();
+
+        let (repeated, holders) = memory.repeated(Step(4), MeshRank::default(), &copies, &[5, 5]);
+
+        assert_eq!((repeated, holders), (Repeated { is_received: true, ..Repeated::default() }, vec![]));
     }
 
     // DISPUTE-1

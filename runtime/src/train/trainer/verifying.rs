@@ -148,8 +148,7 @@ impl Trainer<'_> {
         if !self.verification.memory.is_disputed(Step(step)) {
             return Ok(());
         }
-        let repeated = self.verification.memory.repeated(Step(step), mesh_rank, copies, digests);
-        let (repeated, holders) = repeated.unwrap_or_default();
+        let (repeated, holders) = self.verification.memory.repeated(Step(step), mesh_rank, copies, digests);
         let [loss, own, shadow] = repeated.encode().map(|value| self.team.gather(value));
         let (loss, own, shadow) = (loss?, own?, shadow?);
         let all: Vec<Repeated> =
