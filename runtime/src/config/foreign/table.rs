@@ -34,6 +34,12 @@ pub(super) const VALUES: &[Words] = &[
         note: "the same rule, with f32 state in device memory",
     },
     Words {
+        key: "adapter",
+        words: &["qlora"],
+        means: "lora",
+        note: "the frozen weights are not quantized, so the adapters train beside exact ones",
+    },
+    Words {
         key: "gradient_checkpointing",
         words: &["offload", "offload_disk"],
         means: "true",
@@ -57,11 +63,13 @@ const ONLY_SUPERVISED: &str =
     "there is no preference or reinforcement training; remove the line to train on the text of the data set";
 const ONLY_LANGUAGE_MODELS: &str =
     "only language models are trained, no classifiers or reward models; remove the line to train one";
-const NOT_QUANTIZED: &str = "weights are f32, bf16 or fp16; use a model that is not quantized, and remove the line";
+pub(super) const NOT_QUANTIZED: &str =
+    "weights are f32, bf16 or fp16; use a model that is not quantized, and remove the line";
 const LORA_BASICS: &str =
     "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
-const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
+pub(super) const NO_SUCH_TOKENS: &str =
+    "the tokens are those of the tokenizer; add them to its directory, or remove the line";
 const NO_SUCH_DATA: &str = "data is read from `datasets` only; name the files there, and remove the line";
 pub(super) const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
 const RULE_BASICS: &str = "the optimizer has no such hyperparameter; see the keys of `optimizer`, or remove the line";
@@ -364,8 +372,6 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row {
         keys: &[
-            "load_in_8bit",
-            "load_in_4bit",
             "bnb_config_kwargs",
             "gptq",
             "gptq_groupsize",
@@ -390,6 +396,8 @@ pub(super) const TABLE: &[Row] = &[
         ],
         verdict: Refused(NOT_QUANTIZED),
     },
+    Row { keys: &["load_in_8bit", "load_in_4bit"], verdict: Translated(quantized_base) },
+    Row { keys: &["special_tokens"], verdict: Translated(special_tokens) },
     Row {
         keys: &[
             "lora_target_parameters",
@@ -457,7 +465,6 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row {
         keys: &[
-            "special_tokens",
             "tokens",
             "added_tokens_overrides",
             "resize_token_embeddings_to_32x",

@@ -96,6 +96,38 @@ fn word_of_another_tool_is_replaced_and_named_with_its_line() {
 }
 
 #[test]
+fn quantized_base_of_adapters_is_replaced_by_an_exact_one_and_said() {
+    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]);
+    let lora = "lora_target_linear: true\nload_in_4bit: true\n";
+
+    let job = of(&format!("adapter: qlora\n{lora}")).unwrap();
+
+    assert!(job.adapter.lora().is_some());
+    assert_eq!(
+        job.notes,
+        [
+            "`adapter` (line 6): qlora means lora here: the frozen weights are not quantized, so the adapters train beside \
+             exact ones",
+            "`load_in_4bit` (line 8): the frozen weights stay f32, 4 bytes each; `phalanx estimate` shows the memory"
+        ]
+    );
+    assert_eq!(of(&format!("adapter: lora\n{lora}")).unwrap().notes.len(), 1);
+    assert!(of("load_in_8bit: true\n").unwrap_err().to_string().contains("use a model that is not quantized"));
+}
+
+#[test]
+fn token_of_padding_has_no_effect_and_other_special_tokens_are_refused() {
+    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}special_tokens:\n{keys}"), &[]);
+
+    assert_eq!(
+        of("  pad_token: <pad>\n").unwrap().notes,
+        ["keys without effect here: special_tokens (batches hold no padding)"]
+    );
+    let error = of("  pad_token: <pad>\n  eos_token: <end>\n").unwrap_err();
+    assert!(error.to_string().contains("the tokens are those of the tokenizer"), "{error}");
+}
+
+#[test]
 fn key_that_is_refused_is_named_with_line_value_and_way_out() {
     let error = JobConfig::from_yaml_str(&format!("{MINIMAL}rl: dpo\n"), &[]).unwrap_err();
 

@@ -93,6 +93,23 @@ pub(super) fn torch_dtype(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     }
 }
 
+/// Frozen weights are never quantized; without adapters, the weights are trained, and no peer quantizes those.
+pub(super) fn quantized_base(_: &Value, draft: &mut Draft<'_>) -> Outcome {
+    match draft.given("adapter").map(shown).as_deref() {
+        Some("lora" | "qlora") => {
+            Said("the frozen weights stay f32, 4 bytes each; `phalanx estimate` shows the memory".into())
+        }
+        _ => Refused(table::NOT_QUANTIZED.into()),
+    }
+}
+
+pub(super) fn special_tokens(value: &Value, _: &mut Draft<'_>) -> Outcome {
+    match value.as_mapping() {
+        Some(tokens) if tokens.keys().all(|key| shown(key) == "pad_token") => NoEffect("batches hold no padding"),
+        _ => Refused(table::NO_SUCH_TOKENS.into()),
+    }
+}
+
 /// Samples of a rank in a step.
 pub(super) fn batch_size(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     if draft.given("gradient_accumulation_steps").is_some() {
