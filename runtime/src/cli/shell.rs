@@ -37,5 +37,5 @@ pub(super) fn completions(args: &CompletionsArgs) {
 pub(super) fn man(args: &ManArgs) -> Result<(), JobError> {
     let cannot = |source| JobError::Io { action: "write manual pages to", path: args.dir.clone(), source };
     fs::create_dir_all(&args.dir).map_err(cannot)?;
-    Ok(clap_mangen::generate_to(Cli::command(), &args.dir).map_err(cannot)?)
+    clap_mangen::generate_to(Cli::command(), &args.dir).map_err(cannot)
 }
