@@ -197,7 +197,7 @@ mod tests {
             });
 
             assert_eq!(to, (1..=n).collect::<Vec<_>>());
-            assert_eq!(sums.iter().sum::<usize>(), from.iter().sum());
+            assert_eq!(sums.iter().sum::<usize>(), from.iter().sum::<usize>());
         }
     }
 

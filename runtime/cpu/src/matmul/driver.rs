@@ -9,7 +9,7 @@ use super::operand::{Epilogue, Storage, TileMut, TileRef};
 use super::plan::{DEPTH_INNER, Plan};
 use super::{Engine, portable};
 #[cfg(target_arch = "x86_64")]
-use super::{amx, avx512, avx512_bf16, pairs, store::Store};
+use super::{amx, avx2, avx512, avx512_bf16, pairs, store::Store};
 
 /// Products of fewer multiplications run on the calling thread: distributing them takes as long (MATMUL-1 holds:
 /// threads do not affect the arithmetic).
@@ -216,8 +216,13 @@ impl Block<'_> {
                     Side::A => avx512::pack::<{ avx512::MR }>(to.cast(), from, filled, depth, round),
                     Side::B => avx512::pack::<{ avx512::NR }>(to.cast(), from, filled, depth, round),
                 },
+                #[cfg(target_arch = "x86_64")]
+                Engine::Avx2 { round } => match side {
+                    Side::A => avx2::pack::<{ avx2::MR }>(to.cast(), from, filled, depth, round),
+                    Side::B => avx2::pack::<{ avx2::NR }>(to.cast(), from, filled, depth, round),
+                },
                 #[cfg(not(target_arch = "x86_64"))]
-                Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } => {
+                Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } | Engine::Avx2 { .. } => {
                     unreachable!("x86 engines are selected on x86 only")
                 }
                 Engine::Portable { round } => portable::pack(to.cast(), from, depth, round),
@@ -275,8 +280,12 @@ impl Block<'_> {
                 Engine::Avx512 { .. } => self.stretches(|p, depth, store| {
                     self.tiles(tile, p, depth, &mut late, |a, b, at| avx512::multiply(depth, a, b, store, at));
                 }),
+                #[cfg(target_arch = "x86_64")]
+                Engine::Avx2 { .. } => self.stretches(|p, depth, store| {
+                    self.tiles(tile, p, depth, &mut late, |a, b, at| avx2::multiply(depth, a, b, store, at));
+                }),
                 #[cfg(not(target_arch = "x86_64"))]
-                Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } => {
+                Engine::Amx | Engine::Avx512Bf16 | Engine::Avx512 { .. } | Engine::Avx2 { .. } => {
                     unreachable!("x86 engines are selected on x86 only")
                 }
                 Engine::Portable { .. } => self.task_portable(tile),
@@ -287,9 +296,10 @@ impl Block<'_> {
     /// Divides the depth of the block into stretches `(p, depth, store)`.
     #[cfg(target_arch = "x86_64")]
     fn stretches(&self, mut work: impl FnMut(usize, usize, &Store<'_>)) {
-        for p in (0..self.depth.max(1)).step_by(DEPTH_INNER) {
-            let depth = DEPTH_INNER.min(self.depth - p);
-            let (first, last) = (self.first && p == 0, self.last && p + DEPTH_INNER >= self.depth);
+        let stretch = self.plan.geometry.depth_inner;
+        for p in (0..self.depth.max(1)).step_by(stretch) {
+            let depth = stretch.min(self.depth - p);
+            let (first, last) = (self.first && p == 0, self.last && p + stretch >= self.depth);
             let before = if self.epilogue.accumulate { Some(self.c) } else { None };
             work(
                 p,

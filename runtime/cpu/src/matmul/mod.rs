@@ -15,13 +15,15 @@
 //! - MATMUL-3 C narrower than f32 is rounded once; partial sums are f32.
 //!
 //! Map: [`operand`] arguments; `plan` block sizes and scratch; `driver` loops and threads; `store` the epilogue;
-//! `avx512` f32 panels and kernel; `pairs` bf16 panels, `amx` and `avx512_bf16` their kernels; `lanes` vector loads and
-//! transposes; `portable` the `gemm` crate for every other CPU.
+//! `avx512` and `avx2` f32 panels and kernels; `pairs` bf16 panels, `amx` and `avx512_bf16` their kernels; `lanes` and
+//! `lanes8` vector loads and transposes; `portable` the `gemm` crate for every other CPU.
 // Raw pointers: tiles of C interleave in memory, which slices cannot express, and kernels need intrinsics.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
@@ -29,6 +31,8 @@ mod avx512_bf16;
 mod driver;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod lanes8;
 pub mod operand;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
@@ -62,6 +66,8 @@ enum Engine {
     Avx512Bf16,
     /// 512-bit f32 kernel; `round` first rounds operands to bf16.
     Avx512 { round: bool },
+    /// 256-bit f32 kernel; `round` first rounds operands to bf16.
+    Avx2 { round: bool },
     /// The `gemm` crate; `round` first rounds operands to bf16.
     Portable { round: bool },
 }
@@ -76,6 +82,8 @@ impl Engine {
             Engine::Avx512Bf16
         } else if lanes::available() {
             Engine::Avx512 { round }
+        } else if lanes8::available() {
+            Engine::Avx2 { round }
         } else {
             Engine::Portable { round }
         }
@@ -95,7 +103,7 @@ pub fn scratch_bytes(compute: Compute, m: usize, n: usize, k: usize, c: Storage)
 
 /// Multiplies two matrices on the threads of the current rayon pool: `C = alpha · A · B + bias + (C)`.
 ///
-/// Does not allocate on a CPU with AVX-512 (on other CPUs the `gemm` crate keeps workspaces of its own).
+/// Does not allocate on a CPU with AVX-512 or AVX2 (on other CPUs the `gemm` crate keeps workspaces of its own).
 ///
 /// # Shapes
 /// `a: [m, k]`, `b: [k, n]`, `c: [m, n]`, `epilogue.bias: [n]`. An operand with `transposed` is stored with its

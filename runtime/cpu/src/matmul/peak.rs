@@ -14,6 +14,7 @@ pub fn engine_name(bf16: bool) -> &'static str {
         Engine::Amx => "AMX",
         Engine::Avx512Bf16 => "AVX-512 BF16",
         Engine::Avx512 { .. } => "AVX-512",
+        Engine::Avx2 { .. } => "AVX2",
         Engine::Portable { .. } => "gemm crate",
     }
 }

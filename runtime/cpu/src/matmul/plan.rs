@@ -9,7 +9,7 @@ use super::operand::Storage;
 
 /// Alignment of every region of scratch: one cache line, one vector.
 const ALIGN: usize = 64;
-/// The k loop of a kernel call: a panel of A of this depth stays in the L1 cache (28 KiB f32, 32 KiB bf16).
+/// The greatest depth of a stretch.
 pub(super) const DEPTH_INNER: usize = 512;
 const DEPTH_BLOCK: usize = 8 * DEPTH_INNER;
 const COLS_BLOCK: usize = 4096;
@@ -23,6 +23,9 @@ pub(super) struct Geometry {
     pub nr: usize,
     /// Packed depth is padded to a multiple of this.
     pub k_unit: usize,
+    /// Depth of a stretch, the k loop of a kernel call: a panel of A of this depth stays in the L1 cache (28 KiB f32, 32 KiB
+    /// bf16), or with the smaller caches of CPUs without AVX-512 panels of both A and B (6 and 16 KiB).
+    pub depth_inner: usize,
     /// Bytes of a packed element.
     pub element: usize,
     /// Largest C of one task: its sums in f32 and the panels of B of one stretch fit the L2 cache together.
@@ -41,6 +44,7 @@ impl Geometry {
                 mr: 32,
                 nr: 32,
                 k_unit: 32,
+                depth_inner: DEPTH_INNER,
                 element: 2,
                 task_rows: 256,
                 task_cols: 512,
@@ -51,6 +55,7 @@ impl Geometry {
                 mr: 14,
                 nr: 32,
                 k_unit: 32,
+                depth_inner: DEPTH_INNER,
                 element: 2,
                 task_rows: 224,
                 task_cols: 512,
@@ -61,9 +66,21 @@ impl Geometry {
                 mr: 14,
                 nr: 32,
                 k_unit: 1,
+                depth_inner: DEPTH_INNER,
                 element: 4,
                 task_rows: 224,
                 task_cols: 512,
+                late_cols: 1024,
+                rows_block: 2016,
+            },
+            Engine::Avx2 { .. } => Geometry {
+                mr: 6,
+                nr: 16,
+                k_unit: 1,
+                depth_inner: DEPTH_INNER / 2,
+                element: 4,
+                task_rows: 192,
+                task_cols: 256,
                 late_cols: 1024,
                 rows_block: 2016,
             },
@@ -71,6 +88,7 @@ impl Geometry {
                 mr: 1,
                 nr: 1,
                 k_unit: 1,
+                depth_inner: DEPTH_INNER,
                 element: 4,
                 task_rows: 128,
                 task_cols: 256,
@@ -101,7 +119,7 @@ impl Plan {
         // f32 sums live in C itself; a narrower C needs separate space for them while k is unfinished. `gemm` writes
         // f32 only.
         let portable = matches!(engine, Engine::Portable { .. });
-        let partial = c != Storage::F32 && (portable || k > DEPTH_INNER);
+        let partial = c != Storage::F32 && (portable || k > g.depth_inner);
         Plan {
             geometry: g,
             rows,
@@ -158,7 +176,9 @@ mod tests {
     #[test]
     fn threads_get_equal_shares_of_the_benchmark_shapes() {
         for (m, n) in [(1024, 512), (1024, 1536), (512, 512), (512, 1408), (4096, 512)] {
-            for engine in [Engine::Amx, Engine::Avx512Bf16, Engine::Avx512 { round: false }] {
+            for engine in
+                [Engine::Amx, Engine::Avx512Bf16, Engine::Avx512 { round: false }, Engine::Avx2 { round: false }]
+            {
                 for threads in [1, 2, 4] {
                     let plan = Plan::new(engine, m, n, 512, Storage::F32);
                     let (rows, cols) = (m.min(plan.rows), n.min(plan.cols));
