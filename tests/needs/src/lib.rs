@@ -31,6 +31,8 @@ pub enum Need {
     Transformers,
     /// `torchrun`, the launcher of PyTorch.
     Torchrun,
+    /// AVX2 with fused multiply-adds and conversions of half precision.
+    Avx2,
     /// AVX-512 with the subsets F, BW, VL and DQ.
     Avx512,
     /// AVX-512 with products of bf16 pairs.
@@ -46,10 +48,11 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Need; 9] = [
+    const ALL: [Need; 10] = [
         Need::Shared,
         Need::Transformers,
         Need::Torchrun,
+        Need::Avx2,
         Need::Avx512,
         Need::Avx512Bf16,
         Need::Amx,
@@ -64,6 +67,7 @@ impl Need {
             Need::Shared => "shared",
             Need::Transformers => "transformers",
             Need::Torchrun => "torchrun",
+            Need::Avx2 => "avx2",
             Need::Avx512 => "avx512",
             Need::Avx512Bf16 => "avx512_bf16",
             Need::Amx => "amx",

@@ -78,9 +78,10 @@ unsafe fn pack_transposed<const W: usize>(to: *mut f32, from: Strip, lines: usiz
 ///
 /// # Safety
 /// `to` has space for them.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "avx2")]
 unsafe fn store_row<const W: usize>(to: *mut f32, x: __m256) {
-    // SAFETY: by the caller; AVX is implied by the callers' features.
+    // SAFETY: by the caller.
     unsafe {
         if W == MR {
             _mm_storeu_ps(to, _mm256_castps256_ps128(x));

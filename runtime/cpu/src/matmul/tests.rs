@@ -205,6 +205,8 @@ fn engines() -> Vec<Engine> {
     {
         if super::lanes8::available() {
             engines.extend([Engine::Avx2 { round: false }, Engine::Avx2 { round: true }]);
+        } else {
+            skip(Need::Avx2, "this CPU has no AVX2");
         }
         if super::lanes::available() {
             engines.extend([Engine::Avx512 { round: false }, Engine::Avx512 { round: true }]);
