@@ -55,9 +55,15 @@ fn empty_dataset_is_refused() {
 fn sample_longer_than_a_row_is_named_by_line_and_length() {
     let p = Project::new();
     let long = "x".repeat(100);
-    p.write("data.jsonl", &format!("{{\"text\": \"fine\"}}\n{{\"text\": \"{long}\"}}\n"));
-    p.train(&["--datasets.0.path", "data.jsonl"]).refuses(&["data.jsonl:2", "sequence_len 32", "truncate"]);
-    p.train(&["--datasets.0.path", "data.jsonl", "--excess_length_strategy", "drop", "--max_steps", "2"]).succeeds();
+    let line = |text: &str| format!("{{\"segments\": [{{\"label\": true, \"text\": \"{text}\"}}]}}\n");
+    p.write("data.jsonl", &[line("fine"), line(&long)].concat());
+    let data = ["--datasets.0.path", "data.jsonl", "--datasets.0.type", "input_output", "--max_steps", "2"];
+    p.train(&[&data[..], &["--excess_length_strategy", "error"]].concat()).refuses(&[
+        "data.jsonl:2",
+        "sequence_len 32",
+        "truncate",
+    ]);
+    p.train(&data).succeeds();
 }
 
 #[test]

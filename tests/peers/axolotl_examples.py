@@ -3,9 +3,10 @@
 usage: axolotl_examples.py EXAMPLES --models DIR [--phalanx BINARY] [--train] [--only PART] [--json FILE]
 
 EXAMPLES is the folder `examples` of a checkout of axolotl-ai-cloud/axolotl. DIR holds a folder tiny-llama3, and perhaps
-tiny-qwen2, tiny-qwen3, tiny-mistral and tiny-gpt2. `base_model` becomes one of them; `path` of each data set becomes a file of 400
-samples in the format that its entry describes, and `data_files` and `name`, which are places too, are removed. Nothing else is
-changed. Each file is then given to `phalanx estimate` and, with --train, to `phalanx train --max_steps 1`.
+tiny-qwen2, tiny-qwen3, tiny-mistral and tiny-gpt2, which get a chat template if they have none. `base_model` becomes one of them;
+`path` of each data set becomes a file of 400 samples in the format that its entry describes, and `data_files` and `name`, which are
+places too, are removed. Nothing else is changed. Each file is then given to `phalanx estimate` and, with --train, to `phalanx train
+--max_steps 1`.
 
 Counted are current fine-tunes on text: not files in `archived`, on images or sound, on preferences or rewards, or of other kinds of
 model. Exits with 1 if a file fails without a sentence (exit code other than 2), and with 77 without PyYAML.
@@ -29,6 +30,10 @@ MODELS = [("qwen3", "tiny-qwen3"), ("qwen", "tiny-qwen2"), ("mistral", "tiny-mis
 NOT_TEXT = re.compile(r"vision|-vl|_vl|llava|pixtral|smolvlm|voxtral|internvl|multimodal|mm-|image|audio|cloud|ebft|diffusion")
 NOT_TEXT_KEYS = ["rl", "reward_model", "process_reward_model", "ebft", "diffusion", "num_labels", "image_size"]
 N_SAMPLES = 400
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 
 def asks(value):
@@ -83,7 +88,7 @@ def localised(job, models, folder):
 
 
 def long_models(models, folder):
-    """Copies of the models for sequences of any length."""
+    """Copies of the models for sequences of any length, with a chat template, which the models of chat examples have."""
     for model in (m for m in models.iterdir() if (m / "config.json").is_file()):
         copy = folder / model.name
         copy.mkdir(parents=True)
@@ -94,6 +99,10 @@ def long_models(models, folder):
         if "max_position_embeddings" in config and config.get("model_type") != "gpt2":
             config["max_position_embeddings"] = 1 << 20
             (copy / "config.json").write_text(json.dumps(config))
+        file = copy / "tokenizer_config.json"
+        tokenizer = json.loads(file.read_text()) if file.is_file() else {}
+        if "chat_template" not in tokenizer and not (copy / "chat_template.jinja").is_file():
+            file.write_text(json.dumps({**tokenizer, "chat_template": CHATML}))
     return folder
 
 

@@ -88,7 +88,7 @@ impl Generator {
         let programs: Vec<&Compiled> = prompts.iter().chain([&token]).collect();
         let mut machine = device.machine(&programs, &Backing::default())?;
         let source = Some(TensorSource::open(dir)?);
-        let first = FirstValues { model: Some(&model), params: &[], source, adapter: None, seed: 0 };
+        let first = FirstValues { model: Some(&model), params: &[], source, grown: None, adapter: None, seed: 0 };
         weights::initialise(&mut *machine, &token, &first, |_| true)?;
         Ok(Generator { model, tokenizer, machine, prompts, token, cached: Vec::new(), logits: Vec::new() })
     }

@@ -22,6 +22,7 @@ use crate::train::saving::Saving;
 use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};
+use crate::train::vocabulary;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use std::sync::Arc;
 
@@ -108,6 +109,7 @@ impl<'a> Checked<'a> {
         }
         let mut notes = model.device_notes((programs.len() + n_spares) as u32)?;
         notes.extend(model.format_note(&config.precision));
+        notes.extend(vocabulary::note(config, &tokenizer));
         Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
         Ok(Checked { config, program, tokenizer, model, mesh, programs, notes })
     }

@@ -15,6 +15,7 @@ use crate::train::programs::Programs;
 use crate::train::saving::snapshot_bytes;
 use crate::train::shadow::Shadow;
 use crate::train::step_trace::check_writable;
+use crate::train::vocabulary;
 use crate::units::{human_bytes, human_count, human_duration};
 use comfy_table::{Table, presets};
 use phalanx_strategies::cost::program_cost;
@@ -66,6 +67,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let choice = if gpus.is_some() { DeviceChoice::Cuda } else { config.precision.device };
     let plan = plan::model_plan_on(&config, &tokenizer, || devices::planned(choice))?;
     plan.format_note(&config.precision).iter().for_each(report_note);
+    vocabulary::note(&config, &tokenizer).iter().for_each(report_note);
     let mesh = config.parallel.mesh()?;
     let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
     let evaluates = config.data.val_set_size != ValSetSize::Nothing;

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::chat_template::{ChatTemplateChoice, TemplateVariables};
+pub use super::dataset_type::DatasetType;
+use super::dataset_type::{PromptSection, with_type};
 use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
 use super::setting::{Setting, TOKENS, read_items};
@@ -22,12 +25,20 @@ section! {
         pub sequence_len: usize = 512 => TOKENS;
         /// Pack several short samples into one sequence; attention does not cross the boundaries of samples.
         pub sample_packing: bool = false;
-        /// Handling of samples longer than `sequence_len`: error, drop or truncate.
-        pub excess_length_strategy: ExcessLength = ExcessLength::Error;
-        /// Chat template of conversations: that of the tokenizer, ChatML, or jinja for `chat_template_jinja`.
+        /// Pack samples in their order, each into the row of the one before it if there is room; else the longest first, into
+        /// the fullest row with room.
+        pub sample_packing_sequentially: bool = false;
+        /// Handling of samples longer than `sequence_len`: drop, truncate, or error. Texts of `completion` are cut into several
+        /// samples instead.
+        pub excess_length_strategy: ExcessLength = ExcessLength::Drop;
+        /// Fewest tokens of a sample; shorter ones are dropped.
+        pub min_sample_len: usize = 2 => TOKENS;
+        /// Chat template of conversations: that of the tokenizer, a named one, or jinja for `chat_template_jinja`.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
         /// Text of the template or path of a file with it, for `chat_template: jinja`.
         pub chat_template_jinja: Option<String> = None;
+        /// Values of further variables of the chat template, such as {enable_thinking: false}.
+        pub chat_template_kwargs: TemplateVariables = TemplateVariables::default();
         /// Tokens other than EOS that end a turn of a conversation.
         pub eot_tokens: Vec<String> = Vec::new();
         /// Also train on the prompts of instruction and chat samples, not only on the answers.
@@ -59,6 +70,12 @@ section! {
         pub split: Option<String> = None;
         /// Name of the text field of `completion` entries; if not set, text.
         pub field: Option<String> = None;
+        /// Texts and fields of `custom` entries; a section under `type` is the same.
+        pub prompt: Option<PromptSection> = None;
+        /// Chat template of this data set; if not set, that of the job.
+        pub chat_template: Option<ChatTemplateChoice> = None;
+        /// Text of the template of this data set or path of a file with it, for `chat_template: jinja`.
+        pub chat_template_jinja: Option<String> = None;
         /// Name of the field of conversations that lists the messages; if not set, messages, and conversations for
         /// sharegpt.
         pub field_messages: Option<String> = None;
@@ -74,8 +91,14 @@ section! {
         /// Names of the roles in the data, by their names in chat templates, as in {user: [human]}; if empty, human is
         /// user and gpt is assistant.
         pub roles: RoleNames = RoleNames::default();
-        /// Roles whose messages are trained on when `train_on_inputs` is off; if empty, only the assistant's.
-        pub roles_to_train: Vec<String> = Vec::new();
+        /// Name of the field of a message with the thought before the answer; if not set, reasoning_content.
+        pub field_thinking: Option<String> = None;
+        /// The chat template's name of that field; if not set, reasoning_content.
+        pub template_thinking_key: Option<String> = None;
+        /// Split a thought in tags such as <think> from the text of an answer.
+        pub split_thinking: bool = false;
+        /// Roles whose messages are trained on when `train_on_inputs` is off; none for messages with a flag only.
+        pub roles_to_train: TrainedRoles = TrainedRoles::default();
         /// Name of the field of a message that is true if it is trained on, false if not.
         pub message_field_training: Option<String> = None;
         /// Name of the field of a message that lists parts of its text with begin_offset, end_offset and train.
@@ -84,29 +107,8 @@ section! {
         pub drop_system_message: bool = false;
         /// The tokens EOS in conversations that are trained on.
         pub train_on_eos: EndTraining = EndTraining::Turn;
-        /// The tokens of `eot_tokens` that are trained on; if not set, as `train_on_eos`.
-        pub train_on_eot: Option<EndTraining> = None;
-    }
-}
-
-choices! {
-    /// How an entry of a dataset becomes a sample.
-    pub enum DatasetType {
-        /// Plain text, trained on from its first token to its last.
-        Completion = "completion";
-        /// Instruction, optional input, and answer.
-        Alpaca = "alpaca";
-        /// A list of messages, rendered by the chat template.
-        ChatTemplate = "chat_template";
-        /// As chat_template, with the field names of ShareGPT: conversations, from and value.
-        Sharegpt = "sharegpt";
-    }
-}
-
-impl DatasetType {
-    /// Whether an entry is a conversation.
-    pub(crate) fn is_conversation(self) -> bool {
-        matches!(self, Self::ChatTemplate | Self::Sharegpt)
+        /// The tokens of `eot_tokens` that are trained on.
+        pub train_on_eot: EotTraining = EotTraining::AsEos;
     }
 }
 
@@ -120,7 +122,7 @@ choices! {
         /// The last of the conversation.
         Last = "last";
         /// No mark.
-        Never = "never";
+        Never = "none" | "never";
     }
 }
 
@@ -131,6 +133,60 @@ choices! {
 impl Default for EndTraining {
     fn default() -> Self {
         Self::Turn
+    }
+}
+
+choices! {
+    /// Which tokens of `eot_tokens` are trained on.
+    pub enum EotTraining {
+        /// As `train_on_eos` says of EOS.
+        AsEos = "as_eos";
+        /// Those of trained turns.
+        Turn = "turn";
+        /// All of the conversation.
+        All = "all";
+        /// The last of the conversation.
+        Last = "last";
+        /// No token.
+        Never = "none" | "never";
+    }
+}
+
+impl EotTraining {
+    /// When they are trained on, unless as EOS.
+    pub(crate) fn of_its_own(self) -> Option<EndTraining> {
+        match self {
+            Self::AsEos => None,
+            Self::Turn => Some(EndTraining::Turn),
+            Self::All => Some(EndTraining::All),
+            Self::Last => Some(EndTraining::Last),
+            Self::Never => Some(EndTraining::Never),
+        }
+    }
+}
+
+/// The value of `roles_to_train`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainedRoles(pub Vec<String>);
+
+impl Default for TrainedRoles {
+    fn default() -> Self {
+        Self(vec!["assistant".into()])
+    }
+}
+
+impl Setting for TrainedRoles {
+    fn fits() -> String {
+        "a list of roles, or none".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value.as_str() {
+            Some("none") => Ok(Self(Vec::new())),
+            _ => read_items(value, at, Self::fits(), String::read).map(Self),
+        }
+    }
+    fn write(&self) -> Value {
+        if self.0.is_empty() { "none".into() } else { self.0.write() }
     }
 }
 
@@ -161,20 +217,6 @@ choices! {
         Drop = "drop";
         /// The beginning of the sample is kept.
         Truncate = "truncate";
-    }
-}
-
-choices! {
-    /// Which template renders conversations.
-    pub enum ChatTemplateChoice {
-        /// The tokenizer's template.
-        TokenizerDefault = "tokenizer_default";
-        /// The tokenizer's template, or ChatML if the tokenizer has none.
-        FallbackChatml = "tokenizer_default_fallback_chatml";
-        /// ChatML, regardless of the tokenizer.
-        Chatml = "chatml";
-        /// The template in `chat_template_jinja`.
-        Jinja = "jinja";
     }
 }
 
@@ -311,12 +353,20 @@ fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> 
     let known: Vec<&str> = DatasetConfig::keys().iter().map(|doc| doc.key).collect();
     let mut errors = Errors::default();
     errors.keep(at.refuse_unknown(keys, &known));
-    for needed in ["path", "type"] {
-        if keys.get(needed).is_none_or(Value::is_null) {
+    // An empty type is one; see `with_type`.
+    for (needed, is_absent) in
+        [("path", keys.get("path").is_none_or(Value::is_null)), ("type", !keys.contains_key("type"))]
+    {
+        if is_absent {
             let why = "every entry of `datasets` needs a `path` and a `type`";
             errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.{needed}").into(), why: why.into() }));
         }
     }
+    let keys = &with_type(keys);
     let entry = errors.keep(DatasetConfig::read_section(keys, at)).unwrap_or_default();
+    if errors.is_empty() && entry.r#type == DatasetType::Custom && entry.prompt.is_none() {
+        let why = "entries of type `custom` need the texts and fields of the prompt";
+        errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.prompt").into(), why: why.into() }));
+    }
     errors.end(entry)
 }

@@ -7,6 +7,8 @@
 //! Deliberately absent: checks of a model's shape (done by the model families) and of a dataset's lines (`data`).
 
 pub mod adapter;
+pub mod chat_template;
+pub mod dataset_type;
 pub mod datasets;
 pub mod elastic;
 pub mod error;
@@ -22,6 +24,7 @@ pub mod schedule;
 pub mod section;
 mod setting;
 mod source;
+pub mod special_tokens;
 mod spelling;
 pub mod starter;
 pub mod steps;

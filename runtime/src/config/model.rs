@@ -8,6 +8,7 @@ use super::error::{ConfigError, Errors};
 use super::section::section;
 use super::setting::Setting;
 use super::source::At;
+use super::special_tokens::{SpecialTokens, TokenTexts};
 
 section! {
     /// The model and its tokenizer.
@@ -19,6 +20,16 @@ section! {
         /// Tokenizer: `bytes` (every byte is a token), or a directory or file; if not set, the tokenizer of
         /// `base_model`.
         pub tokenizer ["tokenizer_config"]: Option<Tokenizer> = None;
+        /// Tokens with a role, such as {eos_token: <|im_end|>}; those that the vocabulary does not have are added.
+        pub special_tokens: SpecialTokens = SpecialTokens::default();
+        /// Tokens to add to the vocabulary.
+        pub tokens: Vec<String> = Vec::new();
+        /// Other texts for reserved tokens, by token id.
+        pub added_tokens_overrides: TokenTexts = TokenTexts::default();
+        /// Round the size of a vocabulary that is too small for the tokenizer up to a multiple of 32.
+        pub resize_token_embeddings_to_32x: bool = false;
+        /// Begin the embeddings of added tokens with the mean of all others; else draw them.
+        pub mean_resizing_embeddings: bool = true;
     }
 }
 
@@ -117,7 +128,7 @@ impl Setting for ModelDescription {
 }
 
 /// The value as JSON; `None` for tags, keys that are not strings, and numbers that JSON cannot represent.
-fn as_json(value: &Value) -> Option<serde_json::Value> {
+pub(super) fn as_json(value: &Value) -> Option<serde_json::Value> {
     Some(match value {
         Value::Null => serde_json::Value::Null,
         Value::Bool(x) => (*x).into(),

@@ -79,6 +79,8 @@ pub struct ChatTemplate {
     has_blocks: bool,
     bos: String,
     eos: String,
+    /// Values of variables that transformers does not define itself.
+    variables: Map<String, Json>,
 }
 
 const NAME: &str = "chat";
@@ -99,7 +101,19 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, plain)
             .map_err(|error| ChatTemplateError::Syntax { reason: reason(&error) })?;
-        Ok(Self { environment, source: source.to_owned(), has_blocks, bos: bos.to_owned(), eos: eos.to_owned() })
+        Ok(Self {
+            environment,
+            source: source.to_owned(),
+            has_blocks,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            variables: Map::new(),
+        })
+    }
+
+    /// The template with values of further variables, such as `enable_thinking`.
+    pub fn with_variables(self, variables: Map<String, Json>) -> Self {
+        Self { variables, ..self }
     }
 
     /// Whether the template mentions `name`, so that a field of that name may be in its text.
@@ -139,6 +153,7 @@ impl ChatTemplate {
             add_generation_prompt,
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
+            ..Value::from(Serde(&self.variables)),
         };
         let text = template.render(variables).map_err(|error| render_error(&error))?;
         if !self.has_blocks {

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::config::datasets::{ChatTemplateChoice, DatasetType, EndTraining, ExcessLength, FileFormat};
+use super::prompts::CustomPrompt;
+use crate::config::chat_template::ChatTemplateChoice;
+use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat};
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 /// Why a data section cannot be used.
@@ -39,6 +42,8 @@ pub struct DataConfig {
     pub sequence_len: usize,
     /// Pack several documents into one row, isolated from each other; default false: one document per row, padded.
     pub sample_packing: bool,
+    /// Pack documents in their order instead of by length; default false.
+    pub sample_packing_sequentially: bool,
     /// Take the rows in a new random order in each epoch; default true.
     pub shuffle: bool,
     /// Seed of the order of rows and of the choice of validation rows; default 42.
@@ -47,12 +52,10 @@ pub struct DataConfig {
     pub val_set_size: f64,
     /// Train on instructions, too, not only on the answers; default false.
     pub train_on_inputs: bool,
-    /// What to do with a document longer than a row; default error.
+    /// What to do with a document longer than a row; default: leave it out.
     pub excess_length_strategy: ExcessLength,
-    /// The chat template for data sets that name none.
-    pub chat_template: ChatTemplateChoice,
-    /// The template's text or the path of a file with it, for `chat_template: jinja`.
-    pub chat_template_jinja: Option<String>,
+    /// Fewest tokens of a document; default 2.
+    pub min_sample_len: usize,
 }
 
 impl DataConfig {
@@ -62,13 +65,13 @@ impl DataConfig {
             datasets,
             sequence_len,
             sample_packing: false,
+            sample_packing_sequentially: false,
             shuffle: true,
             seed: 42,
             val_set_size: 0.0,
             train_on_inputs: false,
-            excess_length_strategy: ExcessLength::Error,
-            chat_template: ChatTemplateChoice::TokenizerDefault,
-            chat_template_jinja: None,
+            excess_length_strategy: ExcessLength::Drop,
+            min_sample_len: 2,
         }
     }
 
@@ -107,8 +110,29 @@ pub struct DatasetConfig {
     pub split: Option<String>,
     /// `completion`: the field with the text; default `text`.
     pub field: Option<String>,
+    /// The texts and fields of [`DatasetType::Custom`].
+    pub prompt: Option<CustomPrompt>,
     /// How conversations are read and trained on.
     pub conversation: ConversationConfig,
+    /// What renders them.
+    pub template: TemplateConfig,
+}
+
+/// Which template renders conversations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateConfig {
+    /// The choice; default: the tokenizer's template.
+    pub choice: ChatTemplateChoice,
+    /// The template's text or the path of a file with it, for [`ChatTemplateChoice::Jinja`].
+    pub jinja: Option<String>,
+    /// Values of further variables of the template.
+    pub variables: Map<String, Value>,
+}
+
+impl Default for TemplateConfig {
+    fn default() -> Self {
+        Self { choice: ChatTemplateChoice::TokenizerDefault, jinja: None, variables: Map::new() }
+    }
 }
 
 impl DatasetConfig {
@@ -120,7 +144,9 @@ impl DatasetConfig {
             ds_type: None,
             split: None,
             field: None,
+            prompt: None,
             conversation: ConversationConfig::default(),
+            template: TemplateConfig::default(),
         }
     }
 
@@ -156,6 +182,10 @@ pub struct ConversationConfig {
     pub field_training: Option<String>,
     /// The field of a message that lists which of its characters are trained on.
     pub field_training_detail: Option<String>,
+    /// Split the thought of an answer from its content; default false.
+    pub split_thinking: bool,
+    /// The templates' name of the field with the thought; default `reasoning_content`.
+    pub thinking_key: String,
     /// Leave out a system message at the beginning; default false.
     pub drop_system_message: bool,
     /// When the marks that end a turn are trained on.
@@ -172,6 +202,8 @@ impl Default for ConversationConfig {
             roles_to_train: None,
             field_training: None,
             field_training_detail: None,
+            split_thinking: false,
+            thinking_key: "reasoning_content".to_owned(),
             drop_system_message: false,
             markers: MarkerConfig::default(),
         }
@@ -211,6 +243,8 @@ impl ConversationConfig {
             ("roles_to_train", self.roles_to_train.is_some()),
             ("message_field_training", self.field_training.is_some()),
             ("message_field_training_detail", self.field_training_detail.is_some()),
+            ("split_thinking", self.split_thinking),
+            ("template_thinking_key", self.thinking_key != default.thinking_key),
             ("drop_system_message", self.drop_system_message),
             ("train_on_eos", self.markers.train_on_eos != default.markers.train_on_eos),
             ("train_on_eot", self.markers.train_on_eot.is_some()),

@@ -1,5 +1,6 @@
 //! Reads conversations from the records of a data file, and decides which parts of them are trained on.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -10,6 +11,8 @@ use super::chat_spans::render_for_training;
 use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message};
 use super::config::{ConversationConfig, MarkerConfig};
 use super::record::{Document, RecordError, field_of, type_name, wrong_type};
+use super::thinking;
+use super::training_parts::{self, TrainingPart};
 use crate::config::datasets::EndTraining;
 
 /// Fields that carry what the model reads or answers: a template that does not render them would train on another conversation.
@@ -46,6 +49,11 @@ impl ConversationReader {
         Self { template, config: config.clone(), renamed, trained_roles, markers, reported: Mutex::default() }
     }
 
+    /// The field with the list of turns.
+    pub(crate) fn field_messages(&self) -> &str {
+        &self.config.field_messages
+    }
+
     /// The text of the conversation in `record`, and what is trained on.
     pub(crate) fn document(&self, record: &Value) -> Result<Document, RecordError> {
         let (mut conversation, turns) = self.conversation(record)?;
@@ -62,12 +70,9 @@ impl ConversationReader {
         for (idx, span) in chat.turns {
             match &turns[idx] {
                 Training::Turn(_) => spans.push(span),
-                Training::Parts(parts) => {
-                    let content = conversation.messages[idx].text().unwrap_or_default();
-                    spans.extend(
-                        spans_of_parts(content, parts, &chat.text, span)
-                            .ok_or_else(|| RecordError::PartsNotLocated { number: idx + 1 })?,
-                    );
+                Training::Parts { .. } => {
+                    let located = self.spans_of_parts(&conversation.messages[idx], &turns[idx], &chat.text, span);
+                    spans.extend(located.ok_or(RecordError::PartsNotLocated { number: idx + 1 })?);
                 }
             }
         }
@@ -78,8 +83,8 @@ impl ConversationReader {
 
     fn conversation(&self, record: &Value) -> Result<(Conversation, Vec<Training>), RecordError> {
         let list = &self.config.field_messages;
-        let value = field_of(record, list)?;
-        let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", value))?;
+        let value = parsed(field_of(record, list)?);
+        let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", &value))?;
         let (mut messages, mut training) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
         for turn in turns {
             let (message, trained) = self.message(turn)?;
@@ -89,6 +94,26 @@ impl ConversationReader {
             messages.push(message);
             training.push(trained);
         }
+        if let Some(system) = self.system_beside(record, messages.first())? {
+            messages.insert(0, system);
+            training.insert(0, Training::Turn(self.trained_roles.contains("system")));
+        }
+        Ok((Conversation { messages, tools: self.tools(record)? }, training))
+    }
+
+    /// A system message that the record has beside the turns.
+    fn system_beside(&self, record: &Value, first: Option<&Message>) -> Result<Option<Message>, RecordError> {
+        const FIELD: &str = "system";
+        let has_one = first.is_some_and(|message| message.role() == "system");
+        match record.get(FIELD).filter(|_| !has_one && !self.config.drop_system_message) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) if text.is_empty() => Ok(None),
+            Some(Value::String(text)) => Ok(Some(Message::new("system", text))),
+            Some(other) => Err(wrong_type(FIELD, "text", other)),
+        }
+    }
+
+    fn tools(&self, record: &Value) -> Result<Option<Value>, RecordError> {
         let tools = match record.get(&self.config.field_tools) {
             None | Some(Value::Null) => None,
             // Columns of tables cannot hold schemas of different shapes, so data sets keep them as JSON in a text.
@@ -113,7 +138,7 @@ impl ConversationReader {
         if tools.is_some() && !self.template.mentions("tools") {
             return Err(ChatTemplateError::NotRendered { field: self.config.field_tools.clone() }.into());
         }
-        Ok((Conversation { messages, tools }, training))
+        Ok(tools.map(with_parsed_parameters))
     }
 
     fn message(&self, turn: &Value) -> Result<(Message, Training), RecordError> {
@@ -146,20 +171,54 @@ impl ConversationReader {
             }
             message.insert(property.clone(), value.clone());
         }
-        self.check_role_and_content(turn, &mut message)?;
+        self.check_role(turn, &mut message)?;
+        let role = message["role"].as_str().unwrap_or_default();
+        let is_trained = flag.unwrap_or_else(|| self.trained_roles.contains(role));
+        if self.config.split_thinking && role == "assistant" {
+            thinking::split(&mut message, &self.config.thinking_key);
+        }
+        let thought = self.config.thinking_key.as_str();
+        let thought = flagged_parts(&mut message, thought, is_trained);
+        let parts = flagged_parts(&mut message, "content", is_trained).or(parts);
+        self.check_content(turn, &message)?;
         parse_arguments(&mut message);
-        let is_trained =
-            flag.unwrap_or_else(|| self.trained_roles.contains(message["role"].as_str().unwrap_or_default()));
-        let training = match parts {
-            Some(parts) if flag.is_none() || is_trained => Training::Parts(parts),
-            _ => Training::Turn(is_trained),
+        let has_parts = parts.is_some() || thought.is_some();
+        let training = match has_parts && (flag.is_none() || is_trained) {
+            true => Training::Parts { content: parts, thought },
+            false => Training::Turn(is_trained),
         };
         Ok((Message(message), training))
     }
 
-    fn check_role_and_content(&self, turn: &Value, message: &mut Map<String, Value>) -> Result<(), RecordError> {
-        let name_of =
-            |property: &str| self.config.properties.get(property).cloned().unwrap_or_else(|| property.to_owned());
+    /// The trained parts of a turn and its end-of-turn marker, as byte ranges of the conversation.
+    fn spans_of_parts(
+        &self,
+        message: &Message,
+        training: &Training,
+        text: &str,
+        turn: Range<usize>,
+    ) -> Option<Vec<Range<usize>>> {
+        let Training::Parts { content, thought } = training else { return None };
+        let of_content = message.text().unwrap_or_default();
+        let whole = [TrainingPart::whole(of_content)];
+        let (mut spans, content_end) =
+            training_parts::spans(of_content, content.as_deref().unwrap_or(&whole), text, turn.clone(), true)?;
+        if let Some(parts) = thought {
+            let thought = message.0.get(&self.config.thinking_key).and_then(Value::as_str).unwrap_or_default();
+            spans.extend(training_parts::spans(thought, parts, text, turn.clone(), false)?.0);
+        }
+        spans.extend((content_end < turn.end).then_some(content_end..turn.end));
+        spans.sort_by_key(|span| span.start);
+        Some(spans)
+    }
+
+    /// The data set's name of a field that templates call `property`.
+    fn name_of(&self, property: &str) -> String {
+        self.config.properties.get(property).cloned().unwrap_or_else(|| property.to_owned())
+    }
+
+    fn check_role(&self, turn: &Value, message: &mut Map<String, Value>) -> Result<(), RecordError> {
+        let name_of = |property: &str| self.name_of(property);
         let role = match message.get("role") {
             None => {
                 return Err(field_of(turn, &name_of("role"))
@@ -170,6 +229,11 @@ impl ConversationReader {
             Some(other) => return Err(wrong_type(&name_of("role"), "text", other)),
         };
         message.insert("role".to_owned(), role.into());
+        Ok(())
+    }
+
+    fn check_content(&self, turn: &Value, message: &Map<String, Value>) -> Result<(), RecordError> {
+        let name_of = |property: &str| self.name_of(property);
         let has_calls = message.contains_key("tool_calls");
         match message.get("content") {
             Some(Value::String(_)) => Ok(()),
@@ -203,55 +267,22 @@ impl ConversationReader {
 #[derive(Debug)]
 enum Training {
     Turn(bool),
-    Parts(Vec<TrainingPart>),
+    /// Parts of the content and of the thought; all of the content if it has none.
+    Parts {
+        content: Option<Vec<TrainingPart>>,
+        thought: Option<Vec<TrainingPart>>,
+    },
 }
 
 impl Training {
     fn is_trained(&self) -> bool {
         match self {
             Self::Turn(is_trained) => *is_trained,
-            Self::Parts(parts) => !parts.is_empty(),
+            Self::Parts { content, thought } => {
+                content.as_ref().is_none_or(|parts| !parts.is_empty()) || thought.is_some()
+            }
         }
     }
-}
-
-/// Characters of a content, from `begin_offset` to `end_offset` with both, and whether they are trained on.
-#[derive(Debug)]
-struct TrainingPart {
-    chars: Range<usize>,
-    is_trained: bool,
-}
-
-impl TrainingPart {
-    fn list(name: &str, value: &Value) -> Result<Vec<Self>, RecordError> {
-        const WANTED: &str = "a list of objects with begin_offset, end_offset and train";
-        let part = |part: &Value| {
-            let begin = usize::try_from(part["begin_offset"].as_u64()?).ok()?;
-            let last = usize::try_from(part["end_offset"].as_u64()?).ok()?;
-            Some(Self { chars: begin..last.checked_add(1)?, is_trained: part["train"].as_bool()? })
-        };
-        let parts = value.as_array().and_then(|parts| parts.iter().map(part).collect());
-        parts.ok_or_else(|| wrong_type(name, WANTED, value))
-    }
-}
-
-/// The trained parts of a turn and its end-of-turn marker, as byte ranges of the conversation.
-fn spans_of_parts(content: &str, parts: &[TrainingPart], text: &str, turn: Range<usize>) -> Option<Vec<Range<usize>>> {
-    // A template may remove blanks around the content; the offsets count them.
-    let (rendered, skipped) = match text[turn.clone()].contains(content) {
-        true => (content, 0),
-        false => (content.trim(), content.len() - content.trim_start().len()),
-    };
-    let content_start = turn.start + text[turn.clone()].rfind(rendered)?;
-    let content_end = content_start + rendered.len();
-    let byte_of = |nth: usize| content.char_indices().nth(nth).map_or(content.len(), |(byte, _)| byte);
-    let position = |nth: usize| (content_start + byte_of(nth).saturating_sub(skipped)).min(content_end);
-    let trained = parts.iter().filter(|part| part.is_trained);
-    let mut spans: Vec<_> = trained.map(|part| position(part.chars.start)..position(part.chars.end)).collect();
-    spans.push(content_end..turn.end);
-    spans.retain(|span| !span.is_empty());
-    spans.sort_by_key(|span| span.start);
-    Some(spans)
 }
 
 /// Adds or removes every occurrence of an end-of-turn marker; trained turns have theirs already.
@@ -280,6 +311,35 @@ fn without(span: Range<usize>, holes: &[Range<usize>]) -> Vec<Range<usize>> {
     kept.push(from..span.end);
     kept.retain(|part| !part.is_empty());
     kept
+}
+
+/// The parts of a field whose content parts have flags, which becomes their joined text.
+fn flagged_parts(message: &mut Map<String, Value>, field: &str, is_trained: bool) -> Option<Vec<TrainingPart>> {
+    let (text, parts) = TrainingPart::of_content(message.get(field)?.as_array()?, is_trained)?;
+    message.insert(field.to_owned(), text.into());
+    Some(parts)
+}
+
+/// A list that the data keeps as JSON in a text, because columns of tables cannot hold objects of different shapes.
+fn parsed(value: &Value) -> Cow<'_, Value> {
+    match value.as_str().and_then(|text| serde_json::from_str::<Vec<Value>>(text).ok()) {
+        Some(list) => Cow::Owned(Value::Array(list)),
+        None => Cow::Borrowed(value),
+    }
+}
+
+/// Tools whose parameters are objects; data sets may keep them as JSON in a text.
+fn with_parsed_parameters(mut tools: Value) -> Value {
+    for tool in tools.as_array_mut().into_iter().flatten() {
+        let Some(parameters) = tool.get_mut("function").and_then(|function| function.get_mut("parameters")) else {
+            continue;
+        };
+        if let Some(parsed) = parameters.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok())
+        {
+            *parameters = Value::Object(parsed);
+        }
+    }
+    tools
 }
 
 /// Arguments of calls are objects in chat templates; recorded answers of servers have them as JSON in a text.

@@ -143,3 +143,77 @@ fn fields_that_nothing_uses_are_ignored_and_remembered() {
 
     assert_eq!(*reader.reported.lock().unwrap(), BTreeSet::from(["mood".to_owned()]));
 }
+
+#[test]
+fn content_parts_are_trained_on_by_their_flags() {
+    let parts = json!([{ "type": "text", "text": "Hm, 5?", "train": false }, { "type": "text", "text": " No: 4.", "weight": 1 }]);
+    let record =
+        json!({ "messages": [{ "role": "user", "content": "2+2?" }, { "role": "assistant", "content": parts }] });
+
+    assert_eq!(trained(ConversationConfig::default(), record).unwrap(), [" No: 4.", "<|im_end|>"]);
+}
+
+const WITH_THOUGHTS: &str = "{% for m in messages %}<{{ m.role }}>{% if m.thought %}[{{ m.thought }}]{% endif %}{{ m.content }}</>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+
+#[test]
+fn parts_of_a_thought_are_trained_on_beside_the_answer() {
+    let config = ConversationConfig { thinking_key: "thought".into(), ..ConversationConfig::default() };
+    let thought = json!([{ "text": "Maybe 5.", "train": false }, { "text": " No, 4.", "train": true }]);
+    let record = json!({ "messages": [
+        { "role": "user", "content": "2+2?" }, { "role": "assistant", "content": "It is 4.", "thought": thought },
+    ] });
+
+    let (text, trained) = documents_of(WITH_THOUGHTS, config, record).unwrap();
+
+    assert_eq!(text, "<user>2+2?</>\n<assistant>[Maybe 5. No, 4.]It is 4.</>\n");
+    assert_eq!(trained, [" No, 4.", "It is 4.", "</>"]);
+}
+
+#[test]
+fn thought_in_tags_becomes_a_field_if_so_configured() {
+    let config =
+        ConversationConfig { thinking_key: "thought".into(), split_thinking: true, ..ConversationConfig::default() };
+    let record = json!({ "messages": [
+        { "role": "user", "content": "<think>x</think>" }, { "role": "assistant", "content": "<think>\nHm\n</think>\n4" },
+    ] });
+
+    let (text, trained) = documents_of(WITH_THOUGHTS, config, record).unwrap();
+
+    assert_eq!(text, "<user><think>x</think></>\n<assistant>[Hm]4</>\n");
+    assert_eq!(trained, ["[Hm]4</>"]);
+}
+
+#[test]
+fn system_text_beside_the_turns_becomes_the_first_message() {
+    let record = json!({ "system": "Be brief.", "messages": two_turns()["messages"] });
+
+    let (text, trained) = documents_of(CHATML, ConversationConfig::default(), record).unwrap();
+
+    assert!(text.starts_with("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi"), "{text}");
+    assert_eq!(trained, ["Ho<|im_end|>", "No<|im_end|>"]);
+}
+
+#[test]
+fn turns_and_parameters_in_texts_of_json_are_read() {
+    let source = "{{ tools[0].function.parameters.type }}|{% for m in messages %}{{ m.content }}{% endfor %}";
+    let record = json!({
+        "messages": "[{\"role\": \"assistant\", \"content\": \"Hi\"}]",
+        "tools": [{ "function": { "name": "f", "parameters": "{\"type\": \"object\"}" } }],
+    });
+
+    assert_eq!(documents_of(source, ConversationConfig::default(), record).unwrap().0, "object|Hi");
+}
+
+#[test]
+fn no_role_is_trained_on_if_none_is_named() {
+    let config = ConversationConfig {
+        roles_to_train: Some(Vec::new()),
+        field_training: Some("train".into()),
+        ..ConversationConfig::default()
+    };
+    let record = json!({ "messages": [
+        { "role": "assistant", "content": "Ho" }, { "role": "assistant", "content": "Yes", "train": true },
+    ] });
+
+    assert_eq!(trained(config, record).unwrap(), ["Yes<|im_end|>"]);
+}

@@ -7,18 +7,27 @@
 pub mod chat_spans;
 pub mod chat_template;
 pub mod config;
+pub mod named_templates;
 pub mod prepare;
 pub mod record;
 pub mod records;
 pub mod rows;
 pub mod text_stream;
 pub mod token_cache;
+pub mod token_changes;
 pub mod tokenize;
 pub mod tokenizer;
 
 mod byte_vocabulary;
 mod chat_python;
 mod conversation;
+mod document_layout;
 mod packing;
+mod pretokenized;
+pub mod prompts;
+mod segments;
 mod text_chunks;
+mod thinking;
 mod token_reader;
+mod tokenizer_files;
+mod training_parts;

@@ -8,16 +8,18 @@ use std::sync::Arc;
 use phalanx_strategies::sampler::Permutation;
 use thiserror::Error;
 
-use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
-use super::config::{DataConfig, DataConfigError, DatasetConfig};
+use super::chat_template::{ChatTemplate, ChatTemplateError};
+use super::config::{DataConfig, DataConfigError, DatasetConfig, TemplateConfig};
+use super::document_layout::{self, Kept, TooLong};
 use super::packing::Packing;
 use super::record::RecordReader;
 use super::records::{Compression, ReadError, plain_copy};
 use super::rows::{Layout, Part, RowStore, Rows};
-use super::token_cache::{FORMAT_VERSION, TRAINED, TokenCacheError, TokenFile, TokenWriter};
+use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
 use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
-use crate::config::datasets::{ChatTemplateChoice, DatasetType, ExcessLength, FileFormat};
+use crate::config::chat_template::ChatTemplateChoice;
+use crate::config::datasets::{DatasetType, FileFormat};
 
 /// Why the data cannot be turned into rows.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
@@ -87,8 +89,11 @@ pub enum PrepareError {
     #[error("dataset {} has {n_tokens} tokens, less than one row of sequence_len {limit}", path.display())]
     TooShort { path: PathBuf, n_tokens: usize, limit: usize },
     /// No document has a token to predict.
-    #[error("dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long", path.display())]
-    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize },
+    #[error(
+        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long, {n_short} shorter than min_sample_len",
+        path.display()
+    )]
+    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize, n_short: usize },
     /// The split leaves one side empty.
     #[error(
         "val_set_size {val_set_size} of {n_rows} rows leaves {n_validation} for validation and {n_train} for training; both need at least one"
@@ -118,14 +123,20 @@ pub struct Summary {
     pub from_cache: bool,
     /// Tokens of all its documents.
     pub n_tokens: usize,
+    /// Tokens of the documents in its rows.
+    pub n_kept_tokens: usize,
     /// Documents in the file; a plain text is one.
     pub n_documents: usize,
     /// Documents left out because they have no token to predict.
     pub n_empty: usize,
     /// Documents left out as too long.
     pub n_dropped: usize,
+    /// Documents left out as too short.
+    pub n_short: usize,
     /// Documents truncated to a row.
     pub n_truncated: usize,
+    /// Documents cut into several rows.
+    pub n_cut: usize,
     /// Rows of the data set.
     pub n_rows: usize,
 }
@@ -154,7 +165,7 @@ pub fn prepare(
         let digest = tokens.digest();
         let laid_out = match source.format {
             FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
-            _ => lay_out(&source.path, tokens, config),
+            _ => lay_out(&source, tokens, config),
         };
         let (part, summary) = match laid_out {
             Ok(rows) => rows,
@@ -204,7 +215,7 @@ impl<'a> Source<'a> {
         progress: &dyn Fn(Progress<'_>),
     ) -> Result<(TokenFile, bool), PrepareError> {
         let template = match self.dataset.kind.is_conversation() {
-            true => template_source(config, tokenizer, &self.path)?,
+            true => template_source(&self.dataset.template, tokenizer, &self.path)?,
             false => String::new(),
         };
         let key = self.key(config, tokenizer, &template)?;
@@ -227,7 +238,11 @@ impl<'a> Source<'a> {
             }
             format => {
                 let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-                let parse = || ChatTemplate::parse(&template, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
+                let parse = || {
+                    let template =
+                        ChatTemplate::parse(&template, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()))?;
+                    Ok(template.with_variables(self.dataset.template.variables.clone()))
+                };
                 let mut dataset = self.dataset.clone();
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
@@ -251,10 +266,14 @@ impl<'a> Source<'a> {
         let mut options = format!("{:?} {:?}", self.format, dataset.kind);
         match dataset.kind {
             DatasetType::Completion => options += &format!(" {:?}", dataset.field),
-            DatasetType::Alpaca => options += &format!(" {}", config.train_on_inputs),
+            DatasetType::Alpaca | DatasetType::Prompt(_) | DatasetType::Custom | DatasetType::InputOutput => {
+                options += &format!(" {} {:?}", config.train_on_inputs, dataset.prompt);
+            }
+            DatasetType::Tokenized => {}
             DatasetType::ChatTemplate | DatasetType::Sharegpt => {
                 let (conversation, bos) = (&dataset.conversation, tokenizer.bos_id());
-                options += &format!(" {} {conversation:?} {bos:?} {template:?}", config.train_on_inputs);
+                let variables = &dataset.template.variables;
+                options += &format!(" {} {conversation:?} {bos:?} {template:?} {variables:?}", config.train_on_inputs);
             }
         }
         let mut hasher = blake3::Hasher::new();
@@ -339,21 +358,22 @@ fn suggestion(nearest: &Option<String>) -> String {
 }
 
 /// The text of the template for the conversations at `dataset`.
-fn template_source(config: &DataConfig, tokenizer: &Tokenizer, dataset: &Path) -> Result<String, PrepareError> {
-    match (config.chat_template, &config.chat_template_jinja) {
-        (ChatTemplateChoice::Jinja, Some(template)) => read_template(template),
+fn template_source(config: &TemplateConfig, tokenizer: &Tokenizer, dataset: &Path) -> Result<String, PrepareError> {
+    match (config.choice, &config.jinja) {
+        // A template without a choice is meant.
+        (ChatTemplateChoice::Jinja | ChatTemplateChoice::TokenizerDefault, Some(template)) => read_template(template),
         (ChatTemplateChoice::Jinja, None) | (_, Some(_)) => Err(PrepareError::JinjaWithoutTemplate),
-        (ChatTemplateChoice::Chatml, None) => Ok(CHATML.to_owned()),
+        (ChatTemplateChoice::Named(template), None) => Ok(template.source().to_owned()),
         (choice, None) => match (tokenizer.chat_template(), choice) {
             (Some(template), _) => Ok(template.to_owned()),
-            (None, ChatTemplateChoice::FallbackChatml) => Ok(CHATML.to_owned()),
+            (None, ChatTemplateChoice::Fallback(template)) => Ok(template.source().to_owned()),
             (None, _) => Err(PrepareError::NoTemplate { path: dataset.to_owned() }),
         },
     }
 }
 
 /// Text with a tag of Jinja is a template; anything else is the path of one.
-fn read_template(template: &str) -> Result<String, PrepareError> {
+pub(crate) fn read_template(template: &str) -> Result<String, PrepareError> {
     if template.contains("{{") || template.contains("{%") {
         return Ok(template.to_owned());
     }
@@ -391,62 +411,55 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
         path: path.to_owned(),
         from_cache: false,
         n_tokens,
+        n_kept_tokens: n_rows * row_len,
         n_documents: 1,
         n_empty: 0,
         n_dropped: 0,
+        n_short: 0,
         n_truncated: 0,
+        n_cut: 0,
         n_rows,
     };
     Ok((Part { tokens: tokens.into_reader(), layout: Layout::Cut { n_rows } }, summary))
 }
 
-/// Whether a token of a document is predicted: not the first, which has no context.
-fn has_prediction(tokens: &[u32]) -> bool {
-    tokens.iter().skip(1).any(|token| token & TRAINED != 0)
-}
-
 /// Records: one document per row, or several.
-fn lay_out(path: &Path, tokens: TokenFile, config: &DataConfig) -> Result<(Part, Summary), PrepareError> {
-    let row_len = config.sequence_len;
-    let n_documents = tokens.documents().len();
-    assert!(u32::try_from(n_documents).is_ok(), "{n_documents} documents are more than 32 bits can number");
-    let (mut kept, mut n_empty, mut n_dropped, mut n_truncated) = (Vec::new(), 0, 0, 0);
-    for number in 0..n_documents as u32 {
-        let len = tokens.document(number, usize::MAX).len();
-        if len > row_len {
-            match config.excess_length_strategy {
-                ExcessLength::Error => {
-                    let line = tokens.documents()[number as usize].line;
-                    return Err(PrepareError::TooLong { path: path.to_owned(), line, len, limit: row_len });
-                }
-                ExcessLength::Drop => {
-                    n_dropped += 1;
-                    continue;
-                }
-                ExcessLength::Truncate => n_truncated += 1,
-            }
-        }
-        match has_prediction(tokens.document(number, row_len)) {
-            false => n_empty += 1,
-            true => kept.push((number, len.min(row_len))),
-        }
+fn lay_out(source: &Source<'_>, tokens: TokenFile, config: &DataConfig) -> Result<(Part, Summary), PrepareError> {
+    let (path, row_len) = (source.path.clone(), config.sequence_len);
+    let is_cut = source.dataset.kind == DatasetType::Completion;
+    let kept = document_layout::kept(&tokens, config, is_cut)
+        .map_err(|TooLong { line, len }| PrepareError::TooLong { path: path.clone(), line, len, limit: row_len })?;
+    let Kept { pieces, lens, n_empty, n_dropped, n_short, n_truncated, n_cut } = kept;
+    let (n_tokens, n_documents) = (tokens.tokens().len(), tokens.documents().len());
+    if pieces.is_empty() {
+        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, n_short });
     }
-    if kept.is_empty() {
-        return Err(PrepareError::Empty { path: path.to_owned(), n_documents, n_empty, n_dropped });
+    if n_empty + n_dropped + n_short > 0 {
+        tracing::warn!(dataset = %path.display(), n_documents, n_empty, n_dropped, n_short, "documents are left out");
     }
-    if n_empty + n_dropped > 0 {
-        tracing::warn!(dataset = %path.display(), n_documents, n_empty, n_dropped, "documents are left out");
-    }
-    let packing = if config.sample_packing {
-        Packing::best_fit(&kept, row_len)
-    } else {
-        Packing::one_per_row(kept.into_iter().map(|(number, _)| number).collect())
+    let n_kept_tokens = lens.iter().sum();
+    let lens: Vec<(u32, usize)> = (0..).zip(lens).collect();
+    let packing = match (config.sample_packing, config.sample_packing_sequentially) {
+        (true, false) => Packing::best_fit(&lens, row_len),
+        (true, true) => Packing::sequential(&lens, row_len),
+        (false, _) => Packing::one_per_row((0..pieces.len() as u32).collect()),
     };
-    let n_tokens = tokens.tokens().len();
-    let path = path.to_owned();
     let n_rows = packing.len();
-    let part = Part { tokens: tokens.into_reader(), layout: Layout::Documents(packing) };
-    Ok((part, Summary { path, from_cache: false, n_tokens, n_documents, n_empty, n_dropped, n_truncated, n_rows }))
+    let part = Part { tokens: tokens.into_reader(), layout: Layout::Documents(packing, pieces) };
+    let summary = Summary {
+        path,
+        from_cache: false,
+        n_tokens,
+        n_kept_tokens,
+        n_documents,
+        n_empty,
+        n_dropped,
+        n_short,
+        n_truncated,
+        n_cut,
+        n_rows,
+    };
+    Ok((part, summary))
 }
 
 /// Holds out whole rows, chosen by `seed`; both sets keep the order of the files.

@@ -1,6 +1,7 @@
 //! Tests of [`super`], from files to filled batches; in their own file because of their length.
 
 use super::*;
+use crate::config::datasets::ExcessLength;
 use crate::data::rows::{BatchMut, IGNORED};
 use crate::data::token_cache::cache_path;
 use std::cell::Cell;
@@ -275,20 +276,60 @@ fn rows_follow_the_order_of_the_datasets() {
 
 #[test]
 fn document_longer_than_a_row_is_refused_dropped_or_truncated() {
-    let files = Files::new(&[("data.jsonl", &lines(&["short", "much too long for a row"]))]);
+    let line = |text: &str| serde_json::json!({ "segments": [{ "text": text, "label": true }] }).to_string() + "\n";
+    let files = Files::new(&[("data.jsonl", &[line("short"), line("much too long for a row")].concat())]);
     let with = |excess_length_strategy| {
-        let config = files.config(DatasetType::Completion, &["data.jsonl"], 10);
+        let config = files.config(DatasetType::InputOutput, &["data.jsonl"], 10);
         files.prepare(&DataConfig { excess_length_strategy, ..config })
     };
 
     let error = with(ExcessLength::Error).unwrap_err();
 
-    assert!(matches!(error, PrepareError::TooLong { line: 2, len: 25, limit: 10, .. }), "{error}");
+    assert!(matches!(error, PrepareError::TooLong { line: 2, len: 23, limit: 10, .. }), "{error}");
     assert!(error.to_string().contains("excess_length_strategy"), "{error}");
     assert_eq!(with(ExcessLength::Drop).unwrap().train.len(), 1);
+    assert_eq!(files.config(DatasetType::Alpaca, &[], 10).excess_length_strategy, ExcessLength::Drop);
     let truncated = with(ExcessLength::Truncate).unwrap();
-    assert_eq!(text(&batch(&truncated.train, 1..2).labels), "much too ");
+    assert_eq!(text(&batch(&truncated.train, 1..2).labels), "uch too l");
     assert_eq!(truncated.summaries[0].n_truncated, 1);
+}
+
+#[test]
+fn long_text_is_cut_into_rows_and_short_documents_are_dropped() {
+    let files = Files::new(&[("data.jsonl", &lines(&["a", "abcdefghijkl", "bcdefg"]))]);
+    let config = DataConfig { min_sample_len: 4, ..files.config(DatasetType::Completion, &["data.jsonl"], 8) };
+
+    let prepared = files.prepare(&config).unwrap();
+
+    let summary = &prepared.summaries[0];
+    assert_eq!((summary.n_cut, summary.n_short, summary.n_kept_tokens), (1, 1, 22));
+    assert_eq!(text(&batch(&prepared.train, 0..2).ids), "<|bos|>abcdefghijkl<|eos|><|pad|><|pad|>");
+    let in_order = DataConfig { sample_packing: true, sample_packing_sequentially: true, ..config };
+    assert_eq!(files.prepare(&in_order).unwrap().train.len(), 3);
+}
+
+#[test]
+fn records_without_a_template_become_the_tokens_that_they_say() {
+    let rows = "{\"input_ids\":[104,105,33],\"labels\":[-100,105,33]}\n{\"input_ids\":[104],\"labels\":[104]}\n";
+    let segments = "{\"segments\":[{\"text\":\"hi\",\"label\":false},{\"text\":\"!\",\"label\":true}]}\n";
+    let files = Files::new(&[("rows.jsonl", rows), ("segments.jsonl", segments)]);
+
+    let tokens = files.prepare(&files.config(DatasetType::Tokenized, &["rows.jsonl"], 4)).unwrap();
+    let texts = files.prepare(&files.config(DatasetType::InputOutput, &["segments.jsonl"], 4)).unwrap();
+
+    assert_eq!((text(&batch(&tokens.train, 0..1).labels), tokens.summaries[0].n_empty), ("i!".to_owned(), 1));
+    assert_eq!(text(&batch(&texts.train, 0..1).ids), "hi!<|pad|>");
+    assert_eq!(text(&batch(&texts.train, 0..1).labels), "!");
+}
+
+#[test]
+fn null_answers_are_left_out_and_counted() {
+    let rows = "{\"instruction\":\"a\",\"output\":null}\n{\"instruction\":\"a\",\"output\":\"b\"}\n";
+    let files = Files::new(&[("data.jsonl", rows)]);
+
+    let prepared = files.prepare(&files.config(DatasetType::Alpaca, &["data.jsonl"], 256)).unwrap();
+
+    assert_eq!((prepared.train.len(), prepared.summaries[0].n_empty), (1, 1));
 }
 
 #[test]

@@ -9,6 +9,9 @@ use thiserror::Error;
 use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::DatasetConfig;
 use super::conversation::ConversationReader;
+use super::pretokenized;
+use super::prompts::{NamedPrompt, Prompt};
+use super::segments::{Segment, segments};
 use crate::config::datasets::DatasetType;
 
 /// Why a record cannot be used; the caller adds file and line.
@@ -32,6 +35,18 @@ pub enum RecordError {
         "the content of message {number} is not in the text that the chat template makes of it, so its parts to train on cannot be located"
     )]
     PartsNotLocated { number: usize },
+    /// Lists that describe the same tokens differ in length.
+    #[error("{name} has {found} numbers, but input_ids has {wanted}")]
+    Lengths { name: &'static str, found: usize, wanted: usize },
+    /// Padding between tokens.
+    #[error("attention_mask is 0 at position {position}, between tokens; only padding at the ends can be left out")]
+    Hole { position: usize },
+    /// No vocabulary has such a token.
+    #[error("{id} at position {position} of input_ids is no token id")]
+    TokenId { position: usize, id: i64 },
+    /// A model is trained to predict the next token, no other one.
+    #[error("label {label} at position {position} is neither -100 nor the token there, {id}")]
+    OtherLabel { position: usize, label: i64, id: u32 },
     /// The chat template refuses the conversation.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
@@ -47,12 +62,26 @@ pub(crate) struct Document {
     pub(crate) bounded: bool,
 }
 
+/// A document as a record gives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Sample {
+    Text(Document),
+    /// Parts that are tokenised one by one.
+    Segments(Vec<Segment>),
+    /// Tokens, with marks for prediction.
+    Tokens(Vec<u32>),
+    /// The record has no answer or text: null. It is left out, and counted.
+    Empty,
+}
+
 /// How the records of one data set are read.
 #[derive(Debug)]
 pub(crate) enum RecordReader {
     Completion { field: String },
-    Alpaca { train_on_inputs: bool },
+    Instruction { prompt: Prompt, train_on_inputs: bool },
     Chat(Box<ConversationReader>),
+    Segments { train_on_inputs: bool },
+    Tokens,
 }
 
 impl RecordReader {
@@ -66,7 +95,14 @@ impl RecordReader {
             DatasetType::Completion => {
                 Self::Completion { field: dataset.field.clone().unwrap_or_else(|| "text".to_owned()) }
             }
-            DatasetType::Alpaca => Self::Alpaca { train_on_inputs },
+            DatasetType::Alpaca => Self::Instruction { prompt: NamedPrompt::ALPACA.prompt(), train_on_inputs },
+            DatasetType::Prompt(named) => Self::Instruction { prompt: named.prompt(), train_on_inputs },
+            DatasetType::Custom => {
+                let custom = dataset.prompt.as_ref().expect("a data set of this type has a prompt");
+                Self::Instruction { prompt: custom.prompt(), train_on_inputs }
+            }
+            DatasetType::InputOutput => Self::Segments { train_on_inputs },
+            DatasetType::Tokenized => Self::Tokens,
             DatasetType::ChatTemplate | DatasetType::Sharegpt => {
                 Self::Chat(Box::new(ConversationReader::new(&dataset.conversation, template()?, train_on_inputs)))
             }
@@ -75,61 +111,55 @@ impl RecordReader {
 
     /// A reader for each type of data set. For fuzz targets.
     #[cfg(feature = "fuzzing")]
-    pub(crate) fn of_all_types() -> [Self; 3] {
-        [DatasetType::Completion, DatasetType::Alpaca, DatasetType::ChatTemplate].map(|kind| {
+    pub(crate) fn of_all_types() -> [Self; 5] {
+        [
+            DatasetType::Completion,
+            DatasetType::Alpaca,
+            DatasetType::ChatTemplate,
+            DatasetType::InputOutput,
+            DatasetType::Tokenized,
+        ]
+        .map(|kind| {
             let template = || ChatTemplate::parse(super::chat_template::CHATML, "", "");
             Self::new(&DatasetConfig::new("", kind), false, template).expect("our own template is valid")
         })
     }
 
-    /// The documents of one record: one, or one per instance of an instruction.
-    pub(crate) fn documents(&self, record: &Value) -> Result<Vec<Document>, RecordError> {
-        match self {
-            Self::Completion { field } => {
-                let text = text_of(record, field)?.to_owned();
-                Ok(vec![Document { trained: vec![0..text.len()], text, bounded: true }])
-            }
-            Self::Alpaca { train_on_inputs } => alpaca(record, *train_on_inputs),
-            Self::Chat(reader) => Ok(vec![reader.document(record)?]),
-        }
+    /// The samples of one record: one, or one per instance of an instruction.
+    pub(crate) fn samples(&self, record: &Value) -> Result<Vec<Sample>, RecordError> {
+        Ok(vec![match self {
+            Self::Instruction { prompt, train_on_inputs } => return instructions(prompt, record, *train_on_inputs),
+            Self::Completion { field } => match field_of(record, field)? {
+                Value::Null => Sample::Empty,
+                _ => {
+                    let text = text_of(record, field)?.to_owned();
+                    Sample::Text(Document { trained: vec![0..text.len()], text, bounded: true })
+                }
+            },
+            Self::Chat(reader) => match record.get(reader.field_messages()) {
+                Some(Value::Null) => Sample::Empty,
+                _ => Sample::Text(reader.document(record)?),
+            },
+            Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
+            Self::Tokens => Sample::Tokens(pretokenized::tokens(record)?),
+        }])
     }
 }
 
-fn alpaca(record: &Value, train_on_inputs: bool) -> Result<Vec<Document>, RecordError> {
-    let instruction = text_of(record, "instruction")?;
-    let instances = match field_of(record, "instances") {
-        Ok(Value::Array(instances)) => instances.as_slice(),
-        Ok(other) => return Err(wrong_type("instances", "a list of inputs and outputs", other)),
-        Err(_) => std::slice::from_ref(record),
+/// The documents of an instruction, which may have several instances.
+fn instructions(prompt: &Prompt, record: &Value, train_on_inputs: bool) -> Result<Vec<Sample>, RecordError> {
+    let instances = match record.get("instances") {
+        Some(Value::Array(instances)) => instances.as_slice(),
+        Some(Value::Null) | None => std::slice::from_ref(record),
+        Some(other) => return Err(wrong_type("instances", "a list of inputs and outputs", other)),
     };
-    let document = |instance: &Value| {
-        // An instruction without an input may leave the field out, or write null.
-        let input = match instance.get("input") {
-            None | Some(Value::Null) => "",
-            Some(_) => text_of(instance, "input")?,
-        };
-        let mut text = alpaca_prompt(instruction, input);
+    let sample = |instance: &Value| {
+        let Some((mut text, answer)) = prompt.texts(record, instance)? else { return Ok(Sample::Empty) };
         let trained_from = if train_on_inputs { 0 } else { text.len() };
-        text += text_of(instance, "output")?;
-        Ok(Document { trained: vec![trained_from..text.len()], text, bounded: true })
+        text += &answer;
+        Ok(Sample::Text(Document { trained: vec![trained_from..text.len()], text, bounded: true }))
     };
-    instances.iter().map(document).collect()
-}
-
-/// The prompt of models fine-tuned on Alpaca data. Source: Taori et al. 2023, Stanford Alpaca, data release.
-fn alpaca_prompt(instruction: &str, input: &str) -> String {
-    if input.is_empty() {
-        format!(
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\
-             ### Instruction:\n{instruction}\n\n### Response:\n"
-        )
-    } else {
-        format!(
-            "Below is an instruction that describes a task, paired with an input that provides further context. \
-             Write a response that appropriately completes the request.\n\n\
-             ### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
-        )
-    }
+    instances.iter().map(sample).collect()
 }
 
 fn text_of<'a>(record: &'a Value, name: &str) -> Result<&'a str, RecordError> {
@@ -174,6 +204,14 @@ mod tests {
         RecordReader::new(&dataset, false, || ChatTemplate::parse(CHATML, "", "")).unwrap()
     }
 
+    fn documents(reader: &RecordReader, record: &Value) -> Result<Vec<Document>, RecordError> {
+        let text = |sample| match sample {
+            Sample::Text(document) => document,
+            other => panic!("{other:?} is no text"),
+        };
+        Ok(reader.samples(record)?.into_iter().map(text).collect())
+    }
+
     fn trained(documents: &[Document]) -> Vec<String> {
         documents.iter().map(|d| d.trained.iter().map(|range| &d.text[range.clone()]).collect()).collect()
     }
@@ -182,7 +220,7 @@ mod tests {
     fn completion_trains_on_all_of_the_named_field() {
         let dataset = DatasetConfig { field: Some("story".into()), ..DatasetConfig::new("", DatasetType::Completion) };
 
-        let documents = reader(dataset).documents(&json!({ "id": 1, "story": "Once." })).unwrap();
+        let documents = documents(&reader(dataset), &json!({ "id": 1, "story": "Once." })).unwrap();
 
         assert_eq!(trained(&documents), ["Once."]);
         assert!(documents[0].bounded);
@@ -190,9 +228,8 @@ mod tests {
 
     #[test]
     fn error_for_a_missing_field_lists_the_fields_of_the_record() {
-        let error = reader(DatasetConfig::new("", DatasetType::Completion))
-            .documents(&json!({ "story": "Once.", "id": 1 }))
-            .unwrap_err();
+        let reader = reader(DatasetConfig::new("", DatasetType::Completion));
+        let error = documents(&reader, &json!({ "story": "Once.", "id": 1 })).unwrap_err();
 
         assert_eq!(error.to_string(), "field \"text\" is missing; the record has story, id");
     }
@@ -201,7 +238,7 @@ mod tests {
     fn alpaca_trains_on_the_output_only() {
         let record = json!({ "instruction": "Add.", "input": "1 2", "output": "3" });
 
-        let documents = reader(DatasetConfig::new("", DatasetType::Alpaca)).documents(&record).unwrap();
+        let documents = documents(&reader(DatasetConfig::new("", DatasetType::Alpaca)), &record).unwrap();
 
         assert_eq!(trained(&documents), ["3"]);
         assert!(documents[0].text.contains("### Input:\n1 2\n\n### Response:\n3"), "{}", documents[0].text);
@@ -212,7 +249,7 @@ mod tests {
         let dataset = DatasetConfig::new("", DatasetType::Alpaca);
         let reader = RecordReader::new(&dataset, true, || ChatTemplate::parse(CHATML, "", "")).unwrap();
 
-        let documents = reader.documents(&json!({ "instruction": "Sing.", "output": "La." })).unwrap();
+        let documents = documents(&reader, &json!({ "instruction": "Sing.", "output": "La." })).unwrap();
 
         assert_eq!(trained(&documents), [documents[0].text.clone()]);
         assert!(!documents[0].text.contains("### Input"));
@@ -223,7 +260,7 @@ mod tests {
         let record = json!({ "instruction": "Double.", "instances": [
             { "input": "2", "output": "4" }, { "input": "", "output": "nothing" }] });
 
-        let documents = reader(DatasetConfig::new("", DatasetType::Alpaca)).documents(&record).unwrap();
+        let documents = documents(&reader(DatasetConfig::new("", DatasetType::Alpaca)), &record).unwrap();
 
         assert_eq!(trained(&documents), ["4", "nothing"]);
     }
@@ -236,7 +273,7 @@ mod tests {
         };
         let record = json!({ "conversations": [{ "from": "human", "value": "Hi" }, { "from": "gpt", "value": "Ho" }] });
 
-        let documents = reader(dataset).documents(&record).unwrap();
+        let documents = documents(&reader(dataset), &record).unwrap();
 
         assert_eq!(trained(&documents), ["Ho<|im_end|>"]);
         assert!(!documents[0].bounded);
@@ -245,14 +282,24 @@ mod tests {
     #[test]
     fn field_of_another_type_is_refused_by_name() {
         let error =
-            reader(DatasetConfig::new("", DatasetType::Completion)).documents(&json!({ "text": 3 })).unwrap_err();
+            documents(&reader(DatasetConfig::new("", DatasetType::Completion)), &json!({ "text": 3 })).unwrap_err();
 
         assert_eq!(error.to_string(), "field \"text\" must be text, found a number");
     }
 
     #[test]
+    fn record_without_an_answer_or_text_is_left_out() {
+        let empty =
+            |kind, record: Value| reader(DatasetConfig::new("", kind)).samples(&record).unwrap() == [Sample::Empty];
+
+        assert!(empty(DatasetType::Alpaca, json!({ "instruction": "Add.", "output": null })));
+        assert!(empty(DatasetType::Completion, json!({ "text": null })));
+        assert!(empty(DatasetType::ChatTemplate, json!({ "messages": null })));
+    }
+
+    #[test]
     fn record_that_is_a_list_is_refused() {
-        let error = reader(DatasetConfig::new("", DatasetType::Completion)).documents(&json!(["a"])).unwrap_err();
+        let error = documents(&reader(DatasetConfig::new("", DatasetType::Completion)), &json!(["a"])).unwrap_err();
 
         assert_eq!(error, RecordError::NotAnObject { found: "a list" });
     }

@@ -12,6 +12,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::document_layout::Piece;
 use super::packing::Packing;
 use super::token_cache::TokenCacheError;
 use super::token_reader::{TokenReader, id_of, is_trained};
@@ -44,15 +45,15 @@ pub(crate) struct Part {
 pub(crate) enum Layout {
     /// One long text, cut every S tokens.
     Cut { n_rows: usize },
-    /// Whole documents, each truncated to S tokens.
-    Documents(Packing),
+    /// Documents or pieces of them, each of at most S tokens; the packing numbers these.
+    Documents(Packing, Vec<Piece>),
 }
 
 impl Part {
     fn n_rows(&self) -> usize {
         match &self.layout {
             Layout::Cut { n_rows } => *n_rows,
-            Layout::Documents(packing) => packing.len(),
+            Layout::Documents(packing, _) => packing.len(),
         }
     }
 
@@ -65,9 +66,12 @@ impl Part {
     ) -> Result<(), TokenCacheError> {
         match &self.layout {
             Layout::Cut { .. } => each((row * row_len) as u64..((row + 1) * row_len) as u64),
-            Layout::Documents(packing) => {
-                packing.row(row).iter().try_for_each(|&number| each(self.tokens.document(number, row_len)?))
-            }
+            Layout::Documents(packing, pieces) => packing.row(row).iter().try_for_each(|&number| {
+                let Piece { document, nth } = pieces[number as usize];
+                let tokens = self.tokens.document(document, usize::MAX)?;
+                let start = tokens.start + u64::from(nth) * row_len as u64;
+                each(start..tokens.end.min(start + row_len as u64))
+            }),
         }
     }
 }
@@ -256,6 +260,11 @@ mod tests {
         Part { tokens: writer.finish().unwrap().into_reader(), layout }
     }
 
+    /// Documents that are not cut.
+    fn whole(packing: Packing, n: u32) -> Layout {
+        Layout::Documents(packing, (0..n).map(|document| Piece { document, nth: 0 }).collect())
+    }
+
     fn rows(parts: Vec<Part>) -> Rows {
         Rows::new(Arc::new(RowStore::new(parts, S, 0)), None)
     }
@@ -266,7 +275,7 @@ mod tests {
     #[test]
     fn packed_documents_are_isolated_and_padding_is_not_predicted() {
         let packing = Packing::best_fit(&[(0, 3), (1, 3)], S);
-        let rows = rows(vec![part(&[&[1, 5 | T, 2 | T], &[1, 6, 7 | T]], Layout::Documents(packing))]);
+        let rows = rows(vec![part(&[&[1, 5 | T, 2 | T], &[1, 6, 7 | T]], whole(packing, 2))]);
 
         let batch = filled(&rows, &[0]);
 
@@ -294,7 +303,7 @@ mod tests {
     #[test]
     fn long_document_is_truncated_to_its_row() {
         let tokens: Vec<u32> = (1..=20).map(|id| id | T).collect();
-        let rows = rows(vec![part(&[&[3], &tokens], Layout::Documents(Packing::one_per_row(vec![1])))]);
+        let rows = rows(vec![part(&[&[3], &tokens], whole(Packing::one_per_row(vec![1]), 2))]);
 
         let batch = filled(&rows, &[0]);
 
@@ -303,8 +312,21 @@ mod tests {
     }
 
     #[test]
+    fn pieces_of_a_long_document_are_rows_of_their_own() {
+        let tokens: Vec<u32> = (1..=20).map(|id| id | T).collect();
+        let pieces = [0, 1, 2].map(|nth| Piece { document: 1, nth }).to_vec();
+        let layout = Layout::Documents(Packing::one_per_row(vec![0, 1, 2]), pieces);
+        let rows = rows(vec![part(&[&[3], &tokens], layout)]);
+
+        let batch = filled(&rows, &[1, 2]);
+
+        assert_eq!(batch.ids, [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 0, 0, 0, 0]);
+        assert_eq!((batch.n_predicted, batch.positions[8]), (7 + 3, 0));
+    }
+
+    #[test]
     fn truncated_token_cache_is_an_error_that_names_it() {
-        let part = part(&[&[1; 4096], &[5; 4096]], Layout::Documents(Packing::one_per_row(vec![0, 1])));
+        let part = part(&[&[1; 4096], &[5; 4096]], whole(Packing::one_per_row(vec![0, 1]), 2));
         let path = part.tokens.path.clone();
         let file = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", part.tokens.file.as_raw_fd()));
         let rows = rows(vec![part]);
@@ -323,7 +345,7 @@ mod tests {
     fn files_follow_each_other_and_a_selection_renumbers_rows() {
         let store = Arc::new(RowStore::new(
             vec![
-                part(&[&[1, 2], &[3, 4]], Layout::Documents(Packing::one_per_row(vec![0, 1]))),
+                part(&[&[1, 2], &[3, 4]], whole(Packing::one_per_row(vec![0, 1]), 2)),
                 part(&[&[5; 8]], Layout::Cut { n_rows: 1 }),
             ],
             S,

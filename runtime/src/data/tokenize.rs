@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::record::{Document, RecordError, RecordReader};
+use super::record::{Document, RecordError, RecordReader, Sample};
 use super::records::{Content, Numbered, ReadError, RecordFile, json_error};
 use super::text_chunks::{self, Cut};
 use super::token_cache::{TRAINED, TokenCacheError, TokenWriter};
@@ -162,10 +162,27 @@ fn encode_record(
     reader: &RecordReader,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Encoded>, TokenizeError> {
-    let documents =
-        reader.documents(record).map_err(|reason| TokenizeError::Record { path: path.to_owned(), line, reason })?;
-    let encode = |document: &Document| Ok((line, encode_document(document, tokenizer)?));
-    documents.iter().map(encode).collect::<Result<_, _>>().map_err(|reason| tokenizer_error(path, reason))
+    let samples =
+        reader.samples(record).map_err(|reason| TokenizeError::Record { path: path.to_owned(), line, reason })?;
+    let encode = |sample| Ok((line, encode_sample(sample, tokenizer)?));
+    samples.into_iter().map(encode).collect::<Result<_, _>>().map_err(|reason| tokenizer_error(path, reason))
+}
+
+/// The tokens of a sample; none for one that is left out, so that it is counted.
+fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
+    Ok(match sample {
+        Sample::Text(document) => encode_document(&document, tokenizer)?,
+        Sample::Segments(segments) => {
+            let mut tokens = Vec::new();
+            for segment in segments {
+                let flag = if segment.is_trained { TRAINED } else { 0 };
+                tokens.extend(tokenizer.encode(&segment.text)?.into_iter().map(|id| id | flag));
+            }
+            tokens
+        }
+        Sample::Tokens(tokens) => tokens,
+        Sample::Empty => Vec::new(),
+    })
 }
 
 /// The tokens of a document; those that begin inside a trained span carry [`TRAINED`], and so does an EOS right after one.

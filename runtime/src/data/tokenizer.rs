@@ -7,9 +7,8 @@ use thiserror::Error;
 
 use super::byte_vocabulary;
 use super::chat_template::CHATML;
-
-/// The files of a model directory that describe its tokenizer; an exported model includes them.
-const FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
+use super::token_changes::TokenChanges;
+use super::tokenizer_files::{Settings, TokenizerFiles, invalid};
 
 /// Why a tokenizer cannot be loaded, used or written.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
@@ -63,7 +62,7 @@ pub struct Tokenizer {
     stop_ids: Vec<u32>,
     starts_with_bos: bool,
     chat_template: Option<String>,
-    files: Vec<(&'static str, Vec<u8>)>,
+    files: TokenizerFiles,
 }
 
 impl Tokenizer {
@@ -76,20 +75,30 @@ impl Tokenizer {
     /// # Errors
     /// When a file is missing or malformed, or a special token is not in the vocabulary.
     pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
-        let path = dir.join("tokenizer.json");
-        let json = std::fs::read(&path).map_err(|error| read_error(&path, &error))?;
-        let parsed: Value = serde_json::from_slice(&json).map_err(|error| invalid(&path, &error))?;
-        let mut files = vec![("tokenizer.json", json)];
-        for name in &FILES[1..] {
-            if let Some(content) = read_if_present(&dir.join(name))? {
-                files.push((name, content));
-            }
+        Self::from_files(TokenizerFiles::read(dir)?)
+    }
+
+    /// The tokenizer with other tokens, roles of tokens or chat template; its files describe it.
+    ///
+    /// # Errors
+    /// When a change does not fit the tokenizer.
+    pub fn changed(&self, changes: &TokenChanges) -> Result<Self, TokenizerError> {
+        if changes.is_empty() {
+            return Ok(self.clone());
         }
-        let settings = Settings::read(dir)?;
+        let mut files = self.files.clone();
+        changes.apply(&mut files)?;
+        Self::from_files(files)
+    }
+
+    fn from_files(files: TokenizerFiles) -> Result<Self, TokenizerError> {
+        let (path, json) = files.tokenizer();
+        let parsed: Value = serde_json::from_slice(json).map_err(|error| invalid(&path, &error))?;
+        let settings = Settings::of(&files)?;
         let (vocabulary, vocab_size) = if parsed == byte_vocabulary::tokenizer_json() {
             (Vocabulary::Bytes, byte_vocabulary::SIZE)
         } else {
-            let mut model = tokenizers::Tokenizer::from_bytes(&files[0].1).map_err(|error| invalid(&path, &*error))?;
+            let mut model = tokenizers::Tokenizer::from_bytes(json).map_err(|error| invalid(&path, &*error))?;
             // Both may be left over from training; rows are truncated and padded by this crate.
             model.with_truncation(None).map_err(|error| invalid(&path, &*error))?;
             model.with_padding(None);
@@ -112,8 +121,22 @@ impl Tokenizer {
         tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token")?;
         tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token")?;
         tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
-        tokenizer.starts_with_bos = settings.starts_with_bos(&tokenizer)?;
+        tokenizer.starts_with_bos = match settings.adds_bos() {
+            Some(adds_bos) => adds_bos,
+            None => tokenizer.probes_bos()?,
+        };
         Ok(tokenizer)
+    }
+
+    /// Whether the library puts BOS before a text.
+    fn probes_bos(&self) -> Result<bool, TokenizerError> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Ok(true),
+            Vocabulary::HuggingFace(model) => {
+                let probe = model.encode_fast("a", true).map_err(|error| encode_error(&*error))?;
+                Ok(self.bos_id.is_some() && probe.get_ids().first().copied() == self.bos_id)
+            }
+        }
     }
 
     /// The tokenizer whose tokens are bytes; it needs no file, loses nothing and suits small experiments.
@@ -129,7 +152,10 @@ impl Tokenizer {
             stop_ids: vec![byte_vocabulary::EOS, byte_vocabulary::IM_END],
             starts_with_bos: true,
             chat_template: Some(CHATML.to_owned()),
-            files: vec![("tokenizer.json", json.into_bytes()), ("tokenizer_config.json", config.into_bytes())],
+            files: TokenizerFiles::new(vec![
+                ("tokenizer.json", json.into_bytes()),
+                ("tokenizer_config.json", config.into_bytes()),
+            ]),
         }
     }
 
@@ -279,7 +305,7 @@ impl Tokenizer {
     /// # Errors
     /// When a file cannot be written; earlier ones stay.
     pub fn write_files(&self, dir: &Path) -> Result<(), TokenizerError> {
-        for (name, content) in &self.files {
+        for (name, content) in self.files.iter() {
             let path = dir.join(name);
             std::fs::write(&path, content)
                 .map_err(|error| TokenizerError::Write { path: path.clone(), reason: error.to_string() })?;
@@ -289,7 +315,7 @@ impl Tokenizer {
 
     /// The tokenizer's files by name, byte for byte as they were read.
     pub fn files(&self) -> impl Iterator<Item = (String, Vec<u8>)> + '_ {
-        self.files.iter().map(|(name, content)| (name.to_string(), content.to_vec()))
+        self.files.iter().map(|(name, content)| (name.to_owned(), content.to_vec()))
     }
 
     /// A hash of everything that determines the ids of a text: tokenizers with equal fingerprints are interchangeable.
@@ -297,111 +323,13 @@ impl Tokenizer {
         let mut hasher = blake3::Hasher::new();
         match &self.vocabulary {
             Vocabulary::Bytes => hasher.update(b"phalanx bytes 1"),
-            Vocabulary::HuggingFace(_) => hasher.update(&self.files[0].1),
+            Vocabulary::HuggingFace(_) => hasher.update(self.files.tokenizer().1),
         };
         for id in [self.document_start(), self.eos_id] {
             hasher.update(&id.map_or(u64::MAX, u64::from).to_le_bytes());
         }
         *hasher.finalize().as_bytes()
     }
-}
-
-/// The small JSON files beside `tokenizer.json`; null where absent.
-struct Settings {
-    path: PathBuf,
-    tokenizer_config: Value,
-    special_tokens: Value,
-    /// `config.json` and `generation_config.json`, in order of precedence.
-    model_configs: [Value; 2],
-}
-
-impl Settings {
-    fn read(dir: &Path) -> Result<Self, TokenizerError> {
-        let json = |name: &str| -> Result<Value, TokenizerError> {
-            let path = dir.join(name);
-            match read_if_present(&path)? {
-                Some(content) => serde_json::from_slice(&content).map_err(|error| invalid(&path, &error)),
-                None => Ok(Value::Null),
-            }
-        };
-        Ok(Self {
-            path: dir.join("tokenizer_config.json"),
-            tokenizer_config: json("tokenizer_config.json")?,
-            special_tokens: json("special_tokens_map.json")?,
-            model_configs: [json("config.json")?, json("generation_config.json")?],
-        })
-    }
-
-    /// A file that sets the token takes precedence, even with `null`; the ids of the model's configs come second, because
-    /// they often belong to the model from which it was derived.
-    fn special_id(&self, tokenizer: &Tokenizer, role: &'static str) -> Result<Option<u32>, TokenizerError> {
-        for source in [&self.tokenizer_config, &self.special_tokens] {
-            let Some(value) = source.get(role) else { continue };
-            let Some(token) = value.as_str().or_else(|| value["content"].as_str()) else { return Ok(None) };
-            return tokenizer.token_id(token).map(Some).ok_or_else(|| TokenizerError::UnknownSpecial {
-                path: self.path.clone(),
-                role,
-                token: token.to_owned(),
-            });
-        }
-        let key = format!("{role}_id");
-        let ids = self.model_configs.iter().flat_map(|config| ids_of(&config[&key]));
-        Ok(ids.into_iter().find(|&id| (id as usize) < tokenizer.vocab_size))
-    }
-
-    fn stop_ids(&self, eos: Option<u32>) -> Vec<u32> {
-        let mut ids: Vec<u32> = eos.into_iter().collect();
-        ids.extend(self.model_configs.iter().flat_map(|config| ids_of(&config["eos_token_id"])));
-        ids.sort_unstable();
-        ids.dedup();
-        ids
-    }
-
-    fn starts_with_bos(&self, tokenizer: &Tokenizer) -> Result<bool, TokenizerError> {
-        if let Some(adds_bos) = self.tokenizer_config["add_bos_token"].as_bool() {
-            return Ok(adds_bos);
-        }
-        match &tokenizer.vocabulary {
-            Vocabulary::Bytes => Ok(true),
-            Vocabulary::HuggingFace(model) => {
-                let probe = model.encode_fast("a", true).map_err(|error| encode_error(&*error))?;
-                Ok(tokenizer.bos_id.is_some() && probe.get_ids().first().copied() == tokenizer.bos_id)
-            }
-        }
-    }
-
-    fn chat_template(&self, files: &[(&str, Vec<u8>)]) -> Result<Option<String>, TokenizerError> {
-        if let Some((name, content)) = files.iter().find(|(name, _)| name.ends_with(".jinja")) {
-            let path = self.path.with_file_name(name);
-            return String::from_utf8(content.clone()).map(Some).map_err(|error| invalid(&path, &error));
-        }
-        let template = &self.tokenizer_config["chat_template"];
-        // Some models have several named templates; the one for plain conversations is called "default".
-        let named = template.as_array().and_then(|list| list.iter().find(|entry| entry["name"] == "default"));
-        Ok(template.as_str().or_else(|| named?["template"].as_str()).map(str::to_owned))
-    }
-}
-
-/// Ids are written as one number or as a list.
-fn ids_of(value: &Value) -> Vec<u32> {
-    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-    list.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
-}
-
-fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
-    match std::fs::read(path) {
-        Ok(content) => Ok(Some(content)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(read_error(path, &error)),
-    }
-}
-
-fn read_error(path: &Path, error: &std::io::Error) -> TokenizerError {
-    TokenizerError::Read { path: path.to_owned(), reason: error.to_string() }
-}
-
-fn invalid(path: &Path, error: &dyn std::fmt::Display) -> TokenizerError {
-    TokenizerError::Invalid { path: path.to_owned(), reason: error.to_string() }
 }
 
 fn encode_error(error: &dyn std::fmt::Display) -> TokenizerError {

@@ -47,6 +47,12 @@ pub enum PlanError {
         "the tokenizer has {n_tokens} tokens, but the model's vocab_size is {vocab_size}; use the model's own tokenizer or a vocab_size of at least {n_tokens}"
     )]
     Vocabulary { n_tokens: usize, vocab_size: usize },
+    /// Adapters leave the embedding as it is.
+    #[error(
+        "the tokens that the job adds need {n_new} more rows in the embedding, which adapters leave as it is; set \
+         lora_modules_to_save to [embed_tokens, lm_head], or add no tokens"
+    )]
+    FrozenEmbedding { n_new: usize },
     /// A regular expression matches no module.
     #[error(
         "lora_target_modules is the regular expression {pattern:?}, which matches the whole path of no linear layer; \

@@ -1,11 +1,15 @@
 //! All parts of a run, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined};
+use super::grown_rows::Grown;
 use super::initial_adapter;
 use super::quantised::check_unquantised;
+use super::vocabulary;
 use crate::config::JobConfig;
 use crate::config::adapter::{Lora, whole};
-use crate::config::datasets::{self, DatasetType, ValSetSize};
+use crate::config::chat_template::ChatTemplateChoice;
+use crate::config::dataset_type::PromptSection;
+use crate::config::datasets::{self, DataSection, DatasetType, TrainedRoles, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::precision::{
@@ -45,6 +49,8 @@ pub struct ModelPlan {
     pub hf_config: Value,
     /// Directory of the initial weights; `None` starts from scratch, or from the values of a user-defined model.
     pub weights: Option<PathBuf>,
+    /// Rows that the embedding has more than that of the directory.
+    pub(crate) grown: Option<Grown>,
     /// Directory of the adapters with which the run begins; `None` draws them.
     pub adapter: Option<PathBuf>,
     /// One microbatch.
@@ -97,7 +103,7 @@ impl ModelPlan {
         let source = self.weights.as_deref().map(TensorSource::open).transpose()?;
         let params = self.model.user().map(UserModel::params).unwrap_or_default();
         let adapter = self.adapter.as_deref().map(initial_adapter::open).transpose()?;
-        Ok(FirstValues { model: self.model.known(), params, source, adapter, seed })
+        Ok(FirstValues { model: self.model.known(), params, source, grown: self.grown, adapter, seed })
     }
 
     /// How a step computes on another mesh: the same batch, split between other ranks. If the split is uneven, ranks with
@@ -124,18 +130,19 @@ pub struct RunPlan {
     pub verify_steps: VerifySteps,
 }
 
-/// The tokenizer that a configuration names.
+/// The tokenizer that a configuration names, with the tokens that it adds.
 ///
 /// # Errors
-/// When its files cannot be read.
+/// When its files cannot be read, or a token does not fit it.
 pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
-    Ok(match config.model.tokenizer_source() {
+    let base = match config.model.tokenizer_source() {
         model::Tokenizer::Bytes => Tokenizer::bytes(),
         model::Tokenizer::Path(path) => {
             let dir = if path.is_file() { path.parent().unwrap_or(Path::new(".")).to_owned() } else { path };
             Tokenizer::from_dir(&dir)?
         }
-    })
+    };
+    vocabulary::changed(config, &base)
 }
 
 /// Converts the data section to the types of the data module and expands patterns.
@@ -144,13 +151,14 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let mut datasets = Vec::new();
     for dataset in &d.datasets {
         for path in matching(&dataset.path)? {
-            datasets.push(data::DatasetConfig { path, ..dataset_config(dataset, &d.eot_tokens) });
+            datasets.push(data::DatasetConfig { path, ..dataset_config(dataset, d) });
         }
     }
     Ok(DataConfig {
         datasets,
         sequence_len: d.sequence_len,
         sample_packing: d.sample_packing,
+        sample_packing_sequentially: d.sample_packing_sequentially,
         shuffle: d.shuffle,
         seed: config.output.seed,
         val_set_size: match d.val_set_size {
@@ -160,8 +168,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         },
         train_on_inputs: d.train_on_inputs,
         excess_length_strategy: d.excess_length_strategy,
-        chat_template: d.chat_template,
-        chat_template_jinja: d.chat_template_jinja.clone(),
+        min_sample_len: d.min_sample_len,
     })
 }
 
@@ -182,15 +189,26 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
     Ok(files)
 }
 
-fn dataset_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::DatasetConfig {
+fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::DatasetConfig {
     data::DatasetConfig {
         path: d.path.clone(),
         kind: d.r#type,
         ds_type: d.ds_type,
         split: d.split.clone(),
         field: d.field.clone(),
-        conversation: conversation_config(d, eot_tokens),
+        prompt: d.prompt.as_ref().map(PromptSection::prompt),
+        conversation: conversation_config(d, &job.eot_tokens),
+        template: template_config(d, job),
     }
+}
+
+/// A data set with a template of its own uses nothing of the job's.
+fn template_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::TemplateConfig {
+    let (choice, jinja) = match (d.chat_template, &d.chat_template_jinja) {
+        (None, None) => (job.chat_template, &job.chat_template_jinja),
+        (choice, jinja) => (choice.unwrap_or(ChatTemplateChoice::Jinja), jinja),
+    };
+    data::TemplateConfig { choice, jinja: jinja.clone(), variables: job.chat_template_kwargs.0.clone() }
 }
 
 fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::ConversationConfig {
@@ -201,21 +219,27 @@ fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> da
     let mut properties = default.properties;
     let older = [("role", &d.message_field_role), ("content", &d.message_field_content)];
     properties.extend(older.into_iter().filter_map(|(name, field)| Some((name.to_owned(), field.clone()?))));
+    let thinking_key = d.template_thinking_key.clone().unwrap_or(default.thinking_key);
+    if let Some(field) = d.field_thinking.clone().filter(|field| *field != thinking_key) {
+        properties.insert(thinking_key.clone(), field);
+    }
     properties.extend(d.message_property_mappings.0.clone());
     data::ConversationConfig {
         field_messages: d.field_messages.clone().unwrap_or(default.field_messages),
         field_tools: d.field_tools.clone().unwrap_or(default.field_tools),
         properties,
         roles: d.roles.0.clone(),
-        roles_to_train: (!d.roles_to_train.is_empty()).then(|| d.roles_to_train.clone()),
+        roles_to_train: (d.roles_to_train != TrainedRoles::default()).then(|| d.roles_to_train.0.clone()),
         field_training: d.message_field_training.clone(),
         field_training_detail: d.message_field_training_detail.clone(),
+        split_thinking: d.split_thinking,
+        thinking_key,
         drop_system_message: d.drop_system_message,
         markers: data::MarkerConfig {
             eos: None,
             eot: eot_tokens.to_vec(),
             train_on_eos: d.train_on_eos,
-            train_on_eot: d.train_on_eot,
+            train_on_eot: d.train_on_eot.of_its_own(),
         },
     }
 }
@@ -236,7 +260,7 @@ pub(crate) fn model_plan_on(
     tokenizer: &Tokenizer,
     device: impl FnOnce() -> Result<Chosen, JobError>,
 ) -> Result<ModelPlan, JobError> {
-    let (hf_config, weights, origin) = match config.model.source() {
+    let (mut hf_config, weights, origin) = match config.model.source() {
         ModelSource::Pretrained(dir) => {
             let path = dir.join("config.json");
             (read_json(&path)?, Some(dir.to_owned()), path.display().to_string())
@@ -249,6 +273,7 @@ pub(crate) fn model_plan_on(
             (completed(described, tokenizer), None, "model".to_string())
         }
     };
+    let grown = weights.as_ref().map(|_| vocabulary::adjust(config, &mut hf_config, tokenizer)).transpose()?.flatten();
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
@@ -260,7 +285,7 @@ pub(crate) fn model_plan_on(
     if let (Some(dir), Some(lora), Some(spec)) = (&adapter, config.adapter.lora(), &spec.lora) {
         initial_adapter::check(dir, &lora, spec, smallest(&model)?)?;
     }
-    Ok(ModelPlan { model, hf_config, weights, adapter, batch, n_microbatches, spec, device, no_gpu })
+    Ok(ModelPlan { model, hf_config, weights, grown, adapter, batch, n_microbatches, spec, device, no_gpu })
 }
 
 /// Resolves a job whose model the user wrote.
@@ -285,6 +310,7 @@ pub(crate) fn user_plan(
         model,
         hf_config,
         weights: None,
+        grown: None,
         adapter: None,
         batch,
         n_microbatches: config.microbatches_per_step(),

@@ -3,6 +3,7 @@
 use super::export::{self};
 use super::inputs::{INPUTS_JSON, RunInputs};
 use super::plan::{self, ModelPlan};
+use super::vocabulary;
 use crate::config::JobConfig;
 use crate::data::prepare::{Prepared, Summary, prepare};
 use crate::data::tokenize::Progress;
@@ -32,7 +33,9 @@ pub(crate) fn prepare_data(
         prepare(&plan::data_config(config)?, tokenizer, &cache_dir(config), model.model.vocab_size(), &progress)?
     };
     match &prepared.summaries[..] {
-        few @ [_] | few @ [_, _] | few @ [_, _, _] => few.iter().for_each(|s| on_event(&Event::Note(describe(s)))),
+        few @ [_] | few @ [_, _] | few @ [_, _, _] => {
+            few.iter().for_each(|s| on_event(&Event::Note(describe(s, config.data.sequence_len))))
+        }
         many => {
             let sum = |count: fn(&Summary) -> usize| many.iter().map(count).sum::<usize>();
             let (tokens, rows) = (sum(|s| s.n_tokens), sum(|s| s.n_rows));
@@ -42,16 +45,31 @@ pub(crate) fn prepare_data(
     Ok(prepared)
 }
 
-fn describe(s: &Summary) -> String {
-    let mut text = format!("{}: {} tokens, {} rows", s.path.display(), s.n_tokens, s.n_rows);
-    for (n, what) in
-        [(s.n_empty, "without a token to predict"), (s.n_dropped, "dropped as too long"), (s.n_truncated, "truncated")]
-    {
+fn describe(s: &Summary, row_len: usize) -> String {
+    let padding = 100.0 - 100.0 * s.n_kept_tokens as f64 / (s.n_rows * row_len) as f64;
+    let mut text = format!("{}: {} tokens, {} rows ({padding:.1}% padding)", s.path.display(), s.n_tokens, s.n_rows);
+    for (n, what) in [
+        (s.n_empty, "without a token to predict"),
+        (s.n_dropped, "dropped as longer than sequence_len"),
+        (s.n_short, "dropped as shorter than min_sample_len"),
+        (s.n_truncated, "truncated"),
+        (s.n_cut, "cut into several samples"),
+    ] {
         if n > 0 {
             text += &format!(", {n} of {} documents {what}", s.n_documents);
         }
     }
     if s.from_cache { text + " (from the cache)" } else { text }
+}
+
+/// The model's `generation_config.json`, with the ids of tokens to which the job gives roles.
+fn generation_config(config: &JobConfig, tokenizer: &Tokenizer, bytes: Vec<u8>) -> Result<Vec<u8>, JobError> {
+    let Ok(mut json) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return Ok(bytes) };
+    let before = json.clone();
+    if json.is_object() {
+        vocabulary::set_ids(config, &mut json, tokenizer);
+    }
+    Ok(if json == before { bytes } else { serde_json::to_vec_pretty(&json).map_err(ExportError::Encode)? })
 }
 
 /// The files that make a checkpoint self-contained.
@@ -69,7 +87,7 @@ pub(crate) fn extras(
     if let Some(dir) = &model.weights {
         let path = dir.join(export::GENERATION_JSON);
         if let Ok(bytes) = std::fs::read(&path) {
-            extras.push((export::GENERATION_JSON.to_string(), bytes));
+            extras.push((export::GENERATION_JSON.to_string(), generation_config(config, tokenizer, bytes)?));
         }
     }
     Ok(extras)

@@ -1,5 +1,6 @@
 //! Parameters and optimizer state as the tensors of a model file: names, shapes, and their bytes in the machine.
 
+use super::grown_rows::Grown;
 use crate::frontend::UserParam;
 use phalanx_device::Machine;
 use phalanx_device::span::SpanRef;
@@ -115,6 +116,8 @@ pub(crate) struct FirstValues<'a> {
     pub(crate) params: &'a [UserParam],
     /// The directory of a model; adapters, which it does not contain, are drawn.
     pub(crate) source: Option<TensorSource>,
+    /// Rows that embeddings have more than those of that directory.
+    pub(crate) grown: Option<Grown>,
     /// Adapters with which the run begins, and the modules that are trained whole beside them, as PEFT names them.
     pub(crate) adapter: Option<TensorSource>,
     /// Seed of drawn values.
@@ -131,7 +134,7 @@ pub(crate) fn initialise(
     first: &FirstValues<'_>,
     wanted: impl Fn(&Param) -> bool,
 ) -> Result<(), HfError> {
-    let FirstValues { model, params, source, adapter, seed } = first;
+    let FirstValues { model, params, source, grown, adapter, seed } = first;
     let rng = CounterRng::new(*seed).fork_named("init");
     let prefix = model.map_or("", |m| m.family.prefix);
     for param in c.program.params.iter().filter(|p| wanted(p)) {
@@ -143,9 +146,10 @@ pub(crate) fn initialise(
                 let held = tensors(param, &param.held, 0);
                 held.iter().for_each(|tensor| unpack_from_whole(machine, c, tensor, &user.values));
             }
-            (None, Some(adapter), _) => load(machine, c, param, adapter, peft_name)?,
+            (None, Some(adapter), _) => load(machine, c, param, adapter, None, peft_name)?,
             (None, None, Some(source)) if !is_adapter => {
-                load(machine, c, param, source, |name| name_in(source, name, prefix).into())?;
+                let grown = grown.map(|grown| (grown, rng));
+                load(machine, c, param, source, grown, |name| name_in(source, name, prefix).into())?;
             }
             _ => draw(machine, c, param, rng),
         }
@@ -173,14 +177,25 @@ fn load(
     c: &Compiled,
     param: &Param,
     source: &TensorSource,
+    grown: Option<(Grown, CounterRng)>,
     name_in_file: impl Fn(&str) -> String,
 ) -> Result<(), HfError> {
     for tensor in tensors(param, &param.held, 0) {
         let name = &name_in_file(&tensor.name);
-        source.check_shape(name, &tensor.shape)?;
+        let grown = match grown {
+            Some((grown, rng)) if grown.concerns(source.shape(name)?, &tensor.shape) => {
+                Some(grown.rows(source, name, param.init, rng.fork_named(&tensor.name))?)
+            }
+            _ => source.check_shape(name, &tensor.shape).map(|()| None)?,
+        };
         let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
         machine.try_edit(c, tensor.value, tensor.elements.clone(), |first, out| {
-            source.read_runs_into(name, within(&runs, first..first + out.len()), out)
+            let within = within(&runs, first..first + out.len());
+            let Some(grown) = &grown else { return source.read_runs_into(name, within, out) };
+            let (old, new): (Vec<_>, Vec<_>) = within.map(|(index, at)| grown.split(index, at).into()).unzip();
+            source.read_runs_into(name, old, out)?;
+            new.into_iter().for_each(|(index, at): (usize, Range<usize>)| grown.fill(index, &mut out[at]));
+            Ok(())
         })?;
     }
     Ok(())

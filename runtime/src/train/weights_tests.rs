@@ -1,6 +1,7 @@
 //! Weights of a model directory on several ranks: each rank reads the bytes of its boxes and no more; of our own exports,
 //! which have page digests, the pages of its boxes.
 
+use super::super::grown_rows::Grown;
 use super::*;
 use crate::devices;
 use phalanx_device::{Backing, Device};
@@ -104,7 +105,8 @@ fn load_on_every_rank(config: &Value, mesh: Mesh, dir: &Path) -> (Vec<Loaded>, u
         let source = TensorSource::open(dir).unwrap();
         let opened = source.bytes_read();
 
-        let first = FirstValues { model: Some(&model), params: &[], source: Some(source), adapter: None, seed: 1 };
+        let first =
+            FirstValues { model: Some(&model), params: &[], source: Some(source), grown: None, adapter: None, seed: 1 };
         initialise(&mut *machine, &c, &first, |_| true).unwrap();
         let source = first.source.unwrap();
 
@@ -222,6 +224,48 @@ fn rank_reads_only_the_pages_of_an_export_that_hold_its_weights_and_their_digest
         if mesh.tp == 1 {
             let most = loaded.iter().map(|loaded| loaded.opened + loaded.read).max().unwrap();
             assert!(most < all * 2 / 5, "a rank of four read {most} of {all} bytes");
+        }
+    }
+}
+
+/// The mean of a column of an embedding with so many rows.
+fn mean_of_column(name: &str, n_rows: usize, row_len: usize, column: usize) -> f64 {
+    (0..n_rows).map(|row| f64::from(element(name, row * row_len + column))).sum::<f64>() / n_rows as f64
+}
+
+#[test]
+fn new_rows_of_the_embedding_are_the_mean_of_the_others_on_every_rank() {
+    let device = &*devices::host();
+    let dir = foreign_dir(&compile(device, &llama(), MeshRank::default()).1);
+    let grown = json!(108);
+    let mut config = llama();
+    config["vocab_size"] = grown;
+    for mesh in [Mesh::ONE, Mesh { dp_shard: 3, ..Mesh::ONE }, Mesh { tp: 2, ..Mesh::ONE }] {
+        for rank in 0..mesh.size() {
+            let (model, c) = compile(device, &config, MeshRank { mesh, rank });
+            let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
+            let grown = Some(Grown { from: 101, to: 108, mean: true });
+            let source = TensorSource::open(dir.path()).ok();
+            let first = FirstValues { model: Some(&model), params: &[], source, grown, adapter: None, seed: 1 };
+
+            initialise(&mut *machine, &c, &first, |_| true).unwrap();
+
+            for tensor in parameters(&c).iter().filter(|t| t.shape[0] == 108) {
+                let values = elements(&*machine, &c, tensor);
+                let row_len = tensor.shape[1];
+                for (index, at) in tensor.runs().flat_map(|(index, at)| (index..).zip(at)) {
+                    let (row, column) = (index / row_len, index % row_len);
+                    let expected = match row < 101 {
+                        true => f64::from(element(&tensor.name, index)),
+                        false => mean_of_column(&tensor.name, 101, row_len, column),
+                    };
+                    assert!(
+                        (f64::from(values[at]) - expected).abs() <= 1e-6 * expected.abs(),
+                        "{} {row} {column}",
+                        tensor.name
+                    );
+                }
+            }
         }
     }
 }

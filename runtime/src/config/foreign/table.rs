@@ -68,8 +68,7 @@ pub(super) const NOT_QUANTIZED: &str =
 const LORA_BASICS: &str =
     "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
-pub(super) const NO_SUCH_TOKENS: &str =
-    "the tokens are those of the tokenizer; add them to its directory, or remove the line";
+const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
 const NO_SUCH_DATA: &str = "data is read from `datasets` only; name the files there, and remove the line";
 pub(super) const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
 const RULE_BASICS: &str = "the optimizer has no such hyperparameter; see the keys of `optimizer`, or remove the line";
@@ -162,7 +161,6 @@ pub(super) const TABLE: &[Row] = &[
             "multipack_real_batches",
             "sample_packing_group_size",
             "sample_packing_bin_size",
-            "sample_packing_sequentially",
             "sample_packing_mp_start_method",
             "sample_packing_eff_est",
             "sample_packing_seq_len_multiplier",
@@ -397,7 +395,6 @@ pub(super) const TABLE: &[Row] = &[
         verdict: Refused(NOT_QUANTIZED),
     },
     Row { keys: &["load_in_8bit", "load_in_4bit"], verdict: Translated(quantized_base) },
-    Row { keys: &["special_tokens"], verdict: Translated(special_tokens) },
     Row {
         keys: &[
             "lora_target_parameters",
@@ -464,16 +461,7 @@ pub(super) const TABLE: &[Row] = &[
         verdict: Refused(NO_SUCH_METHOD),
     },
     Row {
-        keys: &[
-            "tokens",
-            "added_tokens_overrides",
-            "resize_token_embeddings_to_32x",
-            "mean_resizing_embeddings",
-            "shrink_embeddings",
-            "fix_untrained_tokens",
-            "default_system_message",
-            "chat_template_kwargs",
-        ],
+        keys: &["shrink_embeddings", "fix_untrained_tokens", "default_system_message"],
         verdict: Refused(NO_SUCH_TOKENS),
     },
     Row {
@@ -485,7 +473,6 @@ pub(super) const TABLE: &[Row] = &[
             "dataset_shard_num",
             "dataset_shard_idx",
             "dataset_exact_deduplication",
-            "min_sample_len",
         ],
         verdict: Refused(NO_SUCH_DATA),
     },

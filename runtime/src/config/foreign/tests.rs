@@ -116,18 +116,6 @@ fn quantized_base_of_adapters_is_replaced_by_an_exact_one_and_said() {
 }
 
 #[test]
-fn token_of_padding_has_no_effect_and_other_special_tokens_are_refused() {
-    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}special_tokens:\n{keys}"), &[]);
-
-    assert_eq!(
-        of("  pad_token: <pad>\n").unwrap().notes,
-        ["keys without effect here: special_tokens (batches hold no padding)"]
-    );
-    let error = of("  pad_token: <pad>\n  eos_token: <end>\n").unwrap_err();
-    assert!(error.to_string().contains("the tokens are those of the tokenizer"), "{error}");
-}
-
-#[test]
 fn key_that_is_refused_is_named_with_line_value_and_way_out() {
     let error = JobConfig::from_yaml_str(&format!("{MINIMAL}rl: dpo\n"), &[]).unwrap_err();
 

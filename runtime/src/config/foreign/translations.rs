@@ -7,6 +7,8 @@ use super::{Draft, Outcome, deepspeed, fsdp, shown, table};
 
 /// Plugins that only select kernels.
 const KERNEL_PLUGINS: [&str; 3] = ["CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin"];
+/// Plugins for models with experts.
+const EXPERT_PLUGINS: [&str; 1] = ["ExpertParallelPlugin"];
 /// Plugins that only report.
 const REPORTING_PLUGINS: [&str; 1] = ["SwanLabPlugin"];
 
@@ -57,11 +59,10 @@ pub(super) fn base_model_config(value: &Value, draft: &mut Draft<'_>) -> Outcome
 pub(super) fn plugins(value: &Value, _: &mut Draft<'_>) -> Outcome {
     let Some(plugins) = value.as_sequence() else { return Refused("it must be a list of plugins".into()) };
     let class = |plugin: &Value| shown(plugin).rsplit('.').next().unwrap_or_default().to_owned();
-    let is_known =
-        |class: &String| KERNEL_PLUGINS.contains(&class.as_str()) || REPORTING_PLUGINS.contains(&class.as_str());
-    match plugins.iter().map(class).find(|class| !is_known(class)) {
+    let known = [&KERNEL_PLUGINS[..], &EXPERT_PLUGINS, &REPORTING_PLUGINS].concat();
+    match plugins.iter().map(class).find(|class| !known.contains(&class.as_str())) {
         Some(other) => Refused(format!("there is no replacement for {other}; remove it from the list")),
-        None => NoEffect("no plugin is needed for kernels and reports"),
+        None => NoEffect("no plugin is needed for kernels and reports, and models have no experts"),
     }
 }
 
@@ -100,13 +101,6 @@ pub(super) fn quantized_base(_: &Value, draft: &mut Draft<'_>) -> Outcome {
             Said("the frozen weights stay f32, 4 bytes each; `phalanx estimate` shows the memory".into())
         }
         _ => Refused(table::NOT_QUANTIZED.into()),
-    }
-}
-
-pub(super) fn special_tokens(value: &Value, _: &mut Draft<'_>) -> Outcome {
-    match value.as_mapping() {
-        Some(tokens) if tokens.keys().all(|key| shown(key) == "pad_token") => NoEffect("batches hold no padding"),
-        _ => Refused(table::NO_SUCH_TOKENS.into()),
     }
 }
 

@@ -1,0 +1,75 @@
+//! Parts of a message that are trained on, by themselves: from offsets in a field of the message, or from flags of content parts.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::record::{RecordError, wrong_type};
+
+/// Characters of a text, and whether they are trained on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TrainingPart {
+    chars: Range<usize>,
+    is_trained: bool,
+}
+
+impl TrainingPart {
+    /// The parts in a field that lists them, from `begin_offset` to `end_offset` with both.
+    pub(super) fn list(name: &str, value: &Value) -> Result<Vec<Self>, RecordError> {
+        const WANTED: &str = "a list of objects with begin_offset, end_offset and train";
+        let part = |part: &Value| {
+            let begin = usize::try_from(part["begin_offset"].as_u64()?).ok()?;
+            let last = usize::try_from(part["end_offset"].as_u64()?).ok()?;
+            Some(Self { chars: begin..last.checked_add(1)?, is_trained: part["train"].as_bool()? })
+        };
+        let parts = value.as_array().and_then(|parts| parts.iter().map(part).collect());
+        parts.ok_or_else(|| wrong_type(name, WANTED, value))
+    }
+
+    /// The text of a list of content parts, if one of them has a flag `train` or `weight`, and the parts of it. A part without a
+    /// flag is trained on if the message is.
+    pub(super) fn of_content(parts: &[Value], message_is_trained: bool) -> Option<(String, Vec<Self>)> {
+        let flag = |part: &Value| part["train"].as_bool().or_else(|| Some(part["weight"].as_f64()? != 0.0));
+        if !parts.iter().any(|part| flag(part).is_some()) {
+            return None;
+        }
+        let (mut text, mut list, mut start) = (String::new(), Vec::new(), 0);
+        for part in parts {
+            let piece = ["text", "content", "value"].iter().find_map(|key| part[*key].as_str())?;
+            let end = start + piece.chars().count();
+            text += piece;
+            list.push(Self { chars: start..end, is_trained: flag(part).unwrap_or(message_is_trained) });
+            start = end;
+        }
+        Some((text, list))
+    }
+
+    /// All of a text.
+    pub(super) fn whole(text: &str) -> Self {
+        Self { chars: 0..text.chars().count(), is_trained: true }
+    }
+}
+
+/// The trained parts of a text of a message, as byte ranges of the conversation, and where the text ends there. The text is
+/// within the `turn`: its last occurrence, or its first.
+pub(super) fn spans(
+    of: &str,
+    parts: &[TrainingPart],
+    text: &str,
+    turn: Range<usize>,
+    is_last: bool,
+) -> Option<(Vec<Range<usize>>, usize)> {
+    // A template may remove blanks around the text; the offsets count them.
+    let (rendered, skipped) = match text[turn.clone()].contains(of) {
+        true => (of, 0),
+        false => (of.trim(), of.len() - of.trim_start().len()),
+    };
+    let within = &text[turn.clone()];
+    let start = turn.start + if is_last { within.rfind(rendered) } else { within.find(rendered) }?;
+    let end = start + rendered.len();
+    let byte_of = |nth: usize| of.char_indices().nth(nth).map_or(of.len(), |(byte, _)| byte);
+    let position = |nth: usize| (start + byte_of(nth).saturating_sub(skipped)).min(end);
+    let trained = parts.iter().filter(|part| part.is_trained);
+    let spans = trained.map(|part| position(part.chars.start)..position(part.chars.end));
+    Some((spans.filter(|span| !span.is_empty()).collect(), end))
+}

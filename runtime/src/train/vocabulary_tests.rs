@@ -1,0 +1,55 @@
+//! What added tokens mean for the model of a job.
+
+use super::*;
+use crate::data::tokenizer::Tokenizer;
+
+fn job(keys: &str) -> JobConfig {
+    let dir = phalanx_needs::reference("models/tiny-llama2");
+    let text = format!("base_model: {}\nmax_steps: 1\ndatasets: [{{path: a, type: alpaca}}]\n{keys}\n", dir.display());
+    JobConfig::from_yaml_str(&text, &[]).unwrap()
+}
+
+fn adjusted(keys: &str) -> (Result<Option<Grown>, JobError>, Value, Tokenizer) {
+    let job = job(keys);
+    let base = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
+    let tokenizer = changed(&job, &base).unwrap();
+    let mut config = json!({ "vocab_size": base.vocab_size(), "eos_token_id": 2 });
+    let grown = adjust(&job, &mut config, &tokenizer);
+    (grown, config, tokenizer)
+}
+
+#[test]
+fn vocabulary_grows_by_the_tokens_that_have_no_row() {
+    let (grown, config, tokenizer) = adjusted("special_tokens: {eos_token: <|im_end|>}\ntokens: [<|a|>]");
+
+    assert_eq!(grown.unwrap(), Some(Grown { from: 352, to: 354, mean: true }));
+    assert_eq!((&config["vocab_size"], &config["eos_token_id"]), (&json!(354), &json!(tokenizer.eos_id().unwrap())));
+    let rounded = adjusted("tokens: [<|a|>]\nresize_token_embeddings_to_32x: true\nmean_resizing_embeddings: false").0;
+    assert_eq!(rounded.unwrap(), Some(Grown { from: 352, to: 384, mean: false }));
+}
+
+#[test]
+fn role_of_a_known_token_changes_no_size() {
+    let (grown, config, _) = adjusted("special_tokens: {eos_token: <s>}");
+
+    assert_eq!(grown.unwrap(), None);
+    assert_eq!(config, json!({ "vocab_size": 352, "eos_token_id": 1 }));
+}
+
+#[test]
+fn adapters_need_the_embedding_for_new_tokens_but_not_for_padding() {
+    const LORA: &str = "adapter: lora\nlora_target_linear: true\n";
+
+    let refused = adjusted(&format!("{LORA}special_tokens: {{eos_token: <|im_end|>}}")).0.unwrap_err().to_string();
+    assert!(refused.contains("1 more rows") && refused.contains("lora_modules_to_save"), "{refused}");
+    let saved =
+        format!("{LORA}lora_modules_to_save: [embed_tokens, lm_head]\nspecial_tokens: {{eos_token: <|im_end|>}}");
+    assert_eq!(adjusted(&saved).0.unwrap().unwrap().to, 353);
+    let pad = format!("{LORA}special_tokens: {{pad_token: <|pad|>}}");
+    let (grown, _, tokenizer) = adjusted(&pad);
+    assert_eq!(grown.unwrap(), None);
+    assert!(note(&job(&pad), &tokenizer).unwrap().contains("<|pad|>"));
+    let whole = "special_tokens: {pad_token: <|pad|>}";
+    assert_eq!(note(&job(whole), &adjusted(whole).2), None);
+    assert_eq!(adjusted(whole).1["pad_token_id"], json!(352));
+}
