@@ -1,6 +1,6 @@
 //! Access for fuzz targets to private decoders. The assertions are in the targets.
 
-use crate::data::record::RecordReader;
+use crate::data::record::{RecordReader, Sample};
 use crate::data::token_cache::TokenFile;
 use crate::node::bootstrap::JobBootstrap;
 use crate::rank::rank_messages::{FromRank, ToRank};
@@ -56,11 +56,16 @@ pub fn token_file_of(key: &[u8; 32], tokens: &[u32], ends: &[u64]) -> Vec<u8> {
     TokenFile::bytes_of(key, tokens, ends)
 }
 
-/// Reads a record of a data file as each type of dataset; returns the texts with their trained ranges.
+/// Reads a record of a data file as each type of dataset; returns the texts with their trained ranges. Samples that are read as
+/// segments or as tokens are read and left out: they have no such ranges.
 pub fn documents(record: &serde_json::Value) -> Vec<(String, Vec<std::ops::Range<usize>>)> {
     let all = RecordReader::of_all_types();
-    let documents = all.iter().filter_map(|reader| reader.documents(record).ok()).flatten();
-    documents.map(|document| (document.text, document.trained)).collect()
+    let samples = all.iter().filter_map(|reader| reader.samples(record).ok()).flatten();
+    let texts = samples.filter_map(|sample| match sample {
+        Sample::Text(document) => Some((document.text, document.trained)),
+        Sample::Segments(_) | Sample::Tokens(_) | Sample::Empty => None,
+    });
+    texts.collect()
 }
 
 /// The part of `metrics.jsonl` that a run resumed after `last_step` keeps: its length and its last step.
