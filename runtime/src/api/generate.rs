@@ -10,7 +10,7 @@ use crate::devices;
 use crate::error::JobError;
 use crate::error::generate::GenerateError;
 use crate::train::weights::FirstValues;
-use crate::train::{plan, weights};
+use crate::train::{located, plan, weights};
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
 use phalanx_storage::hf::source::{TensorSource, read_json};
@@ -70,6 +70,7 @@ impl Generator {
     }
 
     pub(super) fn load_on(device: &dyn Device, dir: &Path, max_len: usize) -> Result<Generator, JobError> {
+        let dir = &*located::model(dir)?;
         let path = dir.join("config.json");
         let model = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
         let tokenizer = Tokenizer::from_dir(dir)?;

@@ -26,6 +26,7 @@ mod setting;
 mod source;
 pub mod special_tokens;
 mod spelling;
+pub mod split;
 pub mod starter;
 pub mod steps;
 #[cfg(test)]
@@ -182,6 +183,11 @@ fn read<S: Section + Default>(
 ) -> S {
     let valid = S::read_section(keys, at).and_then(|section| validate(&section).map(|()| section));
     errors.keep(valid).unwrap_or_default()
+}
+
+/// The keys of a text in YAML that is no configuration, with the same limits.
+pub(crate) fn parse_keys(text: &str) -> Result<Mapping, ConfigError> {
+    source::parse(text)
 }
 
 /// The text of a file, up to one byte more than a configuration may have: the path may name an endless device.

@@ -13,8 +13,11 @@ use super::special_tokens::{SpecialTokens, TokenTexts};
 section! {
     /// The model and its tokenizer.
     pub struct ModelSection {
-        /// Hugging Face directory (config.json, safetensors, tokenizer) to start from; set this or `model`.
+        /// Hugging Face directory (config.json, safetensors, tokenizer) to start from, or the name of a model that is in the
+        /// Hub's cache of this machine; set this or `model`.
         pub base_model: Option<PathBuf> = None;
+        /// Branch, tag or commit of a `base_model` that is named as on the Hub; if not set, main.
+        pub revision_of_model ["model_revision"]: Option<String> = None;
         /// Keys of a Hugging Face config.json (model_type, hidden_size, …), to train a new model from random weights.
         pub model: Option<ModelDescription> = None;
         /// Tokenizer: `bytes` (every byte is a token), or a directory or file; if not set, the tokenizer of

@@ -1,6 +1,6 @@
 //! From the user's files to batches of token ids.
 //!
-//! Data flow: a file's records ([`records`]) become text with marked spans to train on ([`record`]), text becomes token ids
+//! Data flow: a file's records ([`sources`], [`records`]) become text with marked spans to train on ([`record`]), text becomes token ids
 //! ([`tokenizer`]), ids are cached in a file ([`token_cache`]), documents are packed into rows (`packing`),
 //! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point.
 
@@ -12,6 +12,8 @@ pub mod prepare;
 pub mod record;
 pub mod records;
 pub mod rows;
+pub mod shown;
+pub mod sources;
 pub mod text_stream;
 pub mod token_cache;
 pub mod token_changes;

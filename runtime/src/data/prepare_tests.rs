@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::datasets::ExcessLength;
+use crate::config::split::Split;
 use crate::data::rows::{BatchMut, IGNORED};
 use crate::data::token_cache::cache_path;
 use std::cell::Cell;
@@ -360,13 +361,13 @@ fn folder_stands_for_the_file_of_its_split() {
     let files = Files::new(&[("train.jsonl", &lines(&["t"])), ("extra.jsonl", &lines(&["e"]))]);
     let with = |split: Option<&str>| {
         let mut config = files.config(DatasetType::Completion, &["."], 4);
-        config.datasets[0].split = split.map(str::to_owned);
+        config.datasets[0].split = split.map(|split| Split::parse(split).unwrap());
         files.prepare(&config).map(|prepared| text(&batch(&prepared.train, 0..1).labels))
     };
 
     assert_eq!(with(None).unwrap(), "t<|eos|>");
     assert_eq!(with(Some("extra")).unwrap(), "e<|eos|>");
-    assert!(matches!(with(Some("test")), Err(PrepareError::NoSplit { .. })));
+    assert!(matches!(with(Some("test")), Err(PrepareError::Source(SourceError::NoSplit { .. }))));
 }
 
 #[test]
@@ -375,9 +376,12 @@ fn unsupported_and_empty_files_are_refused() {
         Files::new(&[("a.zip", ""), ("a.parquet.gz", ""), ("a.txt", "text"), ("empty.txt", ""), ("empty.jsonl", "")]);
     let error = |kind, name| files.prepare(&files.config(kind, &[name], 8)).unwrap_err();
 
-    assert!(matches!(error(DatasetType::Alpaca, "a.zip"), PrepareError::Format { .. }));
-    assert!(matches!(error(DatasetType::Alpaca, "a.parquet.gz"), PrepareError::CompressedParquet { .. }));
-    assert!(matches!(error(DatasetType::Alpaca, "a.txt"), PrepareError::TextOfOtherType { .. }));
+    assert!(matches!(error(DatasetType::Alpaca, "a.zip"), PrepareError::Source(SourceError::Format { .. })));
+    assert!(matches!(
+        error(DatasetType::Alpaca, "a.parquet.gz"),
+        PrepareError::Source(SourceError::CompressedParquet { .. })
+    ));
+    assert!(matches!(error(DatasetType::Alpaca, "a.txt"), PrepareError::Source(SourceError::TextOfOtherType { .. })));
     assert!(matches!(error(DatasetType::Completion, "empty.txt"), PrepareError::TooShort { n_tokens: 1, .. }));
     assert!(matches!(error(DatasetType::Completion, "empty.jsonl"), PrepareError::Empty { n_documents: 0, .. }));
 }

@@ -1,6 +1,7 @@
 //! The verdict on every key of Axolotl's configuration reference (July 2026) that Phalanx does not read itself.
 
 use super::Verdict::{NoEffect, Refused, Translated, Word};
+use super::entries::{pretraining_dataset, streaming};
 use super::translations::*;
 use super::{Row, Words};
 
@@ -167,6 +168,7 @@ pub(super) const TABLE: &[Row] = &[
             "pretrain_multipack_buffer_size",
             "pretrain_multipack_attn",
             "streaming_multipack_buffer_size",
+            "pretraining_sample_concatenation",
             "total_num_tokens",
             "total_supervised_tokens",
             "dataloader_drop_last",
@@ -199,8 +201,6 @@ pub(super) const TABLE: &[Row] = &[
             "tokenizer_use_mistral_common",
             "tokenizer_save_jinja_files",
             "trust_remote_code",
-            "model_revision",
-            "revision_of_model",
             "cls_model_config",
             "is_falcon_derived_model",
             "is_llama_derived_model",
@@ -465,17 +465,11 @@ pub(super) const TABLE: &[Row] = &[
         verdict: Refused(NO_SUCH_TOKENS),
     },
     Row {
-        keys: &[
-            "test_datasets",
-            "pretraining_dataset",
-            "streaming",
-            "pretraining_sample_concatenation",
-            "dataset_shard_num",
-            "dataset_shard_idx",
-            "dataset_exact_deduplication",
-        ],
+        keys: &["dataset_shard_num", "dataset_shard_idx", "dataset_exact_deduplication"],
         verdict: Refused(NO_SUCH_DATA),
     },
+    Row { keys: &["pretraining_dataset"], verdict: Translated(pretraining_dataset) },
+    Row { keys: &["streaming"], verdict: Translated(streaming) },
     Row { keys: &["model_kwargs", "overrides_of_model_kwargs", "rope_scaling"], verdict: Refused(MODEL_CONFIG) },
     Row { keys: &["model_config", "overrides_of_model_config"], verdict: Translated(model_config) },
     Row { keys: &["image_size", "image_resize_algorithm", "role_boundaries"], verdict: Refused(TEXT_ONLY) },

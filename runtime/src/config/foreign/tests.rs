@@ -71,6 +71,43 @@ fn every_verdict_is_a_clause_that_fits_its_sentence() {
 }
 
 #[test]
+fn no_key_of_an_entry_is_ignored_without_a_note() {
+    for (key, verdict, _) in entry_verdicts() {
+        let entry = |value: &str| {
+            let text = format!(
+                "base_model: m\nmax_steps: 1\ndatasets:\n  - path: a\n    type: completion\n    {key}: {value}\n"
+            );
+            JobConfig::from_yaml_str(&text, &[])
+        };
+        let named = match entry("words") {
+            Ok(job) => job.notes.join("\n"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(entry("words").is_err(), verdict == "refused", "{key}");
+        assert!(named.contains(&format!("datasets[0].{key}")), "{key} gave {named:?}");
+        assert_eq!(entry("").unwrap().notes, Vec::<String>::new(), "{key}");
+    }
+}
+
+#[test]
+fn data_for_pretraining_are_texts_of_data_sets() {
+    let head = "base_model: m\nmax_steps: 1\n";
+    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{head}{keys}"), &[]);
+
+    let path = of("pretraining_dataset: a.jsonl\n").unwrap();
+    let entry =
+        of("pretraining_dataset:\n  - path: a\n    text_column: body\n    skip: 7\n    split: train\n").unwrap();
+    let both = of("pretraining_dataset: a\ndatasets: [{path: b, type: alpaca}]\n").unwrap_err().to_string();
+    let skip = of("pretraining_dataset: [{path: a, skip: x}]\n").unwrap_err().to_string();
+
+    assert_eq!((path.data.datasets.len(), path.data.sample_packing), (1, true));
+    let dataset = &entry.data.datasets[0];
+    assert_eq!((dataset.field.as_deref(), dataset.split.as_ref().unwrap().text()), (Some("body"), "train[7:]"));
+    assert!(both.contains("`pretraining_dataset`") && both.contains("`datasets`"), "{both}");
+    assert!(skip.contains("whole number"), "{skip}");
+}
+
+#[test]
 fn keys_without_effect_share_one_sentence() {
     let keys = "tf32: true\nliger_rope: true\nwandb_project: x\nwandb_name:\n";
 
