@@ -10,7 +10,7 @@ pub use super::dataset_type::DatasetType;
 use super::dataset_type::{PromptSection, with_type};
 use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
-use super::setting::{AT_LEAST_ONE, Setting, TOKENS, read_items};
+use super::setting::{AT_LEAST_ONE, POSITIVE, Setting, TOKENS, read_items};
 use super::source::At;
 use super::split::{NoSplit, Split};
 use super::steps::Steps;
@@ -36,6 +36,8 @@ section! {
         pub excess_length_strategy: ExcessLength = ExcessLength::Drop;
         /// Fewest tokens of a sample; shorter ones are dropped.
         pub min_sample_len: usize = 2 => TOKENS;
+        /// Keep only one of several samples with the same tokens.
+        pub dataset_exact_deduplication: bool = false;
         /// Chat template of conversations: that of the tokenizer, a named one, or jinja for `chat_template_jinja`.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
         /// Text of the template or path of a file with it, for `chat_template: jinja`.
@@ -72,6 +74,8 @@ section! {
         pub ds_type: Option<FileFormat> = None;
         /// Split or slice of it, as in train[:10%], train[100:200] or train+validation; if not set, train.
         pub split: Option<Split> = None;
+        /// Visits of each sample in an epoch: 2 for every sample twice, 0.5 for a random half of them.
+        pub weight: f64 = 1.0 => POSITIVE;
         /// Branch, tag or commit of a data set that is named as on the Hub; if not set, main.
         pub revision: Option<String> = None;
         /// Name of the part to read from a folder whose README.md lists several.

@@ -59,6 +59,8 @@ pub struct DataConfig {
     pub excess_length_strategy: ExcessLength,
     /// Fewest tokens of a document; default 2.
     pub min_sample_len: usize,
+    /// Keep only one of documents with the same tokens; default false.
+    pub deduplicate: bool,
 }
 
 impl DataConfig {
@@ -76,6 +78,7 @@ impl DataConfig {
             train_on_inputs: false,
             excess_length_strategy: ExcessLength::Drop,
             min_sample_len: 2,
+            deduplicate: false,
         }
     }
 
@@ -102,7 +105,7 @@ impl DataConfig {
 }
 
 /// One file of training data.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DatasetConfig {
     /// The file, or a folder with files of one or several splits.
     pub path: PathBuf,
@@ -118,6 +121,8 @@ pub struct DatasetConfig {
     pub data_files: Vec<String>,
     /// Read only one of several random parts of the records: their number, and the index of that one.
     pub shards: Option<(u64, u64)>,
+    /// How often its rows are visited in an epoch; default 1.
+    pub weight: f64,
     /// `completion`: the field with the text; default `text`.
     pub field: Option<String>,
     /// The texts and fields of [`DatasetType::Custom`].
@@ -156,6 +161,7 @@ impl DatasetConfig {
             name: None,
             data_files: Vec::new(),
             shards: None,
+            weight: 1.0,
             field: None,
             prompt: None,
             conversation: ConversationConfig::default(),

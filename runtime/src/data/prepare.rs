@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::{DataConfig, DataConfigError, DatasetConfig, TemplateConfig};
-use super::document_layout::{self, Kept, TooLong};
+use super::document_layout::{self, Kept, Seen, TooLong};
 use super::packing::Packing;
 use super::record::RecordReader;
 use super::records::{Compression, ReadError, plain_copy};
@@ -70,15 +70,26 @@ pub enum PrepareError {
     TooShort { path: PathBuf, n_tokens: usize, limit: usize },
     /// No document has a token to predict.
     #[error(
-        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long, {n_short} shorter than min_sample_len",
+        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long, {n_short} shorter than min_sample_len, {n_repeated} repeated",
         path.display()
     )]
-    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize, n_short: usize },
+    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize, n_short: usize, n_repeated: usize },
     /// The split leaves one side empty.
     #[error(
         "val_set_size {val_set_size} of {n_rows} rows leaves {n_validation} for validation and {n_train} for training; both need at least one"
     )]
     Split { val_set_size: f64, n_rows: usize, n_validation: usize, n_train: usize },
+}
+
+impl PrepareError {
+    /// Whether a file has no document, or only documents that another one has too.
+    fn is_of_nothing(&self) -> bool {
+        match self {
+            Self::TooShort { .. } => true,
+            Self::Empty { n_documents, n_repeated, .. } => n_documents == n_repeated,
+            _ => false,
+        }
+    }
 }
 
 /// The prepared data of a job.
@@ -115,6 +126,8 @@ pub struct Summary {
     pub n_dropped: usize,
     /// Documents left out as too short.
     pub n_short: usize,
+    /// Documents left out because the same one was there before.
+    pub n_repeated: usize,
     /// Documents truncated to a row.
     pub n_truncated: usize,
     /// Documents cut into several rows.
@@ -145,8 +158,9 @@ pub fn prepare(
     };
     let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
     let store = |parts| Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));
-    let Loaded { parts, mut summaries, digests } = load(&config.datasets, Purpose::Training)?;
+    let Loaded { parts, weights, mut summaries, digests } = load(&config.datasets, Purpose::Training)?;
     let (train, mut validation) = split(store(parts), config.val_set_size, config.seed)?;
+    let train = train.weighted(&weights, config.seed);
     let mut test_digests = Vec::new();
     if !config.test_datasets.is_empty() {
         let test = load(&config.test_datasets, Purpose::Evaluation)?;
@@ -161,6 +175,8 @@ pub fn prepare(
 #[derive(Default)]
 struct Loaded {
     parts: Vec<Part>,
+    /// How often the rows of each part are visited in an epoch.
+    weights: Vec<f64>,
     summaries: Vec<Summary>,
     digests: Vec<[u8; 32]>,
 }
@@ -175,24 +191,26 @@ impl Loaded {
         progress: &dyn Fn(Progress<'_>),
     ) -> Result<Self, PrepareError> {
         let (mut loaded, mut empty) = (Self::default(), None);
+        let mut seen: Seen = config.deduplicate.then(Default::default);
         for source in sources {
             let (tokens, from_cache) = source.tokens(config, tokenizer, cache_dir, progress)?;
             check_vocabulary(&source.path, &tokens, tokenizer, vocab_size)?;
             let digest = tokens.digest();
             let laid_out = match source.format {
                 FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
-                _ => lay_out(&source, tokens, config),
+                _ => lay_out(&source, tokens, config, &mut seen),
             };
             let (part, summary) = match laid_out {
                 Ok(rows) => rows,
                 // One of several files may be too short, or have no record of a shard; it is an error only if all are.
-                Err(error @ (PrepareError::TooShort { .. } | PrepareError::Empty { n_documents: 0, .. })) => {
+                Err(error) if error.is_of_nothing() => {
                     empty.get_or_insert(error);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
             loaded.parts.push(part);
+            loaded.weights.push(source.dataset.weight);
             loaded.summaries.push(Summary { from_cache, ..summary });
             loaded.digests.push(digest);
         }
@@ -365,6 +383,7 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
         n_empty: 0,
         n_dropped: 0,
         n_short: 0,
+        n_repeated: 0,
         n_truncated: 0,
         n_cut: 0,
         n_rows,
@@ -373,15 +392,20 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
 }
 
 /// Records: one document per row, or several.
-fn lay_out(source: &Source<'_>, tokens: TokenFile, config: &DataConfig) -> Result<(Part, Summary), PrepareError> {
+fn lay_out(
+    source: &Source<'_>,
+    tokens: TokenFile,
+    config: &DataConfig,
+    seen: &mut Seen,
+) -> Result<(Part, Summary), PrepareError> {
     let (path, row_len) = (source.path.clone(), config.sequence_len);
     let is_cut = source.dataset.kind == DatasetType::Completion;
-    let kept = document_layout::kept(&tokens, config, is_cut)
+    let kept = document_layout::kept(&tokens, config, is_cut, seen)
         .map_err(|TooLong { line, len }| PrepareError::TooLong { path: path.clone(), line, len, limit: row_len })?;
-    let Kept { pieces, lens, n_empty, n_dropped, n_short, n_truncated, n_cut } = kept;
+    let Kept { pieces, lens, n_empty, n_dropped, n_short, n_repeated, n_truncated, n_cut } = kept;
     let (n_tokens, n_documents) = (tokens.tokens().len(), tokens.documents().len());
     if pieces.is_empty() {
-        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, n_short });
+        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, n_short, n_repeated });
     }
     if n_empty + n_dropped + n_short > 0 {
         tracing::warn!(dataset = %path.display(), n_documents, n_empty, n_dropped, n_short, "documents are left out");
@@ -404,6 +428,7 @@ fn lay_out(source: &Source<'_>, tokens: TokenFile, config: &DataConfig) -> Resul
         n_empty,
         n_dropped,
         n_short,
+        n_repeated,
         n_truncated,
         n_cut,
         n_rows,

@@ -416,3 +416,43 @@ fn progress_ends_at_the_length_of_the_file() {
     let len = std::fs::metadata(files.path("data.jsonl")).unwrap().len();
     assert_eq!(last.get(), (len, len));
 }
+
+#[test]
+fn repeated_documents_are_kept_once_among_all_files() {
+    let (first, second) = (lines(&["a", "b", "a"]), lines(&["b", "c"]));
+    let files = Files::new(&[("a.jsonl", &first), ("b.jsonl", &second), ("c.jsonl", &lines(&["c"]))]);
+    let config = files.config(DatasetType::Completion, &["a.jsonl", "b.jsonl", "c.jsonl"], 4);
+
+    let all = files.prepare(&config).unwrap();
+    let once = files.prepare(&DataConfig { deduplicate: true, ..config }).unwrap();
+
+    assert_eq!((all.train.len(), once.train.len()), (6, 3));
+    assert_eq!(once.summaries.iter().map(|s| s.n_repeated).collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn test_datasets_are_evaluated_on_and_not_trained_on() {
+    let files = Files::new(&[("a.jsonl", &lines(&["a", "b"])), ("t.jsonl", &lines(&["t"]))]);
+    let config = files.config(DatasetType::Completion, &["a.jsonl"], 4);
+    let test = files.config(DatasetType::Completion, &["t.jsonl"], 4).datasets;
+
+    let prepared = files.prepare(&DataConfig { test_datasets: test, ..config }).unwrap();
+
+    assert_eq!((prepared.train.len(), prepared.digests.len(), prepared.test_digests.len()), (2, 1, 1));
+    assert_eq!(text(&batch(&prepared.validation.unwrap(), 0..1).labels), "t<|eos|>");
+}
+
+#[test]
+fn slice_of_records_is_trained_on_alone() {
+    let files = Files::new(&[("a.jsonl", &lines(&["a", "b", "c", "d"]))]);
+    let with = |split: &str| {
+        let mut config = files.config(DatasetType::Completion, &["a.jsonl"], 4);
+        config.datasets[0].split = Some(Split::parse(split).unwrap());
+        let train = files.prepare(&config).unwrap().train;
+        text(&batch(&train, 0..train.len() as u64).labels)
+    };
+
+    assert_eq!(with("train[1:3]"), "b<|eos|>c<|eos|>");
+    assert_eq!(with("train[-25%:]"), "d<|eos|>");
+    assert_eq!(with("train[3:]+train[:1]"), "d<|eos|>a<|eos|>");
+}

@@ -177,6 +177,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         train_on_inputs: d.train_on_inputs,
         excess_length_strategy: d.excess_length_strategy,
         min_sample_len: d.min_sample_len,
+        deduplicate: d.dataset_exact_deduplication,
     })
 }
 
@@ -212,6 +213,7 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
         name: d.name.clone(),
         data_files: d.data_files.as_ref().map(|files| files.0.clone()).unwrap_or_default(),
         shards: d.shards.map(|count| (count, d.shards_idx)),
+        weight: d.weight,
         field: d.field.clone(),
         prompt: d.prompt.as_ref().map(PromptSection::prompt),
         conversation: conversation_config(d, &job.eot_tokens),

@@ -77,6 +77,28 @@ pub(super) fn streaming(_: &Value, _: &mut Draft<'_>) -> Outcome {
     NoEffect(STREAMS)
 }
 
+/// Random parts of all data sets, of which one is read.
+pub(super) fn dataset_shard_num(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    in_each_entry("shards", value, draft)
+}
+
+/// The index of that part.
+pub(super) fn dataset_shard_idx(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    in_each_entry("shards_idx", value, draft)
+}
+
+fn in_each_entry(key: &str, value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    if value.as_u64().is_none() {
+        return Refused("it must be a whole number".into());
+    }
+    if let Some(Value::Sequence(entries)) = draft.keys.get_mut("datasets") {
+        for entry in entries.iter_mut().filter_map(Value::as_mapping_mut) {
+            entry.entry(key.into()).or_insert_with(|| value.clone());
+        }
+    }
+    Said(format!("it means `{key}: {}` for each entry of `datasets` here", shown(value)))
+}
+
 /// Texts to train on from their first token to their last: the path of a data set, or entries.
 pub(super) fn pretraining_dataset(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     if draft.given("datasets").is_some() {

@@ -1,7 +1,7 @@
 //! The verdict on every key of Axolotl's configuration reference (July 2026) that Phalanx does not read itself.
 
 use super::Verdict::{NoEffect, Refused, Translated, Word};
-use super::entries::{pretraining_dataset, streaming};
+use super::entries::{dataset_shard_idx, dataset_shard_num, pretraining_dataset, streaming};
 use super::translations::*;
 use super::{Row, Words};
 
@@ -70,7 +70,6 @@ const LORA_BASICS: &str =
     "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
 const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
-const NO_SUCH_DATA: &str = "data is read from `datasets` only; name the files there, and remove the line";
 pub(super) const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
 const RULE_BASICS: &str = "the optimizer has no such hyperparameter; see the keys of `optimizer`, or remove the line";
 const SCHEDULE_BASICS: &str = "the schedule has no such parameter; see the keys of `lr_scheduler`, or remove the line";
@@ -464,10 +463,8 @@ pub(super) const TABLE: &[Row] = &[
         keys: &["shrink_embeddings", "fix_untrained_tokens", "default_system_message"],
         verdict: Refused(NO_SUCH_TOKENS),
     },
-    Row {
-        keys: &["dataset_shard_num", "dataset_shard_idx", "dataset_exact_deduplication"],
-        verdict: Refused(NO_SUCH_DATA),
-    },
+    Row { keys: &["dataset_shard_num"], verdict: Translated(dataset_shard_num) },
+    Row { keys: &["dataset_shard_idx"], verdict: Translated(dataset_shard_idx) },
     Row { keys: &["pretraining_dataset"], verdict: Translated(pretraining_dataset) },
     Row { keys: &["streaming"], verdict: Translated(streaming) },
     Row { keys: &["model_kwargs", "overrides_of_model_kwargs", "rope_scaling"], verdict: Refused(MODEL_CONFIG) },

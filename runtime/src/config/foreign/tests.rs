@@ -90,6 +90,16 @@ fn no_key_of_an_entry_is_ignored_without_a_note() {
 }
 
 #[test]
+fn shard_of_all_data_is_one_of_each_data_set() {
+    let keys = "dataset_shard_num: 4\ndataset_shard_idx: 3\n";
+
+    let job = JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).unwrap();
+
+    assert_eq!((job.data.datasets[0].shards, job.data.datasets[0].shards_idx), (Some(4), 3));
+    assert!(JobConfig::from_yaml_str(&format!("{MINIMAL}{}", keys.replace('3', "4")), &[]).is_err());
+}
+
+#[test]
 fn data_for_pretraining_are_texts_of_data_sets() {
     let head = "base_model: m\nmax_steps: 1\n";
     let of = |keys: &str| JobConfig::from_yaml_str(&format!("{head}{keys}"), &[]);

@@ -45,10 +45,10 @@ pub(super) fn splits(dir: &Path, name: Option<&str>) -> Result<Splits, SourceErr
     let files = files_in(dir)?;
     let part = chosen(dir, name, parts_of(dir)?)?;
     let (root, listed) = match part {
-        Some(part) => (part.data_dir, part.data_files),
-        None => (None, Vec::new()),
+        Some(part) => (part.data_dir.unwrap_or_default(), part.data_files),
+        // Without a list, a name is that of a folder.
+        None => (name.filter(|name| dir.join(name).is_dir()).map(PathBuf::from).unwrap_or_default(), Vec::new()),
     };
-    let root = root.or_else(|| name.filter(|name| dir.join(name).is_dir()).map(PathBuf::from)).unwrap_or_default();
     let within: Vec<&PathBuf> = files.iter().filter(|file| file.starts_with(&root)).collect();
     let mut splits = Splits::new();
     for (split, patterns) in listed {
