@@ -294,6 +294,9 @@ pub(crate) fn model_plan_on(
         }
     };
     let grown = weights.as_ref().map(|_| vocabulary::adjust(config, &mut hf_config, tokenizer)).transpose()?.flatten();
+    // Random weights have a row for every token from the beginning.
+    let is_random = config.model.reinit_weights;
+    let (weights, grown) = (weights.filter(|_| !is_random), grown.filter(|_| !is_random));
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };

@@ -454,7 +454,6 @@ pub(super) const TABLE: &[Row] = &[
             "scaling_softmax_bias",
             "s2_attention",
             "liger_use_token_scaling",
-            "unfrozen_parameters",
             "trainer_cls",
         ],
         verdict: Refused(NO_SUCH_METHOD),
@@ -528,10 +527,6 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row { keys: &["eta_min"], verdict: Translated(eta_min) },
     Row { keys: &["adam_eps"], verdict: Translated(adam_eps) },
-    Row {
-        keys: &["reinit_weights"],
-        verdict: Refused("to train from random weights, describe the model under `model`"),
-    },
     Row { keys: &["max_packed_sequence_len"], verdict: Refused("use `sequence_len` and `sample_packing` instead") },
     Row {
         keys: &["eval_sequence_len"],
@@ -590,6 +585,7 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row { keys: &["save_strategy"], verdict: Word(save_strategy) },
     Row { keys: &["eval_strategy", "evaluation_strategy"], verdict: Word(eval_strategy) },
+    Row { keys: &["unfrozen_parameters"], verdict: Translated(unfrozen_parameters) },
     Row { keys: &["fsdp"], verdict: Translated(fsdp_words) },
     Row { keys: &["fsdp_config"], verdict: Translated(fsdp_config) },
     Row { keys: &["deepspeed"], verdict: Translated(deepspeed_config) },

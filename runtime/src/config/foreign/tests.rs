@@ -90,6 +90,21 @@ fn no_key_of_an_entry_is_ignored_without_a_note() {
 }
 
 #[test]
+fn patterns_of_trained_parameters_must_mean_the_whole_language_model() {
+    let of = |patterns: &str| {
+        let keys = format!("unfrozen_parameters: [{patterns}]\n");
+        JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).map(|job| job.notes.join("\n"))
+    };
+
+    for whole in ["^model.language_model.*, ^lm_head.*", "model.language_model.*, lm_head, embed_tokens", "model.*"] {
+        assert!(of(whole).unwrap().contains("unfrozen_parameters (the language model"), "{whole}");
+    }
+    for part in ["^lm_head.weight$", "model.layers.4[4-9]+.mlp", "model.*, model.vision_tower.*", "x"] {
+        assert!(of(part).unwrap_err().to_string().contains("`unfrozen_parameters`"), "{part}");
+    }
+}
+
+#[test]
 fn shard_of_all_data_is_one_of_each_data_set() {
     let keys = "dataset_shard_num: 4\ndataset_shard_idx: 3\n";
 
