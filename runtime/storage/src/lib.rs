@@ -1,9 +1,10 @@
 //! Persistent state: checkpoints and model directories.
 //!
 //! - [`checkpoint`]: sharded checkpoints in a folder or an object store.
-//! - [`hf`]: Hugging Face model directories, in and out.
+//! - [`hf`]: Hugging Face model directories, in and out. [`gguf`]: files of llama.cpp, out.
 //!
 //! Deliberately absent: which tensors a training state has and when it is saved (the trainer decides).
 
 pub mod checkpoint;
+pub mod gguf;
 pub mod hf;
