@@ -6,6 +6,7 @@ pub mod export;
 pub mod fit;
 pub mod generate;
 pub mod host;
+pub mod merge;
 pub mod peer;
 pub mod plan;
 
@@ -20,6 +21,7 @@ use crate::error::export::ExportError;
 use crate::error::fit::FitError;
 use crate::error::generate::GenerateError;
 use crate::error::host::HostError;
+use crate::error::merge::MergeError;
 use crate::error::peer::PeerError;
 use crate::error::plan::PlanError;
 use crate::frontend::UserModelError;
@@ -182,6 +184,8 @@ pub enum JobError {
     Export(#[from] ExportError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    #[error(transparent)]
+    Merge(#[from] MergeError),
     #[error(transparent)]
     Peer(#[from] PeerError),
     #[error(transparent)]

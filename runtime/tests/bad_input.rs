@@ -57,7 +57,7 @@ fn sample_longer_than_a_row_is_named_by_line_and_length() {
     let long = "x".repeat(100);
     let line = |text: &str| format!("{{\"segments\": [{{\"label\": true, \"text\": \"{text}\"}}]}}\n");
     p.write("data.jsonl", &[line("fine"), line(&long)].concat());
-    let data = ["--datasets.0.path", "data.jsonl", "--datasets.0.type", "input_output", "--max_steps", "2"];
+    let data = ["--datasets.0.path", "data.jsonl", "--datasets.0.type", "input_output", "--max_steps", "4"];
     p.train(&[&data[..], &["--excess_length_strategy", "error"]].concat()).refuses(&[
         "data.jsonl:2",
         "sequence_len 32",

@@ -45,7 +45,7 @@ class Cluster:
         found = lambda: re.search(r"--join (\S+)", open(f"{self.job.folder}/coordinator.log").read())
         until("a join string", found)
         self.join = found()[1]
-        self.address = self.join.rpartition("@")[2]
+        self.address = self.join.split("@")[1]
         for i in range(self.n_nodes):
             self.add(i)
         return self

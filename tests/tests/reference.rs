@@ -2,7 +2,8 @@
 //! weights, on the CPU and on the software GPU under several orders of its streams, blocks and threads.
 
 use anyhow::{Context, Result, ensure};
-use phalanx::api::generate::{Sampling, with_generator_on};
+use phalanx::api::generate::with_generator_on;
+use phalanx::api::sampling::Sampling;
 use phalanx::config::precision::DeviceChoice;
 use phalanx_softgpu::Installation;
 use phalanx_strategies::model::FAMILIES;
@@ -154,5 +155,26 @@ fn greedy_decoding_continues_the_reference_story() -> Result<()> {
     let story = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. \
                  One day, she saw a big, red ball.";
     ensure!(text.trim_start().starts_with(story), "{text}");
+    Ok(())
+}
+
+/// What `generate(max_new_tokens=100, do_sample=False)` of transformers returns for "Once upon a time".
+const GREEDY_STORY: [u32; 105] = [
+    1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338, 401, 396, 267, 337, 410, 408,
+    419, 292, 411, 322, 265, 282, 295, 433, 426, 385, 328, 432, 358, 394, 261, 370, 432, 352, 266, 268, 388, 426, 338,
+    391, 266, 267, 337, 335, 312, 432, 398, 312, 286, 267, 414, 270, 333, 415, 426, 13, 438, 310, 439, 419, 357, 336,
+    432, 313, 438, 310, 432, 278, 316, 439, 419, 298, 414, 267, 265, 282, 295, 433, 426, 436, 317, 286, 296, 418, 269,
+    279, 292, 416, 439, 413, 409, 416, 327, 263, 415, 294, 267, 400,
+];
+
+#[test]
+fn greedy_tokens_are_those_of_transformers() -> Result<()> {
+    let Some(model) = phalanx_needs::shared("models/stories260k") else { return Ok(()) };
+    let ids = with_generator_on(CPU, &model, 128, None, |g| {
+        let prompt = g.tokenizer().document_start().into_iter().chain(g.tokenizer().encode("Once upon a time")?);
+        g.generate(prompt.collect(), 100, Sampling::GREEDY, |_| true)
+    })?;
+
+    ensure!(ids == GREEDY_STORY, "{ids:?}");
     Ok(())
 }

@@ -12,12 +12,14 @@ use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use quinn::crypto::rustls::HandshakeData;
 use quinn::{Connection, Endpoint, Incoming};
 use rustls::pki_types::CertificateDer;
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
 
 /// Most handshakes and joins in progress. Joins queue anyway, for a durable write each. Small in tests, to reach the limit.
-const UNKNOWN_MAX: usize = if cfg!(test) { 16 } else { 1024 };
+pub(super) const UNKNOWN_MAX: usize = if cfg!(test) { 16 } else { 1024 };
 /// Above this number of handshakes, a peer must prove its source address first.
 const UNKNOWN_UNCHECKED_MAX: usize = if cfg!(test) { 4 } else { 256 };
 /// How long a handshake or a join may take. Under load a handshake waits for earlier ones.
@@ -25,26 +27,54 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves all connections until the endpoint is closed.
 pub(super) async fn serve(shared: &Arc<Shared>, endpoint: &Endpoint) {
-    let unknown = Arc::new(Semaphore::new(UNKNOWN_MAX));
+    let mut unidentified = Unidentified::default();
     while let Some(incoming) = endpoint.accept().await {
-        let n_unknown = UNKNOWN_MAX - unknown.available_permits();
-        if n_unknown >= UNKNOWN_UNCHECKED_MAX && !incoming.remote_address_validated() && incoming.may_retry() {
+        let n_unidentified = unidentified.count();
+        if n_unidentified >= UNKNOWN_UNCHECKED_MAX && !incoming.remote_address_validated() && incoming.may_retry() {
             // Fails only if the peer is validated already.
             let _ = incoming.retry();
             continue;
         }
-        match unknown.clone().try_acquire_owned() {
-            Ok(permit) => drop(tokio::spawn(greet(shared.clone(), incoming, permit))),
-            Err(_) => {
-                shared.complaints.refused(incoming.remote_address(), &"too many handshakes in progress");
-                incoming.refuse();
-            }
+        if n_unidentified == UNKNOWN_MAX {
+            unidentified.end_oldest(shared);
+        }
+        let (peer, alive) = (incoming.remote_address(), Arc::new(()));
+        let weak = Arc::downgrade(&alive);
+        let task = tokio::spawn(greet(shared.clone(), incoming, alive)).abort_handle();
+        unidentified.peers.push_back(Unknown { peer, alive: weak, task });
+    }
+}
+
+/// Connections whose peer is not identified yet or joins, from the oldest on. If there are too many, the oldest ends: strangers that
+/// keep their connections open cannot keep nodes out, which identify themselves within some round trips.
+#[derive(Default)]
+struct Unidentified {
+    peers: VecDeque<Unknown>,
+}
+
+struct Unknown {
+    peer: SocketAddr,
+    /// Dropped once the peer is identified or the connection has ended.
+    alive: Weak<()>,
+    task: AbortHandle,
+}
+
+impl Unidentified {
+    fn count(&mut self) -> usize {
+        self.peers.retain(|unknown| unknown.alive.strong_count() > 0);
+        self.peers.len()
+    }
+
+    fn end_oldest(&mut self, shared: &Shared) {
+        if let Some(Unknown { peer, task, .. }) = self.peers.pop_front() {
+            shared.complaints.refused(peer, &"too many handshakes in progress");
+            task.abort();
         }
     }
 }
 
 /// Completes the handshake, identifies the peer and serves it.
-async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePermit) {
+async fn greet(shared: Arc<Shared>, incoming: Incoming, unidentified: Arc<()>) {
     let peer = incoming.remote_address();
     let connection = match tokio::time::timeout(PATIENCE, incoming).await {
         Ok(Ok(connection)) => connection,
@@ -55,11 +85,11 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, permit: OwnedSemaphorePe
         Ok(Peer::Stranger) => joins(&shared, &connection, None).await,
         Ok(Peer::Returning(certified, identity)) => joins(&shared, &connection, Some((certified, identity))).await,
         Ok(Peer::Node(certified, node, boot)) => {
-            drop(permit);
+            drop(unidentified);
             node::serve(&shared, connection, &certified, node, boot).await;
         }
         Ok(Peer::Operator(certified)) => {
-            drop(permit);
+            drop(unidentified);
             operator::serve(&shared, connection, &certified).await;
         }
         Err(why) => listener::refuse(&shared, &connection, why.code(), &why, &why.to_string()),
@@ -78,7 +108,7 @@ enum Peer {
 
 /// Why a connection is rejected.
 #[derive(Debug, thiserror::Error)]
-enum Unknown {
+enum Unidentifiable {
     #[error("expected a certificate, found none; without a certificate a peer can only join")]
     NoCertificate,
     #[error("its certificate is for {found}, expected {have}")]
@@ -91,37 +121,37 @@ enum Unknown {
     Certificate(#[from] TrustError),
 }
 
-impl Unknown {
+impl Unidentifiable {
     const fn code(&self) -> Code {
         match self {
-            Unknown::NoCertificate => Code::Refused,
-            Unknown::Expired => Code::Expired,
-            Unknown::OtherJob { .. } | Unknown::Role(_) | Unknown::Certificate(_) => Code::Foreign,
+            Unidentifiable::NoCertificate => Code::Refused,
+            Unidentifiable::Expired => Code::Expired,
+            Unidentifiable::OtherJob { .. } | Unidentifiable::Role(_) | Unidentifiable::Certificate(_) => Code::Foreign,
         }
     }
 }
 
 /// Identifies the peer by its verified TLS certificate alone (`QUIC-2`).
-fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unknown> {
+fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unidentifiable> {
     let data = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
     let joining = data.and_then(|data| data.protocol) == Some(tls::JOIN.to_vec());
     let chain = connection.peer_identity().and_then(|id| id.downcast::<Vec<CertificateDer<'static>>>().ok());
     let Some(leaf) = chain.as_deref().and_then(|chain| chain.first()) else {
-        return if joining { Ok(Peer::Stranger) } else { Err(Unknown::NoCertificate) };
+        return if joining { Ok(Peer::Stranger) } else { Err(Unidentifiable::NoCertificate) };
     };
     let certified = Certified::read(leaf)?;
     let name = certified.name;
     if name.job != shared.config.job {
-        return Err(Unknown::OtherJob { found: name.job.to_string(), have: shared.config.job.to_string() });
+        return Err(Unidentifiable::OtherJob { found: name.job.to_string(), have: shared.config.job.to_string() });
     }
     match (joining, name.role) {
         (true, Role::Node { node, boot }) => Ok(Peer::Returning(certified, NodeIdentity { node, boot })),
         (false, Role::Node { .. } | Role::Operator) if certified.not_after <= SystemTime::now() => {
-            Err(Unknown::Expired)
+            Err(Unidentifiable::Expired)
         }
         (false, Role::Node { node, boot }) => Ok(Peer::Node(certified, node, boot)),
         (false, Role::Operator) => Ok(Peer::Operator(certified)),
-        (true, Role::Operator) | (_, Role::Coordinator) => Err(Unknown::Role(name.to_string())),
+        (true, Role::Operator) | (_, Role::Coordinator) => Err(Unidentifiable::Role(name.to_string())),
     }
 }
 

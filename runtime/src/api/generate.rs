@@ -1,64 +1,56 @@
 //! Text from a model directory, to inspect the result of training.
 //!
-//! A prompt runs through a forward program of the next power-of-two length, which also keeps the keys and values of its
-//! tokens. From then on each token is a run of a program of one token, which reads the cache and adds to it: the time of a
-//! token does not depend on the number of earlier ones, except for its attention to their keys.
+//! A prompt runs through forward programs that also keep the keys and values of its tokens: the first one sees only its own
+//! tokens, and the next ones, of at most [`CHUNK`] tokens each, those in the cache too, so that memory does not grow with the
+//! square of a prompt. From then on each token is a run of a program of one token, which reads the cache and adds to it: the
+//! time of a token does not depend on the number of earlier ones, except for its attention to their keys.
 
+use super::sampling::Sampling;
 use crate::config::precision::DeviceChoice;
 use crate::data::tokenizer::Tokenizer;
 use crate::devices;
 use crate::error::JobError;
 use crate::error::generate::GenerateError;
-use crate::train::weights::FirstValues;
-use crate::train::{located, plan, weights};
+use crate::train::model_source::ModelSource;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
-use phalanx_storage::hf::source::{TensorSource, read_json};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_cached};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::cache::{CacheUse, Sees};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::Role;
+use phalanx_strategies::program::{Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
+use std::ops::Range;
 use std::path::Path;
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divisor of the logits; 0 takes the most likely token.
-    pub temperature: f32,
-    /// Number of most likely tokens to sample from; 0 means all.
-    pub top_k: usize,
-    /// Total probability of the most likely tokens to sample from.
-    pub top_p: f32,
-    /// Seed; the same seed gives the same text.
-    pub seed: u64,
-}
-
-impl Sampling {
-    /// Always takes the most likely token.
-    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
-}
+use std::sync::Arc;
 
 /// A model with its weights in memory.
 #[derive(Debug)]
 pub struct Generator {
     model: ModelConfig,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     machine: Box<dyn Machine>,
-    /// Forward programs of increasing length, whose tokens begin at position 0.
-    prompts: Vec<Compiled>,
-    /// The program of one token, which sees the tokens in the cache.
-    token: Compiled,
+    /// Programs of increasing length; the first `n_beginnings` see only their own tokens, which begin at position 0, the others
+    /// see the tokens in the cache.
+    programs: Vec<Compiled>,
+    n_beginnings: usize,
+    /// Most tokens of a text.
+    capacity: usize,
     /// The tokens whose keys and values are in the cache.
     cached: Vec<u32>,
-    /// A copy of the last logits, if the host cannot address them.
+    /// Whether a text continues from its common beginning with the cached one.
+    keeps_prefix: bool,
+    /// A copy of the last logits, if the host cannot address them or they are of several runs.
     logits: Vec<f32>,
 }
 
 const SHORTEST: usize = 64;
+/// Most tokens of a run: logits of a chunk take 300 MB for the largest vocabularies.
+const CHUNK: usize = 512;
+/// So few tokens run one by one: a longer program would compute mostly padding.
+const FEW: usize = 16;
 
 impl Generator {
     /// Loads a model directory for texts of at most `max_len` tokens, prompt included.
@@ -66,37 +58,67 @@ impl Generator {
     /// # Errors
     /// When the directory is not a supported model.
     pub fn load(dir: &Path, max_len: usize) -> Result<Generator, JobError> {
-        Generator::load_on(&*devices::of(DeviceChoice::Auto)?, dir, max_len)
+        Generator::load_on(&*devices::of(DeviceChoice::Auto)?, &ModelSource::find(dir, None)?, max_len)
     }
 
-    pub(super) fn load_on(device: &dyn Device, dir: &Path, max_len: usize) -> Result<Generator, JobError> {
-        let dir = &*located::model(dir)?;
-        let path = dir.join("config.json");
-        let model = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
-        let tokenizer = Tokenizer::from_dir(dir)?;
+    pub(super) fn load_on(device: &dyn Device, source: &ModelSource, max_len: usize) -> Result<Generator, JobError> {
+        let model = source.model()?;
+        let tokenizer = Arc::new(source.tokenizer()?);
         let capacity = max_len.clamp(1, model.max_positions);
-        let compile = |seq_len, sees| compile(device, &model, seq_len, CacheUse { capacity, sees }, &path);
-        let mut prompts = Vec::new();
-        let mut len = SHORTEST.min(capacity);
+        let compile = |seq_len, sees| {
+            let path = source.base.join("config.json");
+            compile(device, &model, seq_len, CacheUse { capacity, sees }, &path)
+        };
+        let mut programs = Vec::new();
+        let longest = CHUNK.min(capacity);
+        let mut len = SHORTEST.min(longest);
         loop {
-            prompts.push(compile(len, Sees::OwnTokens)?);
-            if len == capacity {
+            programs.push(compile(len, Sees::OwnTokens)?);
+            if len == longest {
                 break;
             }
-            len = (2 * len).min(capacity);
+            len = (2 * len).min(longest);
         }
-        let token = compile(1, Sees::Cache)?;
-        let programs: Vec<&Compiled> = prompts.iter().chain([&token]).collect();
-        let mut machine = device.machine(&programs, &Backing::default())?;
-        let source = Some(TensorSource::open(dir)?);
-        let first = FirstValues { model: Some(&model), params: &[], source, grown: None, adapter: None, seed: 0 };
-        weights::initialise(&mut *machine, &token, &first, |_| true)?;
-        Ok(Generator { model, tokenizer, machine, prompts, token, cached: Vec::new(), logits: Vec::new() })
+        let n_beginnings = programs.len();
+        programs.push(compile(1, Sees::Cache)?);
+        for len in [SHORTEST, CHUNK].into_iter().filter(|len| *len < capacity) {
+            programs.push(compile(len, Sees::Cache)?);
+        }
+        let mut machine = device.machine(&programs.iter().collect::<Vec<_>>(), &Backing::default())?;
+        source.load(&mut *machine, &programs[n_beginnings], &model)?;
+        let (cached, logits) = (Vec::new(), Vec::new());
+        Ok(Generator {
+            model,
+            tokenizer,
+            machine,
+            programs,
+            n_beginnings,
+            capacity,
+            cached,
+            keeps_prefix: false,
+            logits,
+        })
     }
 
     /// The model's tokenizer.
-    pub const fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
+    }
+
+    /// Columns of logits.
+    pub const fn vocab_size(&self) -> usize {
+        self.model.vocab_size
+    }
+
+    /// Most tokens of a text, prompt included.
+    pub const fn max_len(&self) -> usize {
+        self.capacity
+    }
+
+    /// From now on, a text whose beginning is in the cache continues from there, even if it differs later. This saves the time
+    /// of the earlier turns of a conversation. Logits may then differ in their last bits from those of the text alone.
+    pub fn keep_prefix(&mut self) {
+        self.keeps_prefix = true;
     }
 
     /// Logits `[V]` of the token that follows `ids`. If all of `ids` but the last were in an earlier call, only the last one is
@@ -105,13 +127,12 @@ impl Generator {
     /// # Errors
     /// When `ids` is empty or longer than `max_len` of [`Generator::load`].
     pub fn logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
-        let prompt = self.prompt(ids)?;
+        self.check(ids)?;
         let last = ids.len() - 1;
-        if self.cached.get(..last) == Some(&ids[..last]) {
-            self.run(None, ids, last)
-        } else {
-            self.run(Some(prompt), ids, last)
-        }
+        let common = self.cached.iter().zip(&ids[..last]).take_while(|(a, b)| a == b).count();
+        let first = if common == last || self.keeps_prefix { common } else { 0 };
+        let ran = self.advance(ids, first)?;
+        Ok(self.rows(&ran, last..ids.len()))
     }
 
     /// Logits `[ids.len(), V]`.
@@ -119,30 +140,75 @@ impl Generator {
     /// # Errors
     /// As [`Generator::logits`].
     pub fn all_logits(&mut self, ids: &[u32]) -> Result<&[f32], JobError> {
-        let prompt = self.prompt(ids)?;
-        self.run(Some(prompt), ids, 0)
+        self.check(ids)?;
+        if ids.len() <= CHUNK {
+            let ran = self.advance(ids, 0)?;
+            return Ok(self.rows(&ran, 0..ids.len()));
+        }
+        let mut all = Vec::new();
+        self.each_logits(ids, |_, rows| all.extend_from_slice(rows))?;
+        self.logits = all;
+        Ok(&self.logits)
     }
 
-    /// The shortest program that holds `ids`.
-    fn prompt(&self, ids: &[u32]) -> Result<usize, GenerateError> {
-        let holds = |c: &Compiled| n_tokens(c) >= ids.len();
-        let fits = self.prompts.iter().position(|c| !ids.is_empty() && holds(c));
+    /// Passes the logits of all tokens to `see`, some rows at a time: the position of the first one, and rows `[n, V]`.
+    ///
+    /// # Errors
+    /// As [`Generator::logits`].
+    pub fn each_logits(&mut self, ids: &[u32], mut see: impl FnMut(usize, &[f32])) -> Result<(), JobError> {
+        self.check(ids)?;
+        let mut first = 0;
+        while first < ids.len() {
+            let ran = self.run(ids, first)?;
+            first = ran.at.end;
+            see(ran.at.start, self.rows(&ran, ran.at.clone()));
+        }
+        Ok(())
+    }
+
+    /// Refuses texts that cannot be run.
+    pub(crate) fn check(&self, ids: &[u32]) -> Result<(), GenerateError> {
+        if ids.is_empty() || ids.len() > self.capacity {
+            return Err(GenerateError::Length { n_tokens: ids.len(), longest: self.capacity });
+        }
         let vocab_size = self.model.vocab_size;
         match ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size) {
-            Some((position, id)) if fits.is_some() => Err(GenerateError::Token { id: *id, position, vocab_size }),
-            _ => fits.ok_or(GenerateError::Length { n_tokens: ids.len() }),
+            Some((position, id)) => Err(GenerateError::Token { id: *id, position, vocab_size }),
+            None => Ok(()),
         }
     }
 
-    /// Runs the program of a prompt over `ids`, or that of a token over the last of them. Returns the logits from position
-    /// `wanted` on.
-    fn run(&mut self, prompt: Option<usize>, ids: &[u32], wanted: usize) -> Result<&[f32], JobError> {
-        let c = prompt.map_or(&self.token, |prompt| &self.prompts[prompt]);
-        let first = if prompt.is_some() { 0 } else { ids.len() - 1 };
+    /// Computes the tokens from position `first` on; returns the last run.
+    fn advance(&mut self, ids: &[u32], first: usize) -> Result<Ran, JobError> {
+        let mut ran = self.run(ids, first)?;
+        while ran.at.end < ids.len() {
+            ran = self.run(ids, ran.at.end)?;
+        }
+        Ok(ran)
+    }
+
+    /// The program for the tokens from position `first` on, of which `n_left` are left.
+    fn program(&self, first: usize, n_left: usize) -> usize {
+        let (beginnings, others) = self.programs.split_at(self.n_beginnings);
+        if first == 0 {
+            return beginnings.iter().position(|c| n_tokens(c) >= n_left).unwrap_or(self.n_beginnings - 1);
+        }
+        // The longest one without padding, or else the shortest one.
+        let fits = |c: &&Compiled| n_left > FEW && first + n_tokens(c) <= self.capacity;
+        let full = others[1..].iter().filter(fits).take_while(|c| n_tokens(c) <= n_left).count();
+        let padded = usize::from(others[1..].first().as_ref().is_some_and(fits));
+        self.n_beginnings + full.max(padded)
+    }
+
+    /// Runs one program over tokens from position `first` on, as many as it takes.
+    fn run(&mut self, ids: &[u32], first: usize) -> Result<Ran, JobError> {
+        let program = self.program(first, ids.len() - first);
+        let c = &self.programs[program];
+        let at = first..ids.len().min(first + n_tokens(c));
         let machine = &mut *self.machine;
         for role in [Role::Ids, Role::Positions, Role::DocStart] {
             let Some(value) = c.program.bound(role).next() else { continue };
-            // Tokens behind `ids` are padding: no earlier token sees them, and whatever they leave in the cache is replaced before
+            // Tokens behind `at` are padding: no earlier token sees them, and whatever they leave in the cache is replaced before
             // a later token sees it.
             let token = |i: usize| match role {
                 Role::Ids => ids.get(i).copied().unwrap_or(0) as i32,
@@ -156,19 +222,25 @@ impl Generator {
         let mut cached = std::mem::take(&mut self.cached);
         machine.run_all(c, &mut Groups::none())?;
         cached.truncate(first);
-        cached.extend(&ids[first..]);
+        cached.extend(&ids[at.clone()]);
         self.cached = cached;
         let logits = c.program.bound(Role::Logits).next().ok_or(GenerateError::NoLogits)?;
-        let v = self.model.vocab_size;
-        let wanted = (wanted - first) * v..(ids.len() - first) * v;
-        Ok(match machine.host(c, logits) {
+        Ok(Ran { program, at, logits })
+    }
+
+    /// Logits of some positions of the last run.
+    fn rows(&mut self, ran: &Ran, wanted: Range<usize>) -> &[f32] {
+        let (c, v) = (&self.programs[ran.program], self.model.vocab_size);
+        let wanted = (wanted.start - ran.at.start) * v..(wanted.end - ran.at.start) * v;
+        match self.machine.host(c, ran.logits) {
             Some(bytes) => &bytemuck::cast_slice(bytes)[wanted],
             None => {
                 self.logits.resize(wanted.len(), 0.0);
-                machine.get(c, logits, wanted.start * size_of::<f32>(), bytemuck::cast_slice_mut(&mut self.logits));
+                let at = wanted.start * size_of::<f32>();
+                self.machine.get(c, ran.logits, at, bytemuck::cast_slice_mut(&mut self.logits));
                 &self.logits
             }
-        })
+        }
     }
 
     /// Continues `ids` by at most `max_new` tokens and calls `on_token` for each. Ends after an end-of-text token, when
@@ -183,13 +255,12 @@ impl Generator {
         sampling: Sampling,
         mut on_token: impl FnMut(u32) -> bool,
     ) -> Result<Vec<u32>, JobError> {
-        let longest = self.prompts.last().map_or(0, n_tokens);
         let rng = CounterRng::new(sampling.seed).fork_named("generate");
         for i in 0..max_new {
-            if ids.len() >= longest {
+            if ids.len() >= self.capacity {
                 break;
             }
-            let next = choose(self.logits(&ids)?, sampling, rng.uniform(i as u64));
+            let next = sampling.choose(self.logits(&ids)?, &ids, rng.uniform(i as u64));
             ids.push(next);
             if self.tokenizer.stop_ids().contains(&next) || !on_token(next) {
                 break;
@@ -197,6 +268,14 @@ impl Generator {
         }
         Ok(ids)
     }
+}
+
+/// A run of a program.
+struct Ran {
+    program: usize,
+    /// Positions of its tokens, without padding.
+    at: Range<usize>,
+    logits: ValueId,
 }
 
 /// As [`with_generator_on`], on the best device of this machine.
@@ -223,9 +302,23 @@ pub fn with_generator_on<R: Send>(
     n_threads: Option<usize>,
     work: impl FnOnce(&mut Generator) -> Result<R, JobError> + Send,
 ) -> Result<R, JobError> {
+    with_model(device, &ModelSource::find(dir, None)?, max_len, n_threads, work)
+}
+
+/// As [`with_generator_on`], of a model directory or of an adapter with its base model.
+///
+/// # Errors
+/// As [`with_generator_on`].
+pub fn with_model<R: Send>(
+    device: DeviceChoice,
+    source: &ModelSource,
+    max_len: usize,
+    n_threads: Option<usize>,
+    work: impl FnOnce(&mut Generator) -> Result<R, JobError> + Send,
+) -> Result<R, JobError> {
     let device = devices::of(device)?;
     let n_threads = n_threads.unwrap_or_else(|| device.available_threads());
-    device.on_device_thread(n_threads, || work(&mut Generator::load_on(&*device, dir, max_len)?))?
+    device.on_device_thread(n_threads, || work(&mut Generator::load_on(&*device, source, max_len)?))?
 }
 
 /// Tokens of a program.
@@ -254,61 +347,4 @@ fn compile(
         .forward(BatchShape { n_rows: 1, seq_len }, Head::Logits)
         .map_err(|source| JobError::Model { path: path.display().to_string(), source })?;
     Ok(compile_cached(program, &spec, cache, device.target())?)
-}
-
-/// The next token, given a uniform variate.
-fn choose(logits: &[f32], sampling: Sampling, uniform: f64) -> u32 {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    // Ties go to the lower id, as in PyTorch's argmax.
-    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
-    if sampling.temperature <= 0.0 {
-        return order[0];
-    }
-    if sampling.top_k > 0 {
-        order.truncate(sampling.top_k);
-    }
-    let max = f64::from(logits[order[0] as usize]);
-    let weight = |id: &u32| ((f64::from(logits[*id as usize]) - max) / f64::from(sampling.temperature)).exp();
-    let mut weights: Vec<f64> = order.iter().map(weight).collect();
-    let total: f64 = weights.iter().sum();
-    let mut kept = 0.0;
-    let nucleus = weights.iter().position(|w| {
-        kept += w;
-        kept >= f64::from(sampling.top_p) * total
-    });
-    weights.truncate(nucleus.map_or(weights.len(), |i| i + 1));
-    let mut left = uniform * weights.iter().sum::<f64>();
-    for (id, w) in order.iter().zip(&weights) {
-        left -= w;
-        if left < 0.0 {
-            return *id;
-        }
-    }
-    order[weights.len() - 1]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn greedy_sampling_takes_the_most_likely_token_and_the_lower_id_on_a_tie() {
-        assert_eq!(choose(&[0.0, 3.0, 3.0, 1.0], Sampling::GREEDY, 0.99), 1);
-    }
-
-    #[test]
-    fn sampling_follows_the_probabilities_within_top_k_and_top_p() {
-        let logits = [4f32.ln(), 3f32.ln(), 2f32.ln(), 1f32.ln()];
-        let count = |s: Sampling| {
-            let mut n = [0; 4];
-            (0..1000).for_each(|i| n[choose(&logits, s, (f64::from(i) + 0.5) / 1000.0) as usize] += 1);
-            n
-        };
-        let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
-        assert_eq!(count(all), [400, 300, 200, 100]);
-        assert_eq!(count(Sampling { top_k: 2, ..all }), [571, 429, 0, 0]);
-        assert_eq!(count(Sampling { top_p: 0.65, ..all }), [571, 429, 0, 0]);
-        let cold = count(Sampling { temperature: 0.1, ..all });
-        assert!(cold[0] > 900, "{cold:?}");
-    }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::api::generate::Generator;
 use crate::devices::remote::{Remote, both};
+use crate::train::model_source::ModelSource;
 use phalanx_device::Device;
 use std::collections::BTreeMap;
 use std::fs;
@@ -157,7 +158,9 @@ fn logits_are_bit_identical_on_host_and_remote_memory() {
     train(&host, &config(dir.path(), 1, ""));
 
     let logits = |device: &Arc<dyn Device>| {
-        let mut generator = Generator::load_on(&**device, &dir.path().join("out/model"), 64).unwrap();
+        let mut generator =
+            Generator::load_on(&**device, &ModelSource::find(&dir.path().join("out/model"), None).unwrap(), 64)
+                .unwrap();
         let logits = generator.all_logits(&[72, 111, 108, 100]).unwrap();
         logits.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
     };

@@ -1,63 +1,61 @@
 //! `phalanx generate`.
 
-use crate::api::generate::{Sampling, with_generator};
-use crate::data::text_stream::TextStream;
-use crate::data::tokenizer::TokenizerError;
+use super::model_args::{ModelArgs, SamplingArgs};
+use crate::api::completion::Completion;
+use crate::api::generate::{Generator, with_model};
+use crate::api::sampling::Sampling;
+use crate::config::precision::DeviceChoice;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::error::generate::GenerateError;
+use crate::train::model_source::ModelSource;
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
 
 pub(super) const HELP: &str = "Examples:
   phalanx generate outputs/model --prompt 'Once upon a time'
-  phalanx generate outputs/model --temperature 0.8 --top_p 0.95 --seed 7";
+  phalanx generate outputs/model --temperature 0.8 --top_p 0.95 --seed 7
+  phalanx generate outputs/adapter --base_model models/base --stop $'\\n'";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Model directory.
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Text to continue; an empty prompt starts a new text.
     #[arg(long, default_value = "")]
     prompt: String,
     /// Maximum number of tokens to generate.
     #[arg(long, alias = "max_new_tokens", default_value_t = 200)]
     max_new_tokens: usize,
-    /// Sampling temperature; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f32,
-    /// Sample from this many of the most likely tokens; 0 means all.
-    #[arg(long, alias = "top_k", default_value_t = 0)]
-    top_k: usize,
-    /// Sample from the most likely tokens with this total probability.
-    #[arg(long, alias = "top_p", default_value_t = 1.0)]
-    top_p: f32,
-    /// Seed of the sampling; the same seed gives the same text.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// Compute threads [default: one per core].
-    #[arg(long)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Continue after the model's end-of-text tokens.
+    #[arg(long, alias = "ignore_eos")]
+    ignore_eos: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
-    continue_text(&args.model, &args.prompt, args.max_new_tokens, sampling, args.threads, &mut std::io::stdout())
+    let wanted = Completion {
+        max_new: args.max_new_tokens,
+        sampling: args.sampling.or(Sampling::GREEDY),
+        stop: args.sampling.stop.clone(),
+        ignore_eos: args.ignore_eos,
+        n_top: None,
+    };
+    continue_text(&args.model.source()?, &args.prompt, &wanted, args.model.threads, &mut std::io::stdout())
 }
 
 /// Prints a prompt, then each token of its continuation.
 pub(super) fn continue_text(
-    model: &Path,
+    source: &ModelSource,
     prompt: &str,
-    n_tokens: usize,
-    sampling: Sampling,
+    wanted: &Completion,
     n_threads: Option<usize>,
     out: &mut (dyn Write + Send),
 ) -> Result<(), JobError> {
     // Every token except the first stands for at least one byte of text.
-    let longest = (prompt.len() + 1).saturating_add(n_tokens);
-    with_generator(model, longest, n_threads, |generator| {
-        let tokenizer = generator.tokenizer().clone();
+    let longest = (prompt.len() + 1).saturating_add(wanted.max_new);
+    with_model(DeviceChoice::Auto, source, longest, n_threads, |generator| {
+        let tokenizer = generator.tokenizer();
         let mut ids: Vec<u32> = tokenizer.document_start().into_iter().collect();
         if !prompt.is_empty() {
             ids.extend(tokenizer.encode(prompt)?);
@@ -65,30 +63,43 @@ pub(super) fn continue_text(
         if ids.is_empty() {
             return Err(GenerateError::NoBeginning.into());
         }
-        let mut text = TextStream::new(&tokenizer);
-        let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Unshown::Output);
-        let mut shown = Ok(());
-        for id in &ids {
-            shown = shown.and_then(|()| show(&text.push(*id).map_err(Unshown::Text)?));
-        }
+        let prompt = tokenizer.decode(&ids, true)?;
+        let mut shown = write(out, &prompt);
         if shown.is_ok() {
-            generator.generate(ids, n_tokens, sampling, |id| {
-                shown = text.push(id).map_err(Unshown::Text).and_then(|piece| show(&piece));
-                shown.is_ok()
-            })?;
+            shown = show(generator, &ids, wanted, out)?.map(|_| ());
         }
-        let shown = shown.and_then(|()| show(&text.finish().map_err(Unshown::Text)?)).and_then(|()| show("\n"));
-        shown.or_else(|why| match why {
-            Unshown::Text(error) => Err(error.into()),
-            // Nobody wants the rest.
-            Unshown::Output(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-            Unshown::Output(error) => Err(CommandError::Output(error).into()),
-        })
+        ended(shown.and_then(|()| write(out, "\n")))
     })
 }
 
-/// Why a text is not shown to its end.
-enum Unshown {
-    Text(TokenizerError),
-    Output(std::io::Error),
+/// Prints each token of a continuation; returns the text, or why it cannot be printed to its end.
+pub(super) fn show(
+    generator: &mut Generator,
+    ids: &[u32],
+    wanted: &Completion,
+    out: &mut dyn Write,
+) -> Result<std::io::Result<String>, JobError> {
+    let mut shown = Ok(String::new());
+    wanted.run(generator, ids, |piece, _| {
+        if let Ok(text) = &mut shown {
+            *text += piece;
+            if let Err(error) = write(out, piece) {
+                shown = Err(error);
+            }
+        }
+        shown.is_ok()
+    })?;
+    Ok(shown)
+}
+
+pub(super) fn write(out: &mut dyn Write, text: &str) -> std::io::Result<()> {
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
+}
+
+/// The end of an output; a closed pipe is no error, since nobody wants the rest.
+pub(super) fn ended(shown: std::io::Result<()>) -> Result<(), JobError> {
+    match shown {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(CommandError::Output(error).into()),
+        _ => Ok(()),
+    }
 }

@@ -1,6 +1,7 @@
 //! The command line: one file for each command.
 
 mod calibrate;
+mod chat;
 mod cluster;
 mod coordinator;
 mod demo;
@@ -13,6 +14,7 @@ mod generate;
 mod init;
 mod inspect;
 mod measured;
+mod model_args;
 mod node;
 mod operate;
 mod plan;
@@ -94,6 +96,9 @@ enum Command {
     /// Continue a text with a trained model.
     #[command(after_help = generate::HELP)]
     Generate(generate::Args),
+    /// Talk with a trained model through its chat template.
+    #[command(after_help = chat::HELP)]
+    Chat(chat::Args),
     /// Describe this machine for a bug report.
     Env(env::Args),
     /// Write a commented configuration file to start from.
@@ -242,6 +247,7 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
         Command::Export(args) => export::run(&args, console),
         Command::Inspect(args) => inspect::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Env(args) => env::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Completions(args) => {

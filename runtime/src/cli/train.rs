@@ -3,8 +3,9 @@
 use super::JobArgs;
 use super::cluster::{ClusterArgs, n_slots};
 use super::signals::on_signal;
+use crate::api::completion::Completion;
 use crate::api::embed::program::RankProgram;
-use crate::api::generate::Sampling;
+use crate::api::sampling::Sampling;
 use crate::api::start;
 use crate::api::start::Ranks;
 use crate::config::output::Resume;
@@ -13,6 +14,7 @@ use crate::control::Control;
 use crate::coordinate::rendezvous::Rendezvous;
 use crate::error::JobError;
 use crate::events::{Event, Report, Started};
+use crate::train::model_source::ModelSource;
 use crate::train::progress::{Progress, Tokenising};
 use crate::units::{human_bytes, human_count};
 use std::path::Path;
@@ -135,8 +137,10 @@ fn show_sample(
 ) -> Result<(), JobError> {
     console.say("\nsample:");
     // With greedy sampling a small model repeats itself.
-    let sampling = Sampling { temperature: 0.7, top_k: 0, top_p: 0.95, seed: 0 };
-    super::generate::continue_text(dir, prompt, n_tokens, sampling, n_threads, &mut console.out().clone())
+    let sampling = Sampling { temperature: 0.7, top_p: 0.95, ..Sampling::GREEDY };
+    let wanted = Completion { max_new: n_tokens, sampling, stop: Vec::new(), ignore_eos: false, n_top: None };
+    let source = ModelSource::find(dir, None)?;
+    super::generate::continue_text(&source, prompt, &wanted, n_threads, &mut console.out().clone())
 }
 
 fn introduce(s: &Started, console: &Console) {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::prompts::CustomPrompt;
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat};
+use crate::config::prompts::CustomPrompt;
 use crate::config::split::Split;
 use serde_json::{Map, Value};
 use thiserror::Error;

@@ -7,7 +7,6 @@
 pub mod chat_spans;
 pub mod chat_template;
 pub mod config;
-pub mod named_templates;
 pub mod prepare;
 pub mod record;
 pub mod records;
@@ -24,9 +23,11 @@ mod byte_vocabulary;
 mod chat_python;
 mod conversation;
 mod document_layout;
+#[cfg(test)]
+mod named_templates_tests;
 mod packing;
 mod pretokenized;
-pub mod prompts;
+mod prompts;
 mod segments;
 mod text_chunks;
 mod thinking;

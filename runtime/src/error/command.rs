@@ -103,6 +103,9 @@ pub enum CommandError {
     /// The operating system does not report its memory and processors.
     #[error("cannot read the memory and processors of this machine: {0}")]
     System(#[source] sysinfo::Error),
+    /// The input cannot be read.
+    #[error("cannot read standard input: {0}")]
+    Input(#[source] std::io::Error),
     /// The output cannot be written, although somebody reads it.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] std::io::Error),

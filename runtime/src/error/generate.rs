@@ -1,18 +1,35 @@
 //! Why a model cannot continue a text.
 
+use crate::data::chat_template::ChatTemplateError;
+use std::path::PathBuf;
+
 /// Why a model cannot continue a text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
 pub enum GenerateError {
     /// The text has no token, or more than the generator supports.
-    #[error("cannot run {n_tokens} tokens; the text is empty or longer than the generator's maximum")]
-    Length { n_tokens: usize },
+    #[error(
+        "cannot run {n_tokens} tokens; a text has at least one token, and at most {longest} with this model and setting"
+    )]
+    Length { n_tokens: usize, longest: usize },
     /// The model has no embedding for a token.
     #[error("token {id} at position {position} is not below the model's vocab_size {vocab_size}")]
     Token { id: u32, position: usize, vocab_size: usize },
     /// The program ends at its loss.
     #[error("the program computes no logits")]
     NoLogits,
+    /// A setting of the sampling has no meaning.
+    #[error("{name} is {found}, expected {fits}")]
+    Sampling { name: &'static str, found: String, fits: &'static str },
+    /// A chat needs a template.
+    #[error("the tokenizer of {} has no chat template; name one with `--chat_template`, for example chatml", dir.display())]
+    NoTemplate { dir: PathBuf },
+    /// `--chat_template` is neither a known name nor a file.
+    #[error("--chat_template {name:?} is no file and none of {}", known.join(", "))]
+    UnknownTemplate { name: String, known: Vec<&'static str> },
+    /// The chat template cannot be used.
+    #[error(transparent)]
+    Template(#[from] ChatTemplateError),
     /// The prompt is empty, and the tokenizer has no beginning-of-text token.
     #[error("this tokenizer has no beginning-of-text token; set `--prompt`")]
     NoBeginning,

@@ -2,6 +2,7 @@
 
 use super::architecture::Architecture;
 use super::inputs::INPUTS_JSON;
+use super::merge::{LowRank, is_stored_in_out};
 use super::plan;
 use super::saving::read;
 use super::weights::{self, Tensor};
@@ -16,7 +17,6 @@ use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, export_model};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
-use phalanx_strategies::program::Op;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -111,7 +111,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
     export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge)
 }
 
-/// `W += scale B A` for each adapter (`W^T` where the file stores `[in, out]`), summed in f64.
+/// Merges the adapters of a program.
 fn merge_adapters(machine: &mut dyn Machine, c: &Compiled, scale: f64) {
     let tensors = weights::parameters(c);
     let find = |name: &str| tensors.iter().find(|t| t.name == name);
@@ -120,25 +120,12 @@ fn merge_adapters(machine: &mut dyn Machine, c: &Compiled, scale: f64) {
         let (Some(a), Some(w)) = (find(&format!("{module}.lora_A.weight")), find(&format!("{module}.weight"))) else {
             continue;
         };
-        let (n_out, rank, n_in) = (b.shape[0], b.shape[1], a.shape[1]);
-        let a_values = weights::elements(machine, c, a).into_owned();
-        let b_values = weights::elements(machine, c, b).into_owned();
-        let transposed = is_stored_in_out(c, w);
-        machine.edit(c, w.value, w.elements.clone(), |first, values: &mut [f32]| {
-            for (at, value) in (first..).zip(values) {
-                let (o, i) = if transposed { (at % n_out, at / n_out) } else { (at / n_in, at % n_in) };
-                let sum: f64 =
-                    (0..rank).map(|r| f64::from(b_values[o * rank + r]) * f64::from(a_values[r * n_in + i])).sum();
-                *value = (f64::from(*value) + scale * sum) as f32;
-            }
-        });
+        let (a_values, b_values) = (weights::packed(machine, c, a), weights::packed(machine, c, b));
+        let low_rank = LowRank { a: &a_values, b: &b_values, scale, magnitude: None };
+        let mut weight = weights::packed(machine, c, w).into_owned();
+        low_rank.add_to(&mut weight, b.shape[0], a.shape[1], is_stored_in_out(c, w));
+        weights::unpack_from_whole(machine, c, w, &weight);
     }
-}
-
-/// Whether the product that uses a weight takes it as `[in, out]`.
-fn is_stored_in_out(c: &Compiled, w: &Tensor) -> bool {
-    let uses = c.program.instrs.iter().find(|i| matches!(i.op, Op::MatMul(_)) && i.reads.get(1) == Some(&w.value));
-    matches!(uses.map(|i| &i.op), Some(Op::MatMul(m)) if !m.trans_b)
 }
 
 /// Whether adapted weights are stored as `[in, out]`; a family stores all of its linear layers alike.

@@ -15,6 +15,7 @@
 //! - `same_run`: whether a checkpoint is of the run that resumes.
 //! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
 //!   memory meanwhile; `export`: the trained model.
+//! - [`model_source`]: a model to use; `merge`: adapters added into it.
 //! - `fingerprints` of state; `verification`: when copies of the state are compared, which `trainer` does.
 //! - `planted`: faults for tests.
 //! - `step_trace`: one step measured instruction by instruction.
@@ -36,7 +37,9 @@ pub(crate) mod inputs;
 mod lane;
 pub(crate) mod links;
 pub(crate) mod located;
+pub(crate) mod merge;
 pub mod metrics;
+pub mod model_source;
 pub(crate) mod output_lock;
 pub mod plan;
 pub(crate) mod planted;

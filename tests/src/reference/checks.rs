@@ -7,7 +7,8 @@
 
 use super::{Reference, Run};
 use anyhow::{Context, Result, ensure};
-use phalanx::api::generate::{Sampling, with_generator_on};
+use phalanx::api::generate::with_generator_on;
+use phalanx::api::sampling::Sampling;
 use phalanx::config::precision::DeviceChoice;
 
 /// A model of every supported family. A new family is one line here.

@@ -4,6 +4,7 @@ use super::fixture::{
     Coordinator, HOUR, Log, Machine, connect, desired_state, dial, next_desired_state, node_and_boot, report, until,
     wait,
 };
+use crate::quic::accept::UNKNOWN_MAX;
 use crate::quic::link::Link;
 use crate::transport::{Downlink, Inbound, Uplink};
 use crate::trust::authority::{Authority, Validity};
@@ -287,6 +288,35 @@ fn members_are_served_during_a_flood_of_unauthenticated_peers() {
     }
     assert!(coordinator.drain().is_empty());
     witness.check(&mut coordinator);
+}
+
+// QUIC-5
+#[test]
+fn node_joins_while_silent_strangers_hold_more_connections_than_there_may_be() {
+    let mut coordinator = Coordinator::new();
+    let tls = tls::stranger(coordinator.listener.fingerprint()).unwrap();
+    let (addresses, (tx, rx)) = (coordinator.addresses(), std::sync::mpsc::channel());
+    let (end, ends) = tokio::sync::oneshot::channel::<()>();
+    let strangers = std::thread::spawn(move || {
+        wait(async {
+            let mut held = Vec::new();
+            for _ in 0..3 * UNKNOWN_MAX {
+                // The stranger completes its handshake, sends no join, and keeps the connection alive.
+                held.extend(dial(&addresses, tls.clone()).await);
+            }
+            tx.send(held).unwrap();
+            let _ = ends.await;
+        });
+    });
+    let held = rx.recv().unwrap();
+
+    let mut witness = Witness::new(&mut coordinator);
+
+    let n_held = held.iter().filter(|connection| connection.close_reason().is_none()).count();
+    assert!(n_held > UNKNOWN_MAX / 2, "the strangers had left: {n_held} of {}", held.len());
+    witness.check(&mut coordinator);
+    drop(end);
+    strangers.join().unwrap();
 }
 
 #[test]

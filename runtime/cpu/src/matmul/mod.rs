@@ -16,7 +16,8 @@
 //!
 //! Map: [`operand`] arguments; `plan` block sizes and scratch; `driver` loops and threads; `store` the epilogue;
 //! `avx512` and `avx2` f32 panels and kernels; `pairs` bf16 panels, `amx` and `avx512_bf16` their kernels; `lanes` and
-//! `lanes8` vector loads and transposes; `portable` the `gemm` crate for every other CPU.
+//! `lanes8` vector loads and transposes; `portable` the `gemm` crate for every other CPU; `one_row` products of one row,
+//! without panels.
 // Raw pointers: tiles of C interleave in memory, which slices cannot express, and kernels need intrinsics.
 #![allow(unsafe_code)]
 
@@ -33,6 +34,7 @@ mod driver;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes8;
+mod one_row;
 pub mod operand;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
@@ -127,7 +129,12 @@ pub fn matmul(
     let (a, b, c) = (a.checked("a", m, k), b.checked("b", k, n), c.checked("c", m, n));
     // SAFETY: `checked` compared every extent with its slice, and the borrows of a, b and c live until we return;
     // `c` is borrowed mutably, so no other thread touches it.
-    unsafe { driver::run(engine, driver::Threads::Pool, m, n, k, a, b, c, epilogue, scratch) }
+    unsafe {
+        match compute == Compute::F32 && one_row::fits(m, k, a, c) {
+            true => one_row::run(n, k, a, b, c, epilogue),
+            false => driver::run(engine, driver::Threads::Pool, m, n, k, a, b, c, epilogue, scratch),
+        }
+    }
 }
 
 /// Multiplies two small matrices on the calling thread, for the tiles of attention: operands and result may be column

@@ -1,0 +1,165 @@
+//! `phalanx chat`.
+
+use super::generate::{ended, show, write};
+use super::model_args::{ModelArgs, SamplingArgs};
+use crate::api::completion::Completion;
+use crate::api::generate::{Generator, with_model};
+use crate::api::sampling::Sampling;
+use crate::config::named_templates::NamedTemplate;
+use crate::config::precision::DeviceChoice;
+use crate::data::chat_template::{ChatTemplate, Conversation, Message};
+use crate::data::tokenizer::Tokenizer;
+use crate::error::JobError;
+use crate::error::command::CommandError;
+use crate::error::generate::GenerateError;
+use std::io::{BufRead, IsTerminal, Read, Write};
+use std::path::Path;
+
+pub(super) const HELP: &str = "On a terminal the chat goes on until its input ends (Ctrl-D); /reset begins
+again. With --prompt or a pipe there is one question and one answer.
+
+Examples:
+  phalanx chat outputs/model
+  phalanx chat outputs/model --prompt 'Why is the sky blue?'
+  echo 'Why is the sky blue?' | phalanx chat outputs/model --system 'Be brief.'";
+
+/// Most bytes of a question.
+const QUESTION_BYTES_MAX: u64 = 16 << 20;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Ask this, print the answer and end.
+    #[arg(long)]
+    prompt: Option<String>,
+    /// System message before the conversation.
+    #[arg(long)]
+    system: Option<String>,
+    /// Name or file of a chat template [default: that of the tokenizer].
+    #[arg(long, alias = "chat_template", value_name = "TEMPLATE")]
+    chat_template: Option<String>,
+    /// Maximum number of tokens of an answer.
+    #[arg(long, alias = "max_new_tokens", default_value_t = 1024)]
+    max_new_tokens: usize,
+    /// Maximum number of tokens of the conversation.
+    #[arg(long, alias = "max_len", default_value_t = 4096)]
+    max_len: usize,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), JobError> {
+    let source = args.model.source()?;
+    let recommended = Sampling::recommended(&source.generation_config()?);
+    let wanted = Completion {
+        max_new: args.max_new_tokens,
+        sampling: args.sampling.or(recommended),
+        stop: args.sampling.stop.clone(),
+        ignore_eos: false,
+        n_top: None,
+    };
+    let tokenizer = source.tokenizer()?;
+    let template = template(&tokenizer, args.chat_template.as_deref(), source.tokenizer_dir())?;
+    let question = match &args.prompt {
+        Some(prompt) => Some(prompt.clone()),
+        None if std::io::stdin().is_terminal() => None,
+        None => Some(piped()?),
+    };
+    with_model(DeviceChoice::Auto, &source, args.max_len, args.model.threads, |generator| {
+        generator.keep_prefix();
+        let mut chat = Chat { generator, template, wanted, system: args.system.clone(), messages: Vec::new() };
+        chat.reset();
+        let out = &mut std::io::stdout();
+        match question {
+            Some(question) => ended(chat.answer(question, out)?),
+            None => ended(chat.talk(out)?),
+        }
+    })
+}
+
+/// A conversation with a model.
+struct Chat<'a> {
+    generator: &'a mut Generator,
+    template: ChatTemplate,
+    wanted: Completion,
+    system: Option<String>,
+    messages: Vec<Message>,
+}
+
+impl Chat<'_> {
+    fn reset(&mut self) {
+        self.messages = self.system.iter().map(|system| Message::new("system", system)).collect();
+    }
+
+    /// Asks for questions until the input ends; returns whether everything could be printed.
+    fn talk(&mut self, out: &mut dyn Write) -> Result<std::io::Result<()>, JobError> {
+        loop {
+            if let Err(error) = write(out, "> ") {
+                return Ok(Err(error));
+            }
+            let mut line = String::new();
+            let read = std::io::stdin().lock().take(QUESTION_BYTES_MAX).read_line(&mut line);
+            if read.map_err(CommandError::Input)? == 0 {
+                return Ok(write(out, "\n"));
+            }
+            let shown = match line.trim() {
+                "" => Ok(()),
+                "/reset" => {
+                    self.reset();
+                    Ok(())
+                }
+                question => match self.answer(question.to_owned(), out) {
+                    // The conversation goes on without the question.
+                    Err(JobError::Generate(error)) => write(out, &format!("{error}; /reset begins again\n")),
+                    shown => shown?,
+                },
+            };
+            if shown.is_err() {
+                return Ok(shown);
+            }
+        }
+    }
+
+    fn answer(&mut self, question: String, out: &mut dyn Write) -> Result<std::io::Result<()>, JobError> {
+        let mut messages = self.messages.clone();
+        messages.push(Message::new("user", &question));
+        let text = self.template.render(&Conversation { messages: messages.clone(), tools: None }, true);
+        let ids = self.generator.tokenizer().encode(&text.map_err(GenerateError::Template)?)?;
+        let shown = show(self.generator, &ids, &self.wanted, out)?;
+        Ok(shown.and_then(|answer| {
+            messages.push(Message::new("assistant", &answer));
+            self.messages = messages;
+            write(out, "\n")
+        }))
+    }
+}
+
+fn piped() -> Result<String, CommandError> {
+    let mut text = String::new();
+    std::io::stdin().lock().take(QUESTION_BYTES_MAX).read_to_string(&mut text).map_err(CommandError::Input)?;
+    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+/// The template of a name or file, or that of the tokenizer.
+fn template(tokenizer: &Tokenizer, wanted: Option<&str>, dir: &Path) -> Result<ChatTemplate, JobError> {
+    let source = match wanted {
+        None => tokenizer.chat_template().map(str::to_owned),
+        Some(name) => Some(match NamedTemplate::of(name) {
+            Some(template) => template.source().to_owned(),
+            None if Path::new(name).is_file() => std::fs::read_to_string(name).map_err(|source| JobError::Io {
+                action: "read",
+                path: name.into(),
+                source,
+            })?,
+            None => {
+                let known = NamedTemplate::names().collect();
+                return Err(GenerateError::UnknownTemplate { name: name.to_owned(), known }.into());
+            }
+        }),
+    };
+    let source = source.ok_or_else(|| GenerateError::NoTemplate { dir: dir.to_owned() })?;
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+    let template = ChatTemplate::parse(&source, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
+    Ok(template.map_err(GenerateError::Template)?)
+}

@@ -1,0 +1,120 @@
+//! A model as the commands that use one are given it: a model directory, or an adapter directory with its base model.
+
+use super::located;
+use super::merge::{AdapterWeights, merge};
+use super::plan;
+use super::weights::{self, FirstValues};
+use crate::data::tokenizer::Tokenizer;
+use crate::error::JobError;
+use crate::error::merge::MergeError;
+use phalanx_device::Machine;
+use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
+use phalanx_storage::hf::source::{TensorSource, read_json};
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::model::ModelConfig;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Where a model's weights are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSource {
+    /// Directory of the model, or of the base model of the adapter.
+    pub base: PathBuf,
+    /// Directory of an adapter that is merged into it.
+    pub adapter: Option<PathBuf>,
+}
+
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+
+impl ModelSource {
+    /// The model in a directory; the base model of an adapter is the one that the adapter names, or `base_model`.
+    ///
+    /// # Errors
+    /// When `base_model` is given for a whole model, or the base model of an adapter is not there.
+    pub fn find(dir: &Path, base_model: Option<&Path>) -> Result<ModelSource, JobError> {
+        let dir = &*located::model(dir)?;
+        let path = dir.join(ADAPTER_CONFIG);
+        if !path.is_file() {
+            return match base_model {
+                None => Ok(ModelSource { base: dir.to_owned(), adapter: None }),
+                Some(_) => Err(MergeError::NoAdapter { dir: dir.to_owned() }.into()),
+            };
+        }
+        let config = read_json(&path)?;
+        let named = config["base_model_name_or_path"].as_str().unwrap_or_default();
+        let base = base_model.map_or_else(|| PathBuf::from(named), Path::to_owned);
+        // Without it, the error below names both.
+        let base = located::model(&base).unwrap_or(base);
+        if !base.join(CONFIG).is_file() {
+            return Err(MergeError::NoBase { dir: dir.to_owned(), base }.into());
+        }
+        Ok(ModelSource { base, adapter: Some(dir.to_owned()) })
+    }
+
+    /// The model's configuration.
+    pub(crate) fn config(&self) -> Result<Value, JobError> {
+        Ok(read_json(&self.base.join(CONFIG))?)
+    }
+
+    /// The architecture.
+    pub(crate) fn model(&self) -> Result<ModelConfig, JobError> {
+        plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())
+    }
+
+    /// The recommended settings of generation; null if there are none.
+    pub(crate) fn generation_config(&self) -> Result<Value, JobError> {
+        let path = self.base.join("generation_config.json");
+        Ok(if path.is_file() { read_json(&path)? } else { Value::Null })
+    }
+
+    /// The directory whose tokenizer belongs to the model: that of the adapter if it has one.
+    pub(crate) fn tokenizer_dir(&self) -> &Path {
+        self.adapter.as_deref().filter(|dir| dir.join(TOKENIZER).is_file()).unwrap_or(&self.base)
+    }
+
+    /// The tokenizer.
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, JobError> {
+        Ok(Tokenizer::from_dir(self.tokenizer_dir())?)
+    }
+
+    /// Fills the weights of a program without adapters.
+    ///
+    /// # Errors
+    /// When a tensor is missing or does not fit, or the adapter cannot be merged.
+    pub(crate) fn load(&self, machine: &mut dyn Machine, c: &Compiled, model: &ModelConfig) -> Result<(), JobError> {
+        let source = Some(TensorSource::open(&self.base)?);
+        let first = FirstValues { model: Some(model), params: &[], source, grown: None, adapter: None, seed: 0 };
+        weights::initialise(machine, c, &first, |_| true)?;
+        if let Some(dir) = &self.adapter {
+            merge(machine, c, &AdapterWeights::open(dir)?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_model_of_an_adapter_is_the_named_one_or_the_given_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let [base, other, adapter] = ["base", "other", "adapter"].map(|name| dir.path().join(name));
+        for dir in [&base, &other, &adapter] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        std::fs::write(base.join(CONFIG), "{}").unwrap();
+        std::fs::write(other.join(CONFIG), "{}").unwrap();
+        let config = serde_json::json!({ "base_model_name_or_path": base });
+        std::fs::write(adapter.join(ADAPTER_CONFIG), config.to_string()).unwrap();
+
+        let named = ModelSource::find(&adapter, None).unwrap();
+        let given = ModelSource::find(&adapter, Some(&other)).unwrap();
+
+        assert_eq!((&named.base, named.adapter.as_deref()), (&base, Some(adapter.as_path())));
+        assert_eq!(given.base, other);
+        assert!(ModelSource::find(&adapter, Some(dir.path())).unwrap_err().to_string().contains("--base_model"));
+        assert!(ModelSource::find(&base, Some(&other)).unwrap_err().to_string().contains("no adapter"));
+    }
+}

@@ -1,0 +1,105 @@
+//! What is done with a model after its training: text, conversations, adapters beside their base model.
+
+mod support;
+
+use phalanx::api::generate::with_generator;
+use phalanx::api::sampling::Sampling;
+use support::Project;
+
+/// A project with a base model in `base/model`, and adapters for it in `adapter` and, merged into it, `merged`.
+fn with_adapter() -> Project {
+    let p = Project::new();
+    p.train(&["--max_steps", "10", "--output_dir", "base"]).succeeds();
+    let yaml = support::YAML.split_once("datasets:").unwrap().1;
+    let keys = "adapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\n";
+    p.write("lora.yaml", &format!("base_model: DIR/base/model\n{keys}datasets:{yaml}"));
+    p.run(&["train", "lora.yaml", "--max_steps", "10", "--output_dir", "tuned", "--learning_rate", "0.1"]).succeeds();
+    p.run(&["export", "tuned", "adapter"]).succeeds();
+    p.run(&["export", "tuned", "merged", "--merge"]).succeeds();
+    p
+}
+
+#[test]
+fn adapter_beside_its_base_model_continues_a_text_as_the_merged_model_does() {
+    let p = with_adapter();
+    let generate =
+        |args: &[&str]| p.run(&[&["generate"], args, &["--prompt", "The", "--max-new-tokens", "40"]].concat());
+
+    let adapted = generate(&["adapter"]).succeeds().stdout;
+
+    assert_eq!(adapted, generate(&["merged"]).succeeds().stdout);
+    assert_ne!(adapted, generate(&["base/model"]).succeeds().stdout);
+    assert_eq!(adapted, generate(&["adapter", "--base_model", "base/model"]).succeeds().stdout);
+    generate(&["adapter", "--base_model", "nowhere"]).refuses(&["nowhere", "--base_model"]);
+    generate(&["merged", "--base_model", "base/model"]).refuses(&["no adapter"]);
+}
+
+#[test]
+fn continuation_ends_at_a_stop_text_and_follows_its_settings() {
+    let p = Project::new();
+    p.train(&["--max_steps", "60"]).succeeds();
+    let generate = |args: &[&str]| {
+        p.run(&[&["generate", "out/model", "--prompt", "The 1", "--max-new-tokens", "48"], args].concat())
+    };
+
+    let whole = generate(&[]).succeeds().stdout;
+
+    let (before, _) = whole["The 1".len()..].split_at(7);
+    let stop = &whole["The 1".len() + 7..][..3];
+    let first = before.len() - before.find(stop).map_or(0, |at| before.len() - at);
+    assert_eq!(generate(&["--stop", stop]).succeeds().stdout, format!("The 1{}\n", &before[..first]));
+    assert_ne!(generate(&["--repetition_penalty", "1.5"]).succeeds().stdout, whole);
+    generate(&["--top_p", "1.5"]).refuses(&["top_p is 1.5", "at most 1"]);
+    generate(&["--repetition_penalty", "0"]).refuses(&["repetition_penalty is 0"]);
+}
+
+#[test]
+fn one_question_has_one_answer_rendered_with_the_chat_template() {
+    let p = Project::new();
+    p.train(&["--max_steps", "10", "--model.max_position_embeddings", "256"]).succeeds();
+    let question = ["--prompt", "Hello", "--system", "Be brief.", "--max_new_tokens", "9"];
+    let rendered =
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n";
+
+    let answer = p.run(&[&["chat", "out/model"], &question[..]].concat()).succeeds().stdout;
+
+    let expected = with_generator(&p.path("out/model"), 256, Some(2), |generator| {
+        let ids = generator.tokenizer().encode(rendered)?;
+        let all = generator.generate(ids.clone(), 9, Sampling::GREEDY, |_| true)?;
+        Ok(generator.tokenizer().decode(&all[ids.len()..], true)?)
+    });
+    assert_eq!(answer, format!("{}\n", expected.unwrap()));
+    let named = [&["chat", "out/model", "--chat_template", "chatml"], &question[..]].concat();
+    assert_eq!(p.run(&named).succeeds().stdout, answer);
+    let unknown = [&["chat", "out/model", "--chat_template", "nowhere.jinja"], &question[..]].concat();
+    p.run(&unknown).refuses(&["nowhere.jinja", "chatml"]);
+    let long = "x".repeat(400);
+    p.run(&["chat", "out/model", "--prompt", &long]).refuses(&["at most 256"]);
+}
+
+#[test]
+fn prompt_of_several_chunks_has_the_logits_of_its_tokens_one_by_one() {
+    const N: usize = 1200;
+    let p = Project::new();
+    p.train(&["--max_steps", "2", "--model.max_position_embeddings", "1300"]).succeeds();
+    let ids: Vec<u32> = (0..N as u32).map(|i| i * i % 251).collect();
+
+    let (whole, single) = with_generator(&p.path("out/model"), N, Some(2), |generator| {
+        let v = generator.vocab_size();
+        let whole = generator.all_logits(&ids)?.to_vec();
+        generator.logits(&ids[..500])?;
+        let mut single = Vec::new();
+        for n in 501..=N {
+            single.push((n - 1, generator.logits(&ids[..n])?.to_vec()));
+        }
+        Ok((whole.chunks(v).map(<[f32]>::to_vec).collect::<Vec<_>>(), single))
+    })
+    .unwrap();
+
+    assert_eq!(whole.len(), N);
+    for (position, logits) in single {
+        for (a, b) in logits.iter().zip(&whole[position]) {
+            assert!((a - b).abs() < 2e-5 * (1.0 + b.abs()), "{a} {b} at {position}");
+        }
+    }
+}
