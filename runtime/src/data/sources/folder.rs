@@ -201,6 +201,9 @@ fn matching(files: &[&PathBuf], pattern: &str) -> Vec<PathBuf> {
     files.iter().filter(|file| pattern.matches_path_with(file, options)).map(|file| (*file).clone()).collect()
 }
 
+/// The splits to which a file belongs.
+type Rule<'a> = dyn Fn(&PathBuf) -> BTreeSet<String> + 'a;
+
 /// The splits that names of files and folders tell.
 fn inferred(files: &[&PathBuf], root: &Path) -> Splits {
     let inner = |file: &PathBuf| file.strip_prefix(root).unwrap_or(file).to_owned();
@@ -208,7 +211,7 @@ fn inferred(files: &[&PathBuf], root: &Path) -> Splits {
     let folders = |file: &PathBuf| words_in(inner(file).parent().into_iter().flat_map(Path::components));
     let names =
         |file: &PathBuf| words_in(inner(file).file_name().map(Path::new).into_iter().flat_map(Path::components));
-    let rules: [&dyn Fn(&PathBuf) -> BTreeSet<String>; 3] = [&sharded, &folders, &names];
+    let rules: [&Rule<'_>; 3] = [&sharded, &folders, &names];
     for rule in rules {
         let mut splits = Splits::new();
         for file in files {
