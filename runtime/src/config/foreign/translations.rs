@@ -110,6 +110,23 @@ pub(super) fn bnb_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     Said(format!("it means `bnb_4bit_use_double_quant: {double}` here; weights of 4 bits are nf4"))
 }
 
+/// Patterns of parameters that are trained while all others are frozen. Files for models with images ask with them for the
+/// whole language model, which is all that there is here.
+pub(super) fn unfrozen_parameters(value: &Value, _: &mut Draft<'_>) -> Outcome {
+    const LANGUAGE_MODEL: [&str; 4] = ["model", "language_model", "model.language_model", "language_model.model"];
+    const OTHERS: [&str; 3] = ["lm_head", "embed_tokens", "model.embed_tokens"];
+    let patterns: Vec<String> = value.as_sequence().into_iter().flatten().map(shown).collect();
+    let named: Vec<&str> = patterns
+        .iter()
+        .map(|pattern| pattern.trim_start_matches('^').trim_end_matches(['*', '$', '.']).trim_end_matches(".weight"))
+        .collect();
+    let is_whole = named.iter().any(|name| LANGUAGE_MODEL.contains(name));
+    match is_whole && named.iter().all(|name| LANGUAGE_MODEL.contains(name) || OTHERS.contains(name)) {
+        true => NoEffect("the language model is all of the model, and is trained as `adapter` says"),
+        false => Refused("all parameters are trained, or adapters beside frozen ones; remove the line".into()),
+    }
+}
+
 /// Samples of a rank in a step.
 pub(super) fn batch_size(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     if draft.given("gradient_accumulation_steps").is_some() {
