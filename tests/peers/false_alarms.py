@@ -18,7 +18,7 @@ import time
 from job import arguments
 
 JOB = """
-model: {model_type: llama, vocab_size: 259, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
+model: {model_type: llama, vocab_size: 264, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
         num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 16}
 tokenizer: bytes
 datasets: [{path: text.txt, type: completion}]
