@@ -12,6 +12,7 @@ pub mod plan;
 
 use crate::config::error::ConfigError;
 use crate::data::prepare::PrepareError;
+use crate::data::shown::ShowError;
 use crate::data::token_cache::TokenCacheError;
 use crate::data::tokenizer::TokenizerError;
 use crate::error::command::CommandError;
@@ -31,6 +32,7 @@ use phalanx_device::groups::GroupError;
 use phalanx_device::{AllocError, CollectiveError, ExecError, ThreadError};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::hf::error::HfError;
+use phalanx_storage::hub::error::HubError;
 use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
 use phalanx_strategies::sampler::SamplerError;
@@ -49,9 +51,13 @@ pub enum JobError {
     #[error(transparent)]
     Hf(#[from] HfError),
     #[error(transparent)]
+    Hub(#[from] HubError),
+    #[error(transparent)]
     UserModel(#[from] UserModelError),
     #[error(transparent)]
     Data(#[from] PrepareError),
+    #[error(transparent)]
+    Show(ShowError),
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
@@ -261,6 +267,7 @@ impl JobError {
             JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
             JobError::Command(CommandError::Output(_)) => false,
+            JobError::Hub(error) => error.is_input(),
             JobError::Peer(error) => error.is_input(),
             JobError::ControlPlane(error) => error.is_input(),
             _ => true,

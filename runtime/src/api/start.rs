@@ -1,7 +1,6 @@
 //! Starts the ranks of a checked configuration, as threads of this process or as separate processes.
 
 use crate::config::JobConfig;
-use crate::config::datasets::ValSetSize;
 use crate::config::precision::{DeviceChoice, PrecisionSection};
 use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead_alone};
@@ -89,7 +88,7 @@ impl<'a> Checked<'a> {
             return Err(HostError::RanksWithoutModel.into());
         }
         // Compiled before the data is read, so that a model that cannot train leaves no token files.
-        let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+        let evaluates = config.data.evaluates();
         let compile = |model: &ModelPlan| {
             let ranks = (0..mesh.size()).map(|rank| MeshRank { mesh, rank });
             ranks.map(|rank| Programs::compile(model, rank, evaluates).map(Arc::new)).collect::<Result<Vec<_>, _>>()
@@ -136,7 +135,7 @@ impl<'a> Checked<'a> {
         let run = Run { config, model: &model, data: &data, extras, control };
         with_lease(config, &lock, control, || {
             if mesh.size() > 1 {
-                let plan = TeamPlan::new(&model, mesh, config.data.val_set_size != ValSetSize::Nothing)?;
+                let plan = TeamPlan::new(&model, mesh, config.data.evaluates())?;
                 let world = shared_world(&plan, &programs)?;
                 return run.threads(&programs, &plan, &world, on_event);
             }

@@ -5,7 +5,6 @@ use super::forecast::Forecast;
 use super::measured::{Gpus, gpus};
 use super::{JobArgs, report_note, right, say};
 use crate::config::JobConfig;
-use crate::config::datasets::ValSetSize;
 use crate::config::precision::DeviceChoice;
 use crate::devices;
 use crate::error::JobError;
@@ -70,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     vocabulary::note(&config, &tokenizer).iter().for_each(report_note);
     let mesh = config.parallel.mesh()?;
     let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
-    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    let evaluates = config.data.evaluates();
     // Compiled before the measurements, so that a job that cannot train is rejected at once.
     let compile = |mesh_rank| Programs::compile(&plan, mesh_rank, evaluates);
     compile(MeshRank { mesh, rank: 0 })?;

@@ -8,6 +8,7 @@ mod demo;
 mod env;
 mod estimate;
 mod export;
+mod fetch;
 mod forecast;
 mod generate;
 mod init;
@@ -17,6 +18,7 @@ mod model_args;
 mod node;
 mod operate;
 mod plan;
+mod prepare;
 mod probe;
 mod shell;
 mod signals;
@@ -77,6 +79,12 @@ enum Command {
     /// Estimate the memory, parameters, arithmetic and time of a job, without reading data or training.
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::Args),
+    /// Tokenize the data of a job, and show what is trained on.
+    #[command(after_help = prepare::HELP)]
+    Prepare(prepare::Args),
+    /// Download a model or a data set of the Hugging Face Hub.
+    #[command(after_help = fetch::HELP)]
+    Fetch(fetch::Args),
     /// Search for the arrangement that trains a job fastest on given machines, without training.
     #[command(after_help = plan::HELP)]
     Plan(plan::Args),
@@ -233,6 +241,8 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
         Command::Save(args) => operate::save(&args),
         Command::Stop(args) => operate::stop(&args),
         Command::Estimate(args) => estimate::run(&args),
+        Command::Prepare(args) => prepare::run(&args, console),
+        Command::Fetch(args) => fetch::run(&args, console),
         Command::Plan(args) => plan::run(&args),
         Command::Export(args) => export::run(&args, console),
         Command::Inspect(args) => inspect::run(&args),

@@ -6,7 +6,6 @@ use super::forecast::Forecast;
 use super::measured::{self, Gpus};
 use super::{JobArgs, right, say};
 use crate::config::JobConfig;
-use crate::config::datasets::ValSetSize;
 use crate::config::precision::DeviceChoice;
 use crate::devices;
 use crate::error::JobError;
@@ -205,7 +204,7 @@ impl Planner {
         let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
         let workload = Workload::of(&model, &forward, plan.batch, &plan.spec, config.sequences_per_step())?;
         let workload = workload.on(plan.device.target());
-        let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+        let evaluates = config.data.evaluates();
         Ok(Planner { plan, evaluates, gpus, workload })
     }
 

@@ -6,7 +6,7 @@ use super::error::ConfigError;
 use super::model::as_json;
 use super::setting::{Setting, describe};
 use super::source::At;
-use crate::data::named_templates::NamedTemplate;
+use crate::config::named_templates::NamedTemplate;
 
 /// The value of `chat_template`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::error::{ConfigError, Errors};
 use super::section::{Section, section};
 use super::setting::{Setting, describe};
 use super::source::At;
-use crate::data::prompts::{CustomPrompt, NamedPrompt, names_in};
+use crate::config::prompts::{CustomPrompt, NamedPrompt, names_in};
 
 /// The value of `type` in an entry of `datasets`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

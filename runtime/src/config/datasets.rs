@@ -10,8 +10,9 @@ pub use super::dataset_type::DatasetType;
 use super::dataset_type::{PromptSection, with_type};
 use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
-use super::setting::{Setting, TOKENS, read_items};
+use super::setting::{AT_LEAST_ONE, POSITIVE, Setting, TOKENS, read_items};
 use super::source::At;
+use super::split::{NoSplit, Split};
 use super::steps::Steps;
 
 section! {
@@ -19,6 +20,8 @@ section! {
     pub struct DataSection {
         /// Files to train on: a list of entries with at least `path` and `type`.
         pub datasets: Vec<DatasetConfig> = Vec::new();
+        /// Files to evaluate on instead of held-out samples, as a list of entries like those of `datasets`.
+        pub test_datasets: Vec<DatasetConfig> = Vec::new();
         /// Folder for tokenized data, kept between runs; if not set, a folder in `output_dir`.
         pub dataset_prepared_path: Option<PathBuf> = None;
         /// Tokens per sequence.
@@ -33,6 +36,8 @@ section! {
         pub excess_length_strategy: ExcessLength = ExcessLength::Drop;
         /// Fewest tokens of a sample; shorter ones are dropped.
         pub min_sample_len: usize = 2 => TOKENS;
+        /// Keep only one of several samples with the same tokens.
+        pub dataset_exact_deduplication: bool = false;
         /// Chat template of conversations: that of the tokenizer, a named one, or jinja for `chat_template_jinja`.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
         /// Text of the template or path of a file with it, for `chat_template: jinja`.
@@ -59,15 +64,28 @@ section! {
 section! {
     /// One entry of `datasets`.
     pub struct DatasetConfig {
-        /// File (.jsonl, .json, .csv, .tsv, .parquet, .arrow or plain text; all but Parquet also as .gz or .zst), or a
-        /// pattern such as `src/**/*.rs` for all matching files, in order of name.
+        /// File (.jsonl, .json, .csv, .tsv, .parquet, .arrow or plain text; all but Parquet also as .gz or .zst), pattern
+        /// such as `src/**/*.rs` for all matching files, in order of name, folder as `datasets.save_to_disk` writes it or as
+        /// the Hub lays it out, or name of a data set that is in the Hub's cache of this machine.
         pub path: PathBuf = PathBuf::new();
         /// How an entry of the file becomes a sample.
         pub r#type: DatasetType = DatasetType::Completion;
         /// Format of the file; if not set, that of its extension, which is text for unknown ones.
         pub ds_type: Option<FileFormat> = None;
-        /// Name of the split to read from a folder; if not set, train.
-        pub split: Option<String> = None;
+        /// Split or slice of it, as in train[:10%], train[100:200] or train+validation; if not set, train.
+        pub split: Option<Split> = None;
+        /// Visits of each sample in an epoch: 2 for every sample twice, 0.5 for a random half of them.
+        pub weight: f64 = 1.0 => POSITIVE;
+        /// Branch, tag or commit of a data set that is named as on the Hub; if not set, main.
+        pub revision: Option<String> = None;
+        /// Name of the part to read from a folder whose README.md lists several.
+        pub name: Option<String> = None;
+        /// File names or patterns of files in the folder, which make up the split train.
+        pub data_files: Option<FileNames> = None;
+        /// Number of random parts of the records, of which one is read.
+        pub shards: Option<u64> = None => AT_LEAST_ONE;
+        /// Index of the part of `shards` that is read, counted from 0.
+        pub shards_idx: u64 = 0;
         /// Name of the text field of `completion` entries; if not set, text.
         pub field: Option<String> = None;
         /// Texts and fields of `custom` entries; a section under `type` is the same.
@@ -234,9 +252,14 @@ pub enum ValSetSize {
 impl DataSection {
     /// What the run does and the user may not expect.
     pub(super) fn notes(&self) -> Option<String> {
-        let evaluates = self.evals_per_epoch.is_some_and(|n| n > 0);
-        (evaluates && self.val_set_size == ValSetSize::Nothing)
+        let is_asked = self.evals_per_epoch.is_some_and(|n| n > 0);
+        (is_asked && !self.evaluates())
             .then(|| "`evals_per_epoch` evaluates nothing, because `val_set_size` is 0".into())
+    }
+
+    /// Whether there is data to evaluate on.
+    pub(crate) fn evaluates(&self) -> bool {
+        self.val_set_size != ValSetSize::Nothing || !self.test_datasets.is_empty()
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
@@ -252,7 +275,14 @@ impl DataSection {
                 why: "both say when to evaluate; keep one".into(),
             });
         }
-        if by_steps && self.val_set_size == ValSetSize::Nothing {
+        if self.val_set_size != ValSetSize::Nothing && !self.test_datasets.is_empty() {
+            return Err(ConfigError::Conflict {
+                first: "test_datasets".into(),
+                second: "val_set_size".into(),
+                why: "both say what to evaluate on; keep one".into(),
+            });
+        }
+        if by_steps && !self.evaluates() {
             return Err(ConfigError::Conflict {
                 first: "eval_steps".into(),
                 second: "val_set_size".into(),
@@ -283,6 +313,38 @@ impl Setting for ValSetSize {
             Self::Share(share) => share.write(),
             Self::Samples(samples) => samples.write(),
         }
+    }
+}
+
+/// The value of `data_files`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileNames(pub Vec<String>);
+
+impl Setting for FileNames {
+    fn fits() -> String {
+        "a file name or a list of file names".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        match value {
+            Value::String(name) if !name.is_empty() => Ok(Self(vec![name.clone()])),
+            _ => read_items(value, at, Self::fits(), String::read).map(Self),
+        }
+    }
+    fn write(&self) -> Value {
+        self.0.write()
+    }
+}
+
+impl Setting for Split {
+    fn fits() -> String {
+        NoSplit.to_string()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        let split = value.as_str().and_then(|text| Split::parse(text).ok());
+        split.ok_or_else(|| at.mismatch(value, Self::fits()))
+    }
+    fn write(&self) -> Value {
+        self.text().into()
     }
 }
 
@@ -358,7 +420,7 @@ fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> 
         [("path", keys.get("path").is_none_or(Value::is_null)), ("type", !keys.contains_key("type"))]
     {
         if is_absent {
-            let why = "every entry of `datasets` needs a `path` and a `type`";
+            let why = "every data set needs a `path` and a `type`";
             errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.{needed}").into(), why: why.into() }));
         }
     }
@@ -367,6 +429,10 @@ fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> 
     if errors.is_empty() && entry.r#type == DatasetType::Custom && entry.prompt.is_none() {
         let why = "entries of type `custom` need the texts and fields of the prompt";
         errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.prompt").into(), why: why.into() }));
+    }
+    if let Some(shards) = entry.shards.filter(|shards| entry.shards_idx >= *shards) {
+        let fits = format!("a whole number from 0 to {}, because `shards` is {shards}", shards - 1);
+        errors.keep::<()>(Err(at.key("shards_idx").mismatch(&entry.shards_idx.write(), fits)));
     }
     errors.end(entry)
 }

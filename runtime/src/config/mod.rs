@@ -15,10 +15,12 @@ pub mod error;
 pub(crate) mod foreign;
 mod lines;
 pub mod model;
+pub mod named_templates;
 pub mod optimizer;
 pub mod output;
 pub mod parallel;
 pub mod precision;
+pub mod prompts;
 pub mod reference;
 pub mod schedule;
 pub mod section;
@@ -26,6 +28,7 @@ mod setting;
 mod source;
 pub mod special_tokens;
 mod spelling;
+pub mod split;
 pub mod starter;
 pub mod steps;
 #[cfg(test)]
@@ -182,6 +185,11 @@ fn read<S: Section + Default>(
 ) -> S {
     let valid = S::read_section(keys, at).and_then(|section| validate(&section).map(|()| section));
     errors.keep(valid).unwrap_or_default()
+}
+
+/// The keys of a text in YAML that is no configuration, with the same limits.
+pub(crate) fn parse_keys(text: &str) -> Result<Mapping, ConfigError> {
+    source::parse(text)
 }
 
 /// The text of a file, up to one byte more than a configuration may have: the path may name an endless device.

@@ -13,8 +13,13 @@ use super::special_tokens::{SpecialTokens, TokenTexts};
 section! {
     /// The model and its tokenizer.
     pub struct ModelSection {
-        /// Hugging Face directory (config.json, safetensors, tokenizer) to start from; set this or `model`.
+        /// Hugging Face directory (config.json, safetensors, tokenizer) to start from, or the name of a model that is in the
+        /// Hub's cache of this machine; set this or `model`.
         pub base_model: Option<PathBuf> = None;
+        /// Branch, tag or commit of a `base_model` that is named as on the Hub; if not set, main.
+        pub revision_of_model ["model_revision"]: Option<String> = None;
+        /// Begin with random weights in the shape of `base_model` instead of its own.
+        pub reinit_weights: bool = false;
         /// Keys of a Hugging Face config.json (model_type, hidden_size, …), to train a new model from random weights.
         pub model: Option<ModelDescription> = None;
         /// Tokenizer: `bytes` (every byte is a token), or a directory or file; if not set, the tokenizer of
@@ -91,6 +96,11 @@ impl ModelSection {
             (None, None) => Err(ConfigError::Missing {
                 key: "base_model".into(),
                 why: "set a Hugging Face directory, or describe a new model under `model`".into(),
+            }),
+            (None, Some(_)) if self.reinit_weights => Err(ConfigError::Conflict {
+                first: "reinit_weights".into(),
+                second: "model".into(),
+                why: "a new model has random weights anyway; remove the first".into(),
             }),
             (None, Some(_)) if self.tokenizer.is_none() => Err(ConfigError::Missing {
                 key: "tokenizer".into(),

@@ -30,6 +30,10 @@ fn axolotl(text: &mut String) {
         let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
         let _ = writeln!(text, "| {} | {verdict} | {} |", keys.join(", "), escaped(why));
     }
+    text.push_str("\n| key of an entry of `datasets` | here | why, or what to do |\n|---|---|---|\n");
+    for (key, verdict, why) in foreign::entry_verdicts() {
+        let _ = writeln!(text, "| `{key}` | {verdict} | {} |", escaped(&why));
+    }
     text.push_str("\n| key | words | mean | difference |\n|---|---|---|---|\n");
     for (key, words, means, note) in foreign::words() {
         let words: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();

@@ -2,7 +2,6 @@
 //! rebuild its state from the store and the nodes' reports.
 
 use crate::config::JobConfig;
-use crate::config::datasets::ValSetSize;
 use crate::control::{Bell, Control};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::held_lease::HeldLease;
@@ -308,7 +307,7 @@ pub(super) fn listen_alone(config: &JobConfig, term: &Term) -> Result<(Listener,
 /// Checks requests to a job: a mesh must fit the model. On one machine, a mesh may not exceed the number of ranks, and the
 /// node cannot be drained.
 pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Option<u32>) -> Admission {
-    let (model, evaluates) = (model.clone(), config.data.val_set_size != ValSetSize::Nothing);
+    let (model, evaluates) = (model.clone(), config.data.evaluates());
     Admission::new(move |request| match (request, n_slots_alone) {
         (Request::Resize(mesh), None) => fits(&model, *mesh, evaluates).map(drop).map_err(|error| error.to_string()),
         (Request::Resize(mesh), Some(n_slots)) => {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::prompts::CustomPrompt;
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat};
+use crate::config::prompts::CustomPrompt;
+use crate::config::split::Split;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -38,6 +39,8 @@ const SEQUENCE_LEN_MAX: usize = 1 << 24;
 pub struct DataConfig {
     /// The files, read one after the other.
     pub datasets: Vec<DatasetConfig>,
+    /// Files to evaluate on, instead of rows that are held out.
+    pub test_datasets: Vec<DatasetConfig>,
     /// Tokens per row.
     pub sequence_len: usize,
     /// Pack several documents into one row, isolated from each other; default false: one document per row, padded.
@@ -56,6 +59,8 @@ pub struct DataConfig {
     pub excess_length_strategy: ExcessLength,
     /// Fewest tokens of a document; default 2.
     pub min_sample_len: usize,
+    /// Keep only one of documents with the same tokens; default false.
+    pub deduplicate: bool,
 }
 
 impl DataConfig {
@@ -63,6 +68,7 @@ impl DataConfig {
     pub fn new(datasets: Vec<DatasetConfig>, sequence_len: usize) -> Self {
         Self {
             datasets,
+            test_datasets: Vec::new(),
             sequence_len,
             sample_packing: false,
             sample_packing_sequentially: false,
@@ -72,6 +78,7 @@ impl DataConfig {
             train_on_inputs: false,
             excess_length_strategy: ExcessLength::Drop,
             min_sample_len: 2,
+            deduplicate: false,
         }
     }
 
@@ -93,21 +100,29 @@ impl DataConfig {
         if !(size.is_finite() && size >= 0.0 && (size < 1.0 || size.fract() == 0.0)) {
             return Err(DataConfigError::ValSetSize(size));
         }
-        self.datasets.iter().try_for_each(DatasetConfig::validate)
+        self.datasets.iter().chain(&self.test_datasets).try_for_each(DatasetConfig::validate)
     }
 }
 
 /// One file of training data.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DatasetConfig {
-    /// The file, or a folder that holds `<split>.jsonl`, `.json` or `.txt`.
+    /// The file, or a folder with files of one or several splits.
     pub path: PathBuf,
     /// The type of its records.
     pub kind: DatasetType,
     /// Its format; default: JSON for `.json` and `.jsonl`, otherwise plain text.
     pub ds_type: Option<FileFormat>,
-    /// Which file of a folder; default `train`.
-    pub split: Option<String>,
+    /// Which records; default: all of the split train, or test for evaluation.
+    pub split: Option<Split>,
+    /// Which part of a folder whose README.md describes several.
+    pub name: Option<String>,
+    /// Files of a folder, instead of those of its splits.
+    pub data_files: Vec<String>,
+    /// Read only one of several random parts of the records: their number, and the index of that one.
+    pub shards: Option<(u64, u64)>,
+    /// How often its rows are visited in an epoch; default 1.
+    pub weight: f64,
     /// `completion`: the field with the text; default `text`.
     pub field: Option<String>,
     /// The texts and fields of [`DatasetType::Custom`].
@@ -143,6 +158,10 @@ impl DatasetConfig {
             kind,
             ds_type: None,
             split: None,
+            name: None,
+            data_files: Vec::new(),
+            shards: None,
+            weight: 1.0,
             field: None,
             prompt: None,
             conversation: ConversationConfig::default(),

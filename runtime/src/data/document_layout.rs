@@ -1,5 +1,7 @@
 //! Which documents of a data file are trained on, and which parts of long ones.
 
+use std::collections::HashSet;
+
 use super::config::DataConfig;
 use super::token_cache::{TRAINED, TokenFile};
 use crate::config::datasets::ExcessLength;
@@ -21,6 +23,7 @@ pub(super) struct Kept {
     pub(super) n_empty: usize,
     pub(super) n_dropped: usize,
     pub(super) n_short: usize,
+    pub(super) n_repeated: usize,
     pub(super) n_truncated: usize,
     pub(super) n_cut: usize,
 }
@@ -32,14 +35,21 @@ pub(super) struct TooLong {
     pub(super) len: usize,
 }
 
+/// Documents that were met, if each is kept only once.
+pub(super) type Seen = Option<HashSet<[u8; 16]>>;
+
 /// The documents of a file that are trained on. Long ones are cut into rows if `is_cut`, else treated as configured.
-pub(super) fn kept(tokens: &TokenFile, config: &DataConfig, is_cut: bool) -> Result<Kept, TooLong> {
+pub(super) fn kept(tokens: &TokenFile, config: &DataConfig, is_cut: bool, seen: &mut Seen) -> Result<Kept, TooLong> {
     let row_len = config.sequence_len;
     let n_documents = tokens.documents().len();
     assert!(u32::try_from(n_documents).is_ok(), "{n_documents} documents are more than 32 bits can number");
     let mut kept = Kept::default();
     for document in 0..n_documents as u32 {
         let all = tokens.document(document, usize::MAX);
+        if !all.is_empty() && seen.as_mut().is_some_and(|seen| !seen.insert(digest(all))) {
+            kept.n_repeated += 1;
+            continue;
+        }
         if all.len() > row_len && !is_cut {
             match config.excess_length_strategy {
                 ExcessLength::Error => {
@@ -76,6 +86,12 @@ impl Kept {
             false => {}
         }
     }
+}
+
+/// A digest of the tokens and of which of them are trained on; 128 bits do not collide by chance.
+fn digest(tokens: &[u32]) -> [u8; 16] {
+    let hash = blake3::hash(bytemuck::cast_slice(tokens));
+    std::array::from_fn(|i| hash.as_bytes()[i])
 }
 
 /// Whether a token of a document is predicted: not the first, which has no context.

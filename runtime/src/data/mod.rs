@@ -1,6 +1,6 @@
 //! From the user's files to batches of token ids.
 //!
-//! Data flow: a file's records ([`records`]) become text with marked spans to train on ([`record`]), text becomes token ids
+//! Data flow: a file's records ([`sources`], [`records`]) become text with marked spans to train on ([`record`]), text becomes token ids
 //! ([`tokenizer`]), ids are cached in a file ([`token_cache`]), documents are packed into rows (`packing`),
 //! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point.
 
@@ -8,11 +8,12 @@ pub mod chat_spans;
 pub mod chat_template;
 pub mod config;
 pub(crate) mod gguf_vocabulary;
-pub mod named_templates;
 pub mod prepare;
 pub mod record;
 pub mod records;
 pub mod rows;
+pub mod shown;
+pub mod sources;
 pub mod text_stream;
 pub mod token_cache;
 pub mod token_changes;
@@ -23,9 +24,11 @@ mod byte_vocabulary;
 mod chat_python;
 mod conversation;
 mod document_layout;
+#[cfg(test)]
+mod named_templates_tests;
 mod packing;
 mod pretokenized;
-pub mod prompts;
+mod prompts;
 mod segments;
 mod text_chunks;
 mod thinking;

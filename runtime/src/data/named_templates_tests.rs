@@ -1,6 +1,6 @@
 //! Named templates give the texts that transformers gives with Axolotl's templates of the same names.
 
-use super::*;
+use crate::config::named_templates::NamedTemplate;
 use crate::data::chat_spans::render_for_training;
 use crate::data::chat_template::{ChatTemplate, Conversation, Message};
 use serde_json::Value;
@@ -24,7 +24,7 @@ fn cases() -> Vec<(NamedTemplate, Vec<Value>)> {
 #[test]
 fn every_template_gives_the_text_of_its_peer_or_refuses_what_the_peer_refuses() {
     let cases = cases();
-    assert_eq!(cases.len(), TEMPLATES.len());
+    assert_eq!(cases.len(), NamedTemplate::names().count());
 
     for (named, cases) in cases {
         let template = ChatTemplate::parse(named.source(), "<s>", "</s>").unwrap();

@@ -1,7 +1,6 @@
 //! From the data section of the configuration to rows for training and rows for validation.
 
-use std::fs::{File, FileType};
-use std::os::unix::fs::FileTypeExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,11 +9,13 @@ use thiserror::Error;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::{DataConfig, DataConfigError, DatasetConfig, TemplateConfig};
-use super::document_layout::{self, Kept, TooLong};
+use super::document_layout::{self, Kept, Seen, TooLong};
 use super::packing::Packing;
 use super::record::RecordReader;
 use super::records::{Compression, ReadError, plain_copy};
 use super::rows::{Layout, Part, RowStore, Rows};
+use super::sources::choice::Choice;
+use super::sources::{Purpose, SourceError, SourceFile, files_of};
 use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
 use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
@@ -28,30 +29,9 @@ pub enum PrepareError {
     /// The section contradicts itself.
     #[error(transparent)]
     Config(#[from] DataConfigError),
-    /// There is no such file.
-    #[error("dataset {} does not exist{}", path.display(), suggestion(nearest))]
-    Missing { path: PathBuf, nearest: Option<String> },
-    /// A pipe, socket or device: it has no end, or cannot be read twice.
-    #[error("dataset {} is {kind}, but must be a file, which every rank can read from its beginning", path.display())]
-    NoFile { path: PathBuf, kind: &'static str },
-    /// The folder has no file for the split.
-    #[error("dataset folder {} holds none of {}", dir.display(), wanted.join(", "))]
-    NoSplit { dir: PathBuf, wanted: Vec<String> },
-    /// A single file has no splits.
-    #[error("dataset {} is one file, which holds the split \"train\" only, found split {split:?}", path.display())]
-    SplitOfFile { path: PathBuf, split: String },
-    /// The file format is not supported.
-    #[error(
-        "dataset {} is a {extension} archive; unpack it first, or compress its files one by one with gzip or zstd",
-        path.display()
-    )]
-    Format { path: PathBuf, extension: String },
-    /// Parquet is read from its end, which no compressed file allows.
-    #[error("dataset {} is a compressed Parquet file; decompress it first", path.display())]
-    CompressedParquet { path: PathBuf },
-    /// Instructions and conversations need named fields.
-    #[error("dataset {} is plain text, which fits type completion only, found {}", path.display(), kind.word())]
-    TextOfOtherType { path: PathBuf, kind: DatasetType },
+    /// The files of a data set cannot be found.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// The chat template cannot be used.
     #[error("dataset {}: {reason}", path.display())]
     Template { path: PathBuf, reason: ChatTemplateError },
@@ -90,10 +70,10 @@ pub enum PrepareError {
     TooShort { path: PathBuf, n_tokens: usize, limit: usize },
     /// No document has a token to predict.
     #[error(
-        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long, {n_short} shorter than min_sample_len",
+        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long, {n_short} shorter than min_sample_len, {n_repeated} repeated",
         path.display()
     )]
-    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize, n_short: usize },
+    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize, n_short: usize, n_repeated: usize },
     /// The split leaves one side empty.
     #[error(
         "val_set_size {val_set_size} of {n_rows} rows leaves {n_validation} for validation and {n_train} for training; both need at least one"
@@ -101,17 +81,30 @@ pub enum PrepareError {
     Split { val_set_size: f64, n_rows: usize, n_validation: usize, n_train: usize },
 }
 
+impl PrepareError {
+    /// Whether a file has no document, or only documents that another one has too.
+    fn is_of_nothing(&self) -> bool {
+        match self {
+            Self::TooShort { .. } => true,
+            Self::Empty { n_documents, n_repeated, .. } => n_documents == n_repeated,
+            _ => false,
+        }
+    }
+}
+
 /// The prepared data of a job.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     /// Rows to train on.
     pub train: Rows,
-    /// Rows held out for validation, if `val_set_size` is not 0; disjoint from `train`.
+    /// Rows to evaluate on: those of `test_datasets`, or rows held out from `train`, if there are any.
     pub validation: Option<Rows>,
-    /// The result for each data set, in their order.
+    /// The result for each file, in the order of `datasets` and then of `test_datasets`.
     pub summaries: Vec<Summary>,
-    /// A digest of the tokens of each data set and of their marks for prediction.
+    /// A digest of the tokens of each file of `datasets` and of their marks for prediction.
     pub digests: Vec<[u8; 32]>,
+    /// The same of `test_datasets`.
+    pub test_digests: Vec<[u8; 32]>,
 }
 
 /// The result of preparing a data set.
@@ -133,6 +126,8 @@ pub struct Summary {
     pub n_dropped: usize,
     /// Documents left out as too short.
     pub n_short: usize,
+    /// Documents left out because the same one was there before.
+    pub n_repeated: usize,
     /// Documents truncated to a row.
     pub n_truncated: usize,
     /// Documents cut into several rows.
@@ -157,55 +152,99 @@ pub fn prepare(
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<Prepared, PrepareError> {
     config.validate()?;
-    let (mut parts, mut summaries, mut digests, mut short) = (Vec::new(), Vec::new(), Vec::new(), None);
-    for dataset in &config.datasets {
-        let source = Source::find(dataset)?;
-        let (tokens, from_cache) = source.tokens(config, tokenizer, cache_dir, progress)?;
-        check_vocabulary(&source.path, &tokens, tokenizer, vocab_size)?;
-        let digest = tokens.digest();
-        let laid_out = match source.format {
-            FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
-            _ => lay_out(&source, tokens, config),
-        };
-        let (part, summary) = match laid_out {
-            Ok(rows) => rows,
-            // A single text may be too short; it is an error only if all are.
-            Err(error @ PrepareError::TooShort { .. }) => {
-                short.get_or_insert(error);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        parts.push(part);
-        summaries.push(Summary { from_cache, ..summary });
-        digests.push(digest);
-    }
-    if let Some(error) = short.filter(|_| parts.is_empty()) {
-        return Err(error);
-    }
+    let load = |datasets, purpose| {
+        let sources = sources(datasets, purpose, config.seed)?;
+        Loaded::of(sources, config, tokenizer, cache_dir, vocab_size, progress)
+    };
     let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
-    let store = Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));
-    let (train, validation) = split(store, config.val_set_size, config.seed)?;
-    Ok(Prepared { train, validation, summaries, digests })
+    let store = |parts| Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));
+    let Loaded { parts, weights, mut summaries, digests } = load(&config.datasets, Purpose::Training)?;
+    let (train, mut validation) = split(store(parts), config.val_set_size, config.seed)?;
+    let train = train.weighted(&weights, config.seed);
+    let mut test_digests = Vec::new();
+    if !config.test_datasets.is_empty() {
+        let test = load(&config.test_datasets, Purpose::Evaluation)?;
+        validation = Some(Rows::new(store(test.parts), None));
+        summaries.extend(test.summaries);
+        test_digests = test.digests;
+    }
+    Ok(Prepared { train, validation, summaries, digests, test_digests })
 }
 
-/// A data set and its file.
+/// The tokens of data sets, laid into rows.
+#[derive(Default)]
+struct Loaded {
+    parts: Vec<Part>,
+    /// How often the rows of each part are visited in an epoch.
+    weights: Vec<f64>,
+    summaries: Vec<Summary>,
+    digests: Vec<[u8; 32]>,
+}
+
+impl Loaded {
+    fn of(
+        sources: Vec<Source<'_>>,
+        config: &DataConfig,
+        tokenizer: &Tokenizer,
+        cache_dir: &Path,
+        vocab_size: usize,
+        progress: &dyn Fn(Progress<'_>),
+    ) -> Result<Self, PrepareError> {
+        let (mut loaded, mut empty) = (Self::default(), None);
+        let mut seen: Seen = config.deduplicate.then(Default::default);
+        for source in sources {
+            let (tokens, from_cache) = source.tokens(config, tokenizer, cache_dir, progress)?;
+            check_vocabulary(&source.path, &tokens, tokenizer, vocab_size)?;
+            let digest = tokens.digest();
+            let laid_out = match source.format {
+                FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
+                _ => lay_out(&source, tokens, config, &mut seen),
+            };
+            let (part, summary) = match laid_out {
+                Ok(rows) => rows,
+                // One of several files may be too short, or have no record of a shard; it is an error only if all are.
+                Err(error) if error.is_of_nothing() => {
+                    empty.get_or_insert(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            loaded.parts.push(part);
+            loaded.weights.push(source.dataset.weight);
+            loaded.summaries.push(Summary { from_cache, ..summary });
+            loaded.digests.push(digest);
+        }
+        match empty.filter(|_| loaded.parts.is_empty()) {
+            Some(error) => Err(error),
+            None => Ok(loaded),
+        }
+    }
+}
+
+/// A file and its data set.
 struct Source<'a> {
     dataset: &'a DatasetConfig,
     path: PathBuf,
     format: FileFormat,
+    choice: Choice,
 }
 
-impl<'a> Source<'a> {
-    fn find(dataset: &'a DatasetConfig) -> Result<Self, PrepareError> {
-        let path = file_of(dataset)?;
-        let format = format_of(dataset, &path)?;
-        if format == FileFormat::Text && dataset.kind != DatasetType::Completion {
-            return Err(PrepareError::TextOfOtherType { path, kind: dataset.kind });
-        }
-        Ok(Self { dataset, path, format })
+/// The files of data sets.
+fn sources(datasets: &[DatasetConfig], purpose: Purpose, seed: u64) -> Result<Vec<Source<'_>>, SourceError> {
+    let mut sources = Vec::new();
+    for dataset in datasets {
+        let files = files_of(dataset, purpose, seed)?;
+        sources.extend(files.into_iter().map(|SourceFile { path, format, choice }| Source {
+            dataset,
+            path,
+            format,
+            choice,
+        }));
     }
+    Ok(sources)
+}
 
+impl Source<'_> {
     /// The tokens of the file, and whether they were in the cache.
     fn tokens(
         &self,
@@ -247,7 +286,7 @@ impl<'a> Source<'a> {
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
                     .map_err(|reason| PrepareError::Template { path: self.path.clone(), reason })?;
-                tokenize_records(&self.path, format, &reader, tokenizer, &mut writer, progress)?;
+                tokenize_records(&self.path, format, &self.choice, &reader, tokenizer, &mut writer, progress)?;
             }
         }
         Ok((writer.finish()?, false))
@@ -263,7 +302,7 @@ impl<'a> Source<'a> {
             hasher.finalize()
         };
         let dataset = self.dataset;
-        let mut options = format!("{:?} {:?}", self.format, dataset.kind);
+        let mut options = format!("{:?} {:?} {:?}", self.format, dataset.kind, self.choice);
         match dataset.kind {
             DatasetType::Completion => options += &format!(" {:?}", dataset.field),
             DatasetType::Alpaca | DatasetType::Prompt(_) | DatasetType::Custom | DatasetType::InputOutput => {
@@ -283,78 +322,6 @@ impl<'a> Source<'a> {
         hasher.update(options.as_bytes());
         Ok(*hasher.finalize().as_bytes())
     }
-}
-
-/// The format of a file by `ds_type` or its name, as in `data.csv` and `data.jsonl.gz`.
-fn format_of(dataset: &DatasetConfig, path: &Path) -> Result<FileFormat, PrepareError> {
-    let compression = Compression::of(path);
-    let named = if compression == Compression::None { path } else { Path::new(path.file_stem().unwrap_or_default()) };
-    let extension = named.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
-    let format = match (dataset.ds_type, extension.as_str()) {
-        (_, "zip" | "tar" | "tgz" | "7z" | "bz2" | "xz") => {
-            return Err(PrepareError::Format { path: path.to_owned(), extension });
-        }
-        (Some(format), _) => format,
-        (None, "json" | "jsonl" | "ndjson") => FileFormat::Json,
-        (None, "csv") => FileFormat::Csv,
-        (None, "tsv" | "tab") => FileFormat::Tsv,
-        (None, "parquet") => FileFormat::Parquet,
-        (None, "arrow" | "feather") => FileFormat::Arrow,
-        (None, _) => FileFormat::Text,
-    };
-    match (format, compression) {
-        (FileFormat::Parquet, Compression::Gzip | Compression::Zstd) => {
-            Err(PrepareError::CompressedParquet { path: path.to_owned() })
-        }
-        _ => Ok(format),
-    }
-}
-
-/// The file of a data set.
-fn file_of(dataset: &DatasetConfig) -> Result<PathBuf, PrepareError> {
-    let path = &dataset.path;
-    if path.is_dir() {
-        let split = dataset.split.as_deref().unwrap_or("train");
-        let wanted: Vec<String> = ["jsonl", "json", "txt"].iter().map(|e| format!("{split}.{e}")).collect();
-        let found = wanted.iter().map(|name| path.join(name)).find(|file| file.is_file());
-        return found.ok_or_else(|| PrepareError::NoSplit { dir: path.clone(), wanted });
-    }
-    let Ok(metadata) = path.metadata() else {
-        return Err(PrepareError::Missing { path: path.clone(), nearest: nearest_name(path) });
-    };
-    if let Some(kind) = special(metadata.file_type()) {
-        return Err(PrepareError::NoFile { path: path.clone(), kind });
-    }
-    match &dataset.split {
-        Some(split) if split != "train" => Err(PrepareError::SplitOfFile { path: path.clone(), split: split.clone() }),
-        _ => Ok(path.clone()),
-    }
-}
-
-/// What a path names that is neither a file nor a folder.
-fn special(file_type: FileType) -> Option<&'static str> {
-    let kinds = [
-        (file_type.is_fifo(), "a pipe"),
-        (file_type.is_socket(), "a socket"),
-        (file_type.is_char_device(), "a character device"),
-        (file_type.is_block_device(), "a block device"),
-    ];
-    kinds.into_iter().find_map(|(is_this, kind)| is_this.then_some(kind))
-}
-
-/// The most similar file name beside `path`, if any is similar.
-fn nearest_name(path: &Path) -> Option<String> {
-    let wanted = path.file_name()?.to_str()?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let names = std::fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let scored = names.map(|name| (strsim::jaro_winkler(wanted, &name), name));
-    // Below that, names share hardly more than their extension.
-    let best = scored.filter(|(score, _)| *score > 0.8).max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-    best.map(|(_, name)| name)
-}
-
-fn suggestion(nearest: &Option<String>) -> String {
-    nearest.as_ref().map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
 /// The text of the template for the conversations at `dataset`.
@@ -416,6 +383,7 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
         n_empty: 0,
         n_dropped: 0,
         n_short: 0,
+        n_repeated: 0,
         n_truncated: 0,
         n_cut: 0,
         n_rows,
@@ -424,15 +392,20 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
 }
 
 /// Records: one document per row, or several.
-fn lay_out(source: &Source<'_>, tokens: TokenFile, config: &DataConfig) -> Result<(Part, Summary), PrepareError> {
+fn lay_out(
+    source: &Source<'_>,
+    tokens: TokenFile,
+    config: &DataConfig,
+    seen: &mut Seen,
+) -> Result<(Part, Summary), PrepareError> {
     let (path, row_len) = (source.path.clone(), config.sequence_len);
     let is_cut = source.dataset.kind == DatasetType::Completion;
-    let kept = document_layout::kept(&tokens, config, is_cut)
+    let kept = document_layout::kept(&tokens, config, is_cut, seen)
         .map_err(|TooLong { line, len }| PrepareError::TooLong { path: path.clone(), line, len, limit: row_len })?;
-    let Kept { pieces, lens, n_empty, n_dropped, n_short, n_truncated, n_cut } = kept;
+    let Kept { pieces, lens, n_empty, n_dropped, n_short, n_repeated, n_truncated, n_cut } = kept;
     let (n_tokens, n_documents) = (tokens.tokens().len(), tokens.documents().len());
     if pieces.is_empty() {
-        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, n_short });
+        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, n_short, n_repeated });
     }
     if n_empty + n_dropped + n_short > 0 {
         tracing::warn!(dataset = %path.display(), n_documents, n_empty, n_dropped, n_short, "documents are left out");
@@ -455,6 +428,7 @@ fn lay_out(source: &Source<'_>, tokens: TokenFile, config: &DataConfig) -> Resul
         n_empty,
         n_dropped,
         n_short,
+        n_repeated,
         n_truncated,
         n_cut,
         n_rows,

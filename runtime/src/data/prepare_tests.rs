@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::datasets::ExcessLength;
+use crate::config::split::Split;
 use crate::data::rows::{BatchMut, IGNORED};
 use crate::data::token_cache::cache_path;
 use std::cell::Cell;
@@ -360,13 +361,13 @@ fn folder_stands_for_the_file_of_its_split() {
     let files = Files::new(&[("train.jsonl", &lines(&["t"])), ("extra.jsonl", &lines(&["e"]))]);
     let with = |split: Option<&str>| {
         let mut config = files.config(DatasetType::Completion, &["."], 4);
-        config.datasets[0].split = split.map(str::to_owned);
+        config.datasets[0].split = split.map(|split| Split::parse(split).unwrap());
         files.prepare(&config).map(|prepared| text(&batch(&prepared.train, 0..1).labels))
     };
 
     assert_eq!(with(None).unwrap(), "t<|eos|>");
     assert_eq!(with(Some("extra")).unwrap(), "e<|eos|>");
-    assert!(matches!(with(Some("test")), Err(PrepareError::NoSplit { .. })));
+    assert!(matches!(with(Some("test")), Err(PrepareError::Source(SourceError::NoSplit { .. }))));
 }
 
 #[test]
@@ -375,9 +376,12 @@ fn unsupported_and_empty_files_are_refused() {
         Files::new(&[("a.zip", ""), ("a.parquet.gz", ""), ("a.txt", "text"), ("empty.txt", ""), ("empty.jsonl", "")]);
     let error = |kind, name| files.prepare(&files.config(kind, &[name], 8)).unwrap_err();
 
-    assert!(matches!(error(DatasetType::Alpaca, "a.zip"), PrepareError::Format { .. }));
-    assert!(matches!(error(DatasetType::Alpaca, "a.parquet.gz"), PrepareError::CompressedParquet { .. }));
-    assert!(matches!(error(DatasetType::Alpaca, "a.txt"), PrepareError::TextOfOtherType { .. }));
+    assert!(matches!(error(DatasetType::Alpaca, "a.zip"), PrepareError::Source(SourceError::Format { .. })));
+    assert!(matches!(
+        error(DatasetType::Alpaca, "a.parquet.gz"),
+        PrepareError::Source(SourceError::CompressedParquet { .. })
+    ));
+    assert!(matches!(error(DatasetType::Alpaca, "a.txt"), PrepareError::Source(SourceError::TextOfOtherType { .. })));
     assert!(matches!(error(DatasetType::Completion, "empty.txt"), PrepareError::TooShort { n_tokens: 1, .. }));
     assert!(matches!(error(DatasetType::Completion, "empty.jsonl"), PrepareError::Empty { n_documents: 0, .. }));
 }
@@ -411,4 +415,44 @@ fn progress_ends_at_the_length_of_the_file() {
 
     let len = std::fs::metadata(files.path("data.jsonl")).unwrap().len();
     assert_eq!(last.get(), (len, len));
+}
+
+#[test]
+fn repeated_documents_are_kept_once_among_all_files() {
+    let (first, second) = (lines(&["a", "b", "a"]), lines(&["b", "c"]));
+    let files = Files::new(&[("a.jsonl", &first), ("b.jsonl", &second), ("c.jsonl", &lines(&["c"]))]);
+    let config = files.config(DatasetType::Completion, &["a.jsonl", "b.jsonl", "c.jsonl"], 4);
+
+    let all = files.prepare(&config).unwrap();
+    let once = files.prepare(&DataConfig { deduplicate: true, ..config }).unwrap();
+
+    assert_eq!((all.train.len(), once.train.len()), (6, 3));
+    assert_eq!(once.summaries.iter().map(|s| s.n_repeated).collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn test_datasets_are_evaluated_on_and_not_trained_on() {
+    let files = Files::new(&[("a.jsonl", &lines(&["a", "b"])), ("t.jsonl", &lines(&["t"]))]);
+    let config = files.config(DatasetType::Completion, &["a.jsonl"], 4);
+    let test = files.config(DatasetType::Completion, &["t.jsonl"], 4).datasets;
+
+    let prepared = files.prepare(&DataConfig { test_datasets: test, ..config }).unwrap();
+
+    assert_eq!((prepared.train.len(), prepared.digests.len(), prepared.test_digests.len()), (2, 1, 1));
+    assert_eq!(text(&batch(&prepared.validation.unwrap(), 0..1).labels), "t<|eos|>");
+}
+
+#[test]
+fn slice_of_records_is_trained_on_alone() {
+    let files = Files::new(&[("a.jsonl", &lines(&["a", "b", "c", "d"]))]);
+    let with = |split: &str| {
+        let mut config = files.config(DatasetType::Completion, &["a.jsonl"], 4);
+        config.datasets[0].split = Some(Split::parse(split).unwrap());
+        let train = files.prepare(&config).unwrap().train;
+        text(&batch(&train, 0..train.len() as u64).labels)
+    };
+
+    assert_eq!(with("train[1:3]"), "b<|eos|>c<|eos|>");
+    assert_eq!(with("train[-25%:]"), "d<|eos|>");
+    assert_eq!(with("train[3:]+train[:1]"), "d<|eos|>a<|eos|>");
 }

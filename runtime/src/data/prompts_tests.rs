@@ -1,6 +1,7 @@
 //! Prompts of instruction formats.
 
 use super::*;
+use crate::config::prompts::*;
 use serde_json::json;
 
 fn texts(word: &str, record: Value) -> (String, String) {

@@ -10,9 +10,9 @@ use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::DatasetConfig;
 use super::conversation::ConversationReader;
 use super::pretokenized;
-use super::prompts::{NamedPrompt, Prompt};
 use super::segments::{Segment, segments};
 use crate::config::datasets::DatasetType;
+use crate::config::prompts::{NamedPrompt, Prompt};
 
 /// Why a record cannot be used; the caller adds file and line.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]

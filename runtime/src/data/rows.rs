@@ -12,10 +12,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use phalanx_strategies::sampler::Permutation;
+
 use super::document_layout::Piece;
 use super::packing::Packing;
 use super::token_cache::TokenCacheError;
 use super::token_reader::{TokenReader, id_of, is_trained};
+
+/// The first of the streams that choose rows by weight, downwards, among those of a seed; orders of epochs count upwards.
+const WEIGHTS: u64 = u64::MAX - 2;
 
 /// The label of a position at which nothing is predicted.
 pub const IGNORED: i32 = -100;
@@ -117,6 +122,30 @@ pub struct Rows {
 impl Rows {
     pub(crate) fn new(store: Arc<RowStore>, selected: Option<Arc<[u32]>>) -> Self {
         Self { store, selected }
+    }
+
+    /// These rows, those of each part as often as its weight says: 2 for each twice, 0.5 for a random half.
+    pub(crate) fn weighted(self, weights: &[f64], seed: u64) -> Self {
+        if weights.iter().all(|&weight| weight == 1.0) {
+            return self;
+        }
+        let n_rows = self.store.len() as u32;
+        let all: Vec<u32> = self.selected.map_or_else(|| (0..n_rows).collect(), |rows| rows.to_vec());
+        let mut selected = Vec::new();
+        for (part, (&end, &weight)) in self.store.ends.iter().zip(weights).enumerate() {
+            let start = if part == 0 { 0 } else { self.store.ends[part - 1] };
+            let rows = &all[all.partition_point(|&row| (row as usize) < start)..];
+            let rows = &rows[..rows.partition_point(|&row| (row as usize) < end)];
+            (0..weight as usize).for_each(|_| selected.extend(rows));
+            let n_more = (weight.fract() * rows.len() as f64).round() as usize;
+            // A small weight of a small part is at least one row.
+            let n_more = if weight < 1.0 { n_more.max(1).min(rows.len()) } else { n_more };
+            let order = Permutation::new(rows.len() as u64, seed, WEIGHTS - part as u64);
+            let mut more: Vec<u32> = (0..n_more as u64).map(|nth| rows[order.apply(nth) as usize]).collect();
+            more.sort_unstable();
+            selected.extend(more);
+        }
+        Self { store: self.store, selected: Some(selected.into()) }
     }
 
     /// The number of rows.
@@ -357,5 +386,23 @@ mod tests {
         assert_eq!((all.len(), some.len()), (3, 2));
         assert_eq!(filled(&all, &[1, 2]).ids, [3, 4, 0, 0, 0, 0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5]);
         assert_eq!(filled(&some, &[1]).ids, [5; 8]);
+    }
+
+    #[test]
+    fn weights_repeat_rows_or_choose_some_of_them() {
+        let documents: Vec<Vec<u32>> = (0..10).map(|i| vec![i, 1]).collect();
+        let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
+        let layout = || whole(Packing::one_per_row((0..10).collect()), 10);
+        let store = Arc::new(RowStore::new((0..3).map(|_| part(&documents, layout())).collect(), S, 0));
+        let held_out = [3, 14, 25];
+        let train = (0..30).filter(|row| !held_out.contains(row)).collect();
+
+        let rows = Rows::new(store, Some(train)).weighted(&[1.0, 2.0, 0.35], 42);
+
+        let selected = rows.selected.unwrap();
+        let count = |rows: std::ops::Range<u32>| selected.iter().filter(|row| rows.contains(row)).count();
+        assert_eq!([count(0..10), count(10..20), count(20..30)], [9, 18, 3]);
+        assert!(selected.iter().all(|row| !held_out.contains(row)));
+        assert!((10..20).filter(|row| *row != 14).all(|row| selected.iter().filter(|r| **r == row).count() == 2));
     }
 }

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use super::record::{Document, RecordError, RecordReader, Sample};
 use super::records::{Content, Numbered, ReadError, RecordFile, json_error};
+use super::sources::choice::Choice;
 use super::text_chunks::{self, Cut};
 use super::token_cache::{TRAINED, TokenCacheError, TokenWriter};
 use super::tokenizer::{Piece, Tokenizer, TokenizerError};
@@ -114,10 +115,11 @@ fn encode_bytes(
     Ok(shifted(pieces, start as usize + skipped))
 }
 
-/// Tokenises the records of the file at `path`.
+/// Tokenises the chosen records of the file at `path`.
 pub(crate) fn tokenize_records(
     path: &Path,
     format: FileFormat,
+    choice: &Choice,
     reader: &RecordReader,
     tokenizer: &Tokenizer,
     writer: &mut TokenWriter,
@@ -132,13 +134,18 @@ pub(crate) fn tokenize_records(
         };
         encode_record(path, line, &record, reader, tokenizer)
     };
+    let mut n_read = 0;
     loop {
         let batch = records.next_batch()?;
         let done_bytes = records.done_bytes();
-        if batch.is_empty() {
+        if batch.is_empty() || choice.ends_before(n_read) {
             progress(Progress { path, done_bytes, total_bytes });
             return Ok(());
         }
+        let first = n_read;
+        n_read += batch.len() as u64;
+        let chosen = (first..).zip(batch).filter(|(record, _)| choice.has(*record));
+        let batch: Vec<Numbered> = chosen.map(|(_, numbered)| numbered).collect();
         write_documents(batch.into_par_iter().map(encode).collect::<Result<_, _>>()?, writer)?;
         progress(Progress { path, done_bytes, total_bytes });
     }
@@ -231,7 +238,7 @@ mod tests {
         let reader =
             RecordReader::new(&DatasetConfig::new(&path, kind), false, || ChatTemplate::parse(CHATML, "", "")).unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
-        tokenize_records(&path, FileFormat::Json, &reader, tokenizer, &mut writer, &|_| ())?;
+        tokenize_records(&path, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| ())?;
         Ok(writer.finish()?)
     }
 

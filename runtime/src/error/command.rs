@@ -21,6 +21,11 @@ pub enum CommandError {
     /// A flag that takes a number has another value.
     #[error("`{flag}` is `{value}`, but must be a number")]
     NotANumber { flag: String, value: String },
+    /// `phalanx fetch` of something that is no name.
+    #[error(
+        "{name:?} is no name of a model or data set on the Hub, such as HuggingFaceTB/SmolLM2-135M, and no job's YAML file"
+    )]
+    NoHubName { name: String },
     /// A flag that takes a number above 0 is 0.
     #[error("`{flag}` is 0, but must be at least 1")]
     Zero { flag: &'static str },

@@ -1,7 +1,6 @@
 //! A node of a job: its supervisor, and the loop that starts and watches rank processes.
 
 use crate::config::JobConfig;
-use crate::config::datasets::ValSetSize;
 use crate::config::precision::PrecisionSection;
 use crate::devices::choice_of;
 use crate::error::JobError;
@@ -220,7 +219,7 @@ impl Part {
             inputs,
         };
         let inputs = if is_alone { Vec::new() } else { begin.inputs.of_node() };
-        let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+        let evaluates = config.data.evaluates();
         let ids = devices.health().iter().map(|device| device.id.clone()).collect();
         let mut processes = Processes::new(node, self.program, model, evaluates, begin, n_slots, ids)?;
         let (commands, taken) = channel();

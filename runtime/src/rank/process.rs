@@ -2,7 +2,6 @@
 //! computes.
 
 use crate::config::JobConfig;
-use crate::config::datasets::ValSetSize;
 use crate::control::Control;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
@@ -102,7 +101,7 @@ fn serve(
     let progress_counter = ProgressCounter::new();
     let device_watch = DeviceWatch::new(Arc::clone(&model.device), progress_counter.clone());
     let extras = extras(&config, &model, &tokenizer, &begin.inputs)?;
-    let evaluates = config.data.val_set_size != ValSetSize::Nothing;
+    let evaluates = config.data.evaluates();
     // Before the first status report, because other members may wait for this rank after it.
     let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
     if model.device.activity().is_some() {

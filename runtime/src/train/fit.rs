@@ -3,7 +3,6 @@
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use crate::config::JobConfig;
-use crate::config::datasets::ValSetSize;
 use crate::error::JobError;
 use crate::error::fit::FitError;
 use crate::train::programs::Programs;
@@ -18,7 +17,7 @@ use std::sync::Arc;
 pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
     let tokenizer = plan::tokenizer(config)?;
     let model = plan::model_plan(config, &tokenizer)?;
-    fits(&model, config.parallel.mesh()?, config.data.val_set_size != ValSetSize::Nothing)?;
+    fits(&model, config.parallel.mesh()?, config.data.evaluates())?;
     Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
     create_dir(&config.output.folder())?;
     Ok(model)

@@ -26,6 +26,8 @@ pub(crate) struct RunInputs {
     tokenizer: String,
     /// In the order of `datasets`.
     data_sets: Vec<DataSet>,
+    /// One digest of all `test_datasets`; empty without any.
+    test_data: String,
     /// With the tensors of `lora_model_dir`; empty without `base_model`.
     base_model: TensorDigests,
 }
@@ -66,6 +68,10 @@ impl RunInputs {
             version: env!("CARGO_PKG_VERSION").into(),
             tokenizer: short(&tokenizer.fingerprint()),
             data_sets: data.summaries.iter().zip(&data.digests).map(data_set).collect(),
+            test_data: match &data.test_digests[..] {
+                [] => String::new(),
+                sets => digest(sets.iter().map(short).collect::<Vec<_>>().iter().map(String::as_str)),
+            },
             base_model,
         })
     }
@@ -130,6 +136,9 @@ impl RunInputs {
             let rest = self.data_sets[DATA_SETS_NAMED..].iter().map(|set| set.tokens.as_str());
             inputs.push(input(format!("data set behind the first {DATA_SETS_NAMED}"), digest(rest)));
         }
+        if !self.test_data.is_empty() {
+            inputs.push(input("`test_datasets`".into(), self.test_data.clone()));
+        }
         if !self.base_model.is_empty() {
             let tensors = self.base_model.iter().flat_map(|(name, tensor)| [name.as_str(), tensor.as_str()]);
             inputs.push(input("`base_model`".into(), digest(tensors)));
@@ -181,6 +190,7 @@ mod tests {
             version: "1".into(),
             tokenizer: "t".into(),
             data_sets: vec![set("a.txt", "aa"), set("b.txt", "bb")],
+            test_data: String::new(),
             base_model: [("w".to_owned(), "00".to_owned()), ("x".to_owned(), "01".to_owned())].into(),
         }
     }

@@ -10,6 +10,7 @@
 //!   `catch_up_transfer`; `shadow`: a copy of another rank's state.
 //! - `threads`: a run whose ranks are threads of this process; `event_sink`: the outputs for a rank's events.
 //! - `inputs`: digests of what a run trains on, which nodes and checkpoints compare.
+//! - `located`: models and data sets in the Hub's cache.
 //! - `output_lock`: one job at a time in a folder.
 //! - `same_run`: whether a checkpoint is of the run that resumes.
 //! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
@@ -37,10 +38,12 @@ mod initial_adapter;
 pub(crate) mod inputs;
 mod lane;
 pub(crate) mod links;
+pub(crate) mod located;
 pub(crate) mod merge;
 pub mod metrics;
 pub mod model_source;
 pub(crate) mod output_lock;
+mod packed_weights;
 pub mod plan;
 pub(crate) mod planted;
 pub(crate) mod preparation;

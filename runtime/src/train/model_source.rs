@@ -1,5 +1,6 @@
 //! A model as the commands that use one are given it: a model directory, or an adapter directory with its base model.
 
+use super::located;
 use super::merge::{AdapterWeights, merge};
 use super::plan;
 use super::weights::{self, FirstValues};
@@ -32,6 +33,7 @@ impl ModelSource {
     /// # Errors
     /// When `base_model` is given for a whole model, or the base model of an adapter is not there.
     pub fn find(dir: &Path, base_model: Option<&Path>) -> Result<ModelSource, JobError> {
+        let dir = &*located::model(dir)?;
         let path = dir.join(ADAPTER_CONFIG);
         if !path.is_file() {
             return match base_model {
@@ -42,6 +44,8 @@ impl ModelSource {
         let config = read_json(&path)?;
         let named = config["base_model_name_or_path"].as_str().unwrap_or_default();
         let base = base_model.map_or_else(|| PathBuf::from(named), Path::to_owned);
+        // Without it, the error below names both.
+        let base = located::model(&base).unwrap_or(base);
         if !base.join(CONFIG).is_file() {
             return Err(MergeError::NoBase { dir: dir.to_owned(), base }.into());
         }

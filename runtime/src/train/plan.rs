@@ -3,6 +3,7 @@
 use super::architecture::{Architecture, User, is_user_defined};
 use super::grown_rows::Grown;
 use super::initial_adapter;
+use super::located as models;
 use super::quantised::check_unquantised;
 use super::vocabulary;
 use crate::config::JobConfig;
@@ -19,6 +20,7 @@ use crate::config::schedule::LrScheduler;
 use crate::config::steps::interval;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
+use crate::data::sources;
 use crate::data::tokenizer::Tokenizer;
 use crate::devices::{self, Chosen};
 use crate::error::JobError;
@@ -27,6 +29,7 @@ use crate::frontend::UserModel;
 use crate::train::weights::FirstValues;
 use phalanx_device::Device;
 use phalanx_storage::hf::source::{TensorSource, read_json};
+use phalanx_storage::hub::cache::HubCache;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
@@ -138,6 +141,7 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
     let base = match config.model.tokenizer_source() {
         model::Tokenizer::Bytes => Tokenizer::bytes(),
         model::Tokenizer::Path(path) => {
+            let path = models::model_of(config, &path)?;
             let dir = if path.is_file() { path.parent().unwrap_or(Path::new(".")).to_owned() } else { path };
             Tokenizer::from_dir(&dir)?
         }
@@ -148,14 +152,18 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
 /// Converts the data section to the types of the data module and expands patterns.
 pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let d = &config.data;
-    let mut datasets = Vec::new();
-    for dataset in &d.datasets {
-        for path in matching(&dataset.path)? {
-            datasets.push(data::DatasetConfig { path, ..dataset_config(dataset, d) });
+    let expanded = |entries: &[datasets::DatasetConfig]| {
+        let mut datasets = Vec::new();
+        for dataset in entries {
+            for path in matching(&located(dataset)?)? {
+                datasets.push(data::DatasetConfig { path, ..dataset_config(dataset, d) });
+            }
         }
-    }
+        Ok::<_, JobError>(datasets)
+    };
     Ok(DataConfig {
-        datasets,
+        datasets: expanded(&d.datasets)?,
+        test_datasets: expanded(&d.test_datasets)?,
         sequence_len: d.sequence_len,
         sample_packing: d.sample_packing,
         sample_packing_sequentially: d.sample_packing_sequentially,
@@ -169,7 +177,14 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         train_on_inputs: d.train_on_inputs,
         excess_length_strategy: d.excess_length_strategy,
         min_sample_len: d.min_sample_len,
+        deduplicate: d.dataset_exact_deduplication,
     })
+}
+
+/// Where a data set is: at its path, or in the cache of the Hub.
+fn located(dataset: &datasets::DatasetConfig) -> Result<PathBuf, JobError> {
+    let is_loader = dataset.data_files.is_some();
+    Ok(sources::located(&dataset.path, dataset.revision.as_deref(), is_loader, &HubCache::of_user())?)
 }
 
 /// The files that match a pattern; a path without a pattern is returned as it is, whether it exists or not.
@@ -195,6 +210,10 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
         kind: d.r#type,
         ds_type: d.ds_type,
         split: d.split.clone(),
+        name: d.name.clone(),
+        data_files: d.data_files.as_ref().map(|files| files.0.clone()).unwrap_or_default(),
+        shards: d.shards.map(|count| (count, d.shards_idx)),
+        weight: d.weight,
         field: d.field.clone(),
         prompt: d.prompt.as_ref().map(PromptSection::prompt),
         conversation: conversation_config(d, &job.eot_tokens),
@@ -262,8 +281,9 @@ pub(crate) fn model_plan_on(
 ) -> Result<ModelPlan, JobError> {
     let (mut hf_config, weights, origin) = match config.model.source() {
         ModelSource::Pretrained(dir) => {
+            let dir = models::model_of(config, dir)?;
             let path = dir.join("config.json");
-            (read_json(&path)?, Some(dir.to_owned()), path.display().to_string())
+            (read_json(&path)?, Some(dir), path.display().to_string())
         }
         ModelSource::Scratch(description) => {
             let described = Value::Object(description.0.clone());
@@ -274,6 +294,9 @@ pub(crate) fn model_plan_on(
         }
     };
     let grown = weights.as_ref().map(|_| vocabulary::adjust(config, &mut hf_config, tokenizer)).transpose()?.flatten();
+    // Random weights have a row for every token from the beginning.
+    let is_random = config.model.reinit_weights;
+    let (weights, grown) = (weights.filter(|_| !is_random), grown.filter(|_| !is_random));
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
     let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
@@ -281,7 +304,7 @@ pub(crate) fn model_plan_on(
     let no_gpu = no_gpu.map(|reason| reason.to_string());
     let spec = step_spec(config, &model, &*device)?;
     let n_microbatches = config.microbatches_per_step();
-    let adapter = config.adapter.lora_model_dir.clone();
+    let adapter = config.adapter.lora_model_dir.as_deref().map(|dir| models::model_of(config, dir)).transpose()?;
     if let (Some(dir), Some(lora), Some(spec)) = (&adapter, config.adapter.lora(), &spec.lora) {
         initial_adapter::check(dir, &lora, spec, smallest(&model)?)?;
     }
@@ -473,6 +496,7 @@ fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError
         modules_to_save: lora.section.lora_modules_to_save.clone(),
         dropout: lora.section.lora_dropout as f32,
         rate_ratio: lora.section.loraplus_lr_ratio,
+        packing: lora.section.packing(),
     })
 }
 

@@ -52,6 +52,7 @@ fn describe(s: &Summary, row_len: usize) -> String {
         (s.n_empty, "without a token to predict"),
         (s.n_dropped, "dropped as longer than sequence_len"),
         (s.n_short, "dropped as shorter than min_sample_len"),
+        (s.n_repeated, "repeated and kept once"),
         (s.n_truncated, "truncated"),
         (s.n_cut, "cut into several samples"),
     ] {

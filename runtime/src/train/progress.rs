@@ -4,6 +4,7 @@ use crate::console::{Console, Stream};
 use crate::events::{EvalMetrics, Event, StepMetrics};
 use crate::units::{human_bytes, human_duration};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+use phalanx_storage::hub::fetch::Progress as Download;
 use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
@@ -107,6 +108,45 @@ impl Tokenising {
         if let Some((_, bar)) = &self.bar {
             bar.set_position(*done_bytes);
         }
+    }
+}
+
+/// A bar while files are downloaded, on a terminal; else a line for each file.
+#[derive(Debug)]
+pub struct Downloading {
+    console: Console,
+    name: String,
+    bar: Option<ProgressBar>,
+    file: PathBuf,
+}
+
+impl Downloading {
+    /// For the repository with this name.
+    pub fn new(console: &Console, name: &str) -> Downloading {
+        Downloading { console: console.clone(), name: name.to_owned(), bar: None, file: PathBuf::new() }
+    }
+
+    /// Shows how far the download is.
+    pub fn see(&mut self, progress: Download<'_>) {
+        if self.file != progress.file {
+            self.file = progress.file.to_owned();
+            if self.bar.is_none() {
+                let style = "{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} [{eta} left]";
+                self.bar = bar(&self.console, progress.total_bytes, style);
+            }
+            match &self.bar {
+                Some(bar) => bar.set_message(progress.file.display().to_string()),
+                None => self.console.err().say(format_args!("{}: {}", self.name, progress.file.display())),
+            }
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(progress.done_bytes);
+        }
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        self.bar.iter().for_each(ProgressBar::finish_and_clear);
     }
 }
 

@@ -53,3 +53,19 @@ fn adapters_need_the_embedding_for_new_tokens_but_not_for_padding() {
     assert_eq!(note(&job(whole), &adjusted(whole).2), None);
     assert_eq!(adjusted(whole).1["pad_token_id"], json!(352));
 }
+
+#[test]
+fn reinitialised_model_has_the_shape_of_its_directory_and_none_of_its_weights() {
+    let plan = |keys: &str| {
+        let job = job(keys);
+        let tokenizer = crate::train::plan::tokenizer(&job).unwrap();
+        crate::train::plan::model_plan_on(&job, &tokenizer, || Ok((crate::devices::host(), None))).unwrap()
+    };
+
+    let (kept, random) = (plan(""), plan("reinit_weights: true"));
+    let grown = plan("reinit_weights: true\ntokens: [<|a|>]");
+
+    assert!(kept.weights.is_some());
+    assert_eq!((&random.weights, &random.hf_config), (&None, &kept.hf_config));
+    assert_eq!((grown.grown, &grown.hf_config["vocab_size"]), (None, &json!(353)));
+}

@@ -7,6 +7,7 @@
 mod accelerate;
 mod convert;
 mod deepspeed;
+mod entries;
 mod fsdp;
 pub(crate) mod import;
 mod table;
@@ -170,6 +171,7 @@ pub(crate) fn translate(file: &Mapping, read: &ReadFile<'_>) -> Translation {
             }
         }
     }
+    entries::translate(&mut draft.keys, &mut notes, &mut refused);
     Translation { keys: draft.keys, notes, refused }
 }
 
@@ -204,6 +206,11 @@ pub(crate) fn verdicts() -> Vec<(&'static [&'static str], &'static str, &'static
         }
     };
     TABLE.iter().map(in_words).collect()
+}
+
+/// The keys of entries of `datasets`, each with its verdict in words: for the key reference.
+pub(crate) fn entry_verdicts() -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    entries::verdicts()
 }
 
 /// Words for values of keys that Phalanx reads: the key, its words, their meaning here, and the difference.

@@ -1,6 +1,7 @@
 //! The verdict on every key of Axolotl's configuration reference (July 2026) that Phalanx does not read itself.
 
 use super::Verdict::{NoEffect, Refused, Translated, Word};
+use super::entries::{dataset_shard_idx, dataset_shard_num, pretraining_dataset, streaming};
 use super::translations::*;
 use super::{Row, Words};
 
@@ -34,12 +35,6 @@ pub(super) const VALUES: &[Words] = &[
         note: "the same rule, with f32 state in device memory",
     },
     Words {
-        key: "adapter",
-        words: &["qlora"],
-        means: "lora",
-        note: "the frozen weights are not quantized, so the adapters train beside exact ones",
-    },
-    Words {
         key: "gradient_checkpointing",
         words: &["offload", "offload_disk"],
         means: "true",
@@ -63,13 +58,12 @@ const ONLY_SUPERVISED: &str =
     "there is no preference or reinforcement training; remove the line to train on the text of the data set";
 const ONLY_LANGUAGE_MODELS: &str =
     "only language models are trained, no classifiers or reward models; remove the line to train one";
-pub(super) const NOT_QUANTIZED: &str =
-    "weights are f32, bf16 or fp16; use a model that is not quantized, and remove the line";
+const NOT_QUANTIZED: &str =
+    "only `load_in_4bit` and `load_in_8bit` quantize weights, beside adapters; use one of them, or remove the line";
 const LORA_BASICS: &str =
     "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
 const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
-const NO_SUCH_DATA: &str = "data is read from `datasets` only; name the files there, and remove the line";
 pub(super) const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
 const RULE_BASICS: &str = "the optimizer has no such hyperparameter; see the keys of `optimizer`, or remove the line";
 const SCHEDULE_BASICS: &str = "the schedule has no such parameter; see the keys of `lr_scheduler`, or remove the line";
@@ -167,6 +161,7 @@ pub(super) const TABLE: &[Row] = &[
             "pretrain_multipack_buffer_size",
             "pretrain_multipack_attn",
             "streaming_multipack_buffer_size",
+            "pretraining_sample_concatenation",
             "total_num_tokens",
             "total_supervised_tokens",
             "dataloader_drop_last",
@@ -199,8 +194,6 @@ pub(super) const TABLE: &[Row] = &[
             "tokenizer_use_mistral_common",
             "tokenizer_save_jinja_files",
             "trust_remote_code",
-            "model_revision",
-            "revision_of_model",
             "cls_model_config",
             "is_falcon_derived_model",
             "is_llama_derived_model",
@@ -370,7 +363,6 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row {
         keys: &[
-            "bnb_config_kwargs",
             "gptq",
             "gptq_groupsize",
             "gptq_model_v1",
@@ -394,7 +386,7 @@ pub(super) const TABLE: &[Row] = &[
         ],
         verdict: Refused(NOT_QUANTIZED),
     },
-    Row { keys: &["load_in_8bit", "load_in_4bit"], verdict: Translated(quantized_base) },
+    Row { keys: &["bnb_config_kwargs"], verdict: Translated(bnb_config) },
     Row {
         keys: &[
             "lora_target_parameters",
@@ -455,7 +447,6 @@ pub(super) const TABLE: &[Row] = &[
             "scaling_softmax_bias",
             "s2_attention",
             "liger_use_token_scaling",
-            "unfrozen_parameters",
             "trainer_cls",
         ],
         verdict: Refused(NO_SUCH_METHOD),
@@ -464,18 +455,10 @@ pub(super) const TABLE: &[Row] = &[
         keys: &["shrink_embeddings", "fix_untrained_tokens", "default_system_message"],
         verdict: Refused(NO_SUCH_TOKENS),
     },
-    Row {
-        keys: &[
-            "test_datasets",
-            "pretraining_dataset",
-            "streaming",
-            "pretraining_sample_concatenation",
-            "dataset_shard_num",
-            "dataset_shard_idx",
-            "dataset_exact_deduplication",
-        ],
-        verdict: Refused(NO_SUCH_DATA),
-    },
+    Row { keys: &["dataset_shard_num"], verdict: Translated(dataset_shard_num) },
+    Row { keys: &["dataset_shard_idx"], verdict: Translated(dataset_shard_idx) },
+    Row { keys: &["pretraining_dataset"], verdict: Translated(pretraining_dataset) },
+    Row { keys: &["streaming"], verdict: Translated(streaming) },
     Row { keys: &["model_kwargs", "overrides_of_model_kwargs", "rope_scaling"], verdict: Refused(MODEL_CONFIG) },
     Row { keys: &["model_config", "overrides_of_model_config"], verdict: Translated(model_config) },
     Row { keys: &["image_size", "image_resize_algorithm", "role_boundaries"], verdict: Refused(TEXT_ONLY) },
@@ -537,10 +520,6 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row { keys: &["eta_min"], verdict: Translated(eta_min) },
     Row { keys: &["adam_eps"], verdict: Translated(adam_eps) },
-    Row {
-        keys: &["reinit_weights"],
-        verdict: Refused("to train from random weights, describe the model under `model`"),
-    },
     Row { keys: &["max_packed_sequence_len"], verdict: Refused("use `sequence_len` and `sample_packing` instead") },
     Row {
         keys: &["eval_sequence_len"],
@@ -599,6 +578,7 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row { keys: &["save_strategy"], verdict: Word(save_strategy) },
     Row { keys: &["eval_strategy", "evaluation_strategy"], verdict: Word(eval_strategy) },
+    Row { keys: &["unfrozen_parameters"], verdict: Translated(unfrozen_parameters) },
     Row { keys: &["fsdp"], verdict: Translated(fsdp_words) },
     Row { keys: &["fsdp_config"], verdict: Translated(fsdp_config) },
     Row { keys: &["deepspeed"], verdict: Translated(deepspeed_config) },

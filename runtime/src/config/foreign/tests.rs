@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::config::{JobConfig, reference};
+use phalanx_strategies::program::Packing;
 
 /// Every top-level key of Axolotl's configuration and of the plugins in its repository, in July 2026.
 const AXOLOTL: &str = include_str!("axolotl_keys.txt");
@@ -71,6 +72,68 @@ fn every_verdict_is_a_clause_that_fits_its_sentence() {
 }
 
 #[test]
+fn no_key_of_an_entry_is_ignored_without_a_note() {
+    for (key, verdict, _) in entry_verdicts() {
+        let entry = |value: &str| {
+            let text = format!(
+                "base_model: m\nmax_steps: 1\ndatasets:\n  - path: a\n    type: completion\n    {key}: {value}\n"
+            );
+            JobConfig::from_yaml_str(&text, &[])
+        };
+        let named = match entry("words") {
+            Ok(job) => job.notes.join("\n"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(entry("words").is_err(), verdict == "refused", "{key}");
+        assert!(named.contains(&format!("datasets[0].{key}")), "{key} gave {named:?}");
+        assert_eq!(entry("").unwrap().notes, Vec::<String>::new(), "{key}");
+    }
+}
+
+#[test]
+fn patterns_of_trained_parameters_must_mean_the_whole_language_model() {
+    let of = |patterns: &str| {
+        let keys = format!("unfrozen_parameters: [{patterns}]\n");
+        JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).map(|job| job.notes.join("\n"))
+    };
+
+    for whole in ["^model.language_model.*, ^lm_head.*", "model.language_model.*, lm_head, embed_tokens", "model.*"] {
+        assert!(of(whole).unwrap().contains("unfrozen_parameters (the language model"), "{whole}");
+    }
+    for part in ["^lm_head.weight$", "model.layers.4[4-9]+.mlp", "model.*, model.vision_tower.*", "x"] {
+        assert!(of(part).unwrap_err().to_string().contains("`unfrozen_parameters`"), "{part}");
+    }
+}
+
+#[test]
+fn shard_of_all_data_is_one_of_each_data_set() {
+    let keys = "dataset_shard_num: 4\ndataset_shard_idx: 3\n";
+
+    let job = JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).unwrap();
+
+    assert_eq!((job.data.datasets[0].shards, job.data.datasets[0].shards_idx), (Some(4), 3));
+    assert!(JobConfig::from_yaml_str(&format!("{MINIMAL}{}", keys.replace('3', "4")), &[]).is_err());
+}
+
+#[test]
+fn data_for_pretraining_are_texts_of_data_sets() {
+    let head = "base_model: m\nmax_steps: 1\n";
+    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{head}{keys}"), &[]);
+
+    let path = of("pretraining_dataset: a.jsonl\n").unwrap();
+    let entry =
+        of("pretraining_dataset:\n  - path: a\n    text_column: body\n    skip: 7\n    split: train\n").unwrap();
+    let both = of("pretraining_dataset: a\ndatasets: [{path: b, type: alpaca}]\n").unwrap_err().to_string();
+    let skip = of("pretraining_dataset: [{path: a, skip: x}]\n").unwrap_err().to_string();
+
+    assert_eq!((path.data.datasets.len(), path.data.sample_packing), (1, true));
+    let dataset = &entry.data.datasets[0];
+    assert_eq!((dataset.field.as_deref(), dataset.split.as_ref().unwrap().text()), (Some("body"), "train[7:]"));
+    assert!(both.contains("`pretraining_dataset`") && both.contains("`datasets`"), "{both}");
+    assert!(skip.contains("whole number"), "{skip}");
+}
+
+#[test]
 fn keys_without_effect_share_one_sentence() {
     let keys = "tf32: true\nliger_rope: true\nwandb_project: x\nwandb_name:\n";
 
@@ -96,23 +159,26 @@ fn word_of_another_tool_is_replaced_and_named_with_its_line() {
 }
 
 #[test]
-fn quantized_base_of_adapters_is_replaced_by_an_exact_one_and_said() {
-    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]);
-    let lora = "lora_target_linear: true\nload_in_4bit: true\n";
-
-    let job = of(&format!("adapter: qlora\n{lora}")).unwrap();
-
-    assert!(job.adapter.lora().is_some());
-    assert_eq!(
-        job.notes,
-        [
-            "`adapter` (line 6): qlora means lora here: the frozen weights are not quantized, so the adapters train beside \
-             exact ones",
-            "`load_in_4bit` (line 8): the frozen weights stay f32, 4 bytes each; `phalanx estimate` shows the memory"
-        ]
+fn frozen_weights_are_stored_as_the_file_asks() {
+    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}lora_target_linear: true\n{keys}"), &[]);
+    let nf4 = |double| Some(Packing::Nf4 { double });
+    let cases = [
+        ("adapter: lora", None),
+        ("adapter: qlora", nf4(true)),
+        ("adapter: qlora\nload_in_4bit: true\nbnb_4bit_use_double_quant: false", nf4(false)),
+        ("adapter: lora\nload_in_4bit: true", nf4(true)),
+        ("adapter: lora\nload_in_8bit: true", Some(Packing::Int8)),
+        ("adapter: qlora\nbnb_config_kwargs: {bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: false}", nf4(false)),
+    ];
+    for (keys, packing) in cases {
+        assert_eq!(of(keys).unwrap().adapter.packing(), packing, "{keys}");
+    }
+    let refused = |keys: &str| of(keys).unwrap_err().to_string();
+    assert!(refused("adapter: qlora\nload_in_8bit: true").contains("either 8 bits or 4"));
+    assert!(refused("load_in_8bit: true").contains("no adapter is trained"));
+    assert!(
+        refused("adapter: qlora\nbnb_config_kwargs: {bnb_4bit_quant_type: fp4}").contains("`bnb_4bit_quant_type: fp4`")
     );
-    assert_eq!(of(&format!("adapter: lora\n{lora}")).unwrap().notes.len(), 1);
-    assert!(of("load_in_8bit: true\n").unwrap_err().to_string().contains("use a model that is not quantized"));
 }
 
 #[test]

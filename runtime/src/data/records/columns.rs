@@ -52,6 +52,11 @@ impl ParquetFile {
         let reader = builder.build().map_err(refuse)?;
         Ok(Self { path: path.to_owned(), reader, next_record: 1, n_records, total_bytes, done: Arc::clone(done) })
     }
+
+    /// The number of records that the file says it has.
+    pub(super) fn n_records(&self) -> u64 {
+        self.n_records
+    }
 }
 
 impl Records for ParquetFile {

@@ -80,5 +80,20 @@ impl RecordFile {
     }
 }
 
+/// The number of records of the file at `path`, which is not plain text.
+pub(crate) fn count(path: &Path, format: FileFormat) -> Result<u64, ReadError> {
+    if format == FileFormat::Parquet {
+        return Ok(columns::ParquetFile::open(path, &DoneBytes::default())?.n_records());
+    }
+    let mut file = RecordFile::open(path, format)?;
+    let mut n_records = 0;
+    loop {
+        match file.next_batch()?.len() {
+            0 => return Ok(n_records),
+            n => n_records += n as u64,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ pub struct NamedTemplate {
 
 macro_rules! templates {
     ($($name:literal: $file:literal,)+) => {
-        &[$(NamedTemplate { name: $name, source: include_str!(concat!("templates/", $file, ".jinja")) },)+]
+        &[$(NamedTemplate { name: $name, source: include_str!(concat!("../data/templates/", $file, ".jinja")) },)+]
     };
 }
 
@@ -88,7 +88,3 @@ impl NamedTemplate {
         self.source
     }
 }
-
-#[cfg(test)]
-#[path = "named_templates_tests.rs"]
-mod tests;

@@ -1,0 +1,79 @@
+//! `phalanx prepare`.
+
+use super::JobArgs;
+use crate::console::Console;
+use crate::data::shown::{ShownSample, first_samples, printable};
+use crate::devices;
+use crate::error::JobError;
+use crate::events::Event;
+use crate::train::progress::Tokenising;
+use crate::train::{plan, preparation};
+
+pub(super) const HELP: &str = "Examples:
+  phalanx prepare my.yaml            tokenize the data; training starts at once
+  phalanx prepare --show 3 my.yaml   and show what of 3 samples is trained on
+
+On a terminal, tokens that are trained on are green. Elsewhere they are
+between the marks >> and <<. Special tokens are shown as text.";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Show the first samples, with the tokens that are trained on.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    show: usize,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
+    let config = args.job.load()?;
+    let tokenizer = plan::tokenizer(&config)?;
+    let model = plan::model_plan_on(&config, &tokenizer, || devices::planned(config.precision.device))?;
+    let mut tokenising = Tokenising::new(console);
+    let mut on_event = |event: &Event| {
+        tokenising.see(event);
+        if let Event::Note(text) = event {
+            console.say(text);
+        }
+    };
+    let prepared = preparation::prepare_data(&config, &model, &tokenizer, &mut on_event)?;
+    tokenising.see(&Event::Note(String::new()));
+    let validation =
+        prepared.validation.as_ref().map_or(String::new(), |rows| format!(", {} to evaluate on", rows.len()));
+    console.say(format_args!("{} rows of {} tokens{validation}", prepared.train.len(), prepared.train.row_len()));
+    let samples = first_samples(&prepared.train, args.show, &tokenizer).map_err(JobError::Show)?;
+    let colours = console.out().is_terminal();
+    for (n, sample) in samples.iter().enumerate() {
+        console.say(drawn(n + 1, sample, colours));
+    }
+    Ok(())
+}
+
+/// A sample under a line with its numbers.
+fn drawn(number: usize, sample: &ShownSample, colours: bool) -> String {
+    let ShownSample { row, n_tokens, n_predicted, pieces } = sample;
+    let mut text = format!("\nsample {number} (row {row}): {n_tokens} tokens, {n_predicted} trained on\n");
+    let (begin, end) = if colours { ("\u{1b}[32m", "\u{1b}[0m") } else { (">>", "<<") };
+    for (is_predicted, piece) in pieces {
+        let piece = printable(piece);
+        match is_predicted {
+            true => text.extend([begin, &piece, end]),
+            false => text += &piece,
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trained_tokens_are_marked_with_and_without_colours() {
+        let pieces = vec![(false, "Hi\u{1b}".to_owned()), (true, "Ho".to_owned())];
+        let sample = ShownSample { row: 4, n_tokens: 9, n_predicted: 3, pieces };
+
+        assert_eq!(drawn(1, &sample, false), "\nsample 1 (row 4): 9 tokens, 3 trained on\nHi\\u{1b}>>Ho<<");
+        assert!(drawn(1, &sample, true).ends_with("Hi\\u{1b}\u{1b}[32mHo\u{1b}[0m"));
+    }
+}

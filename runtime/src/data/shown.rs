@@ -1,0 +1,125 @@
+//! Samples as text, divided into what is trained on and what is not.
+
+use super::rows::{BatchMut, IGNORED, Rows};
+use super::token_cache::TokenCacheError;
+use super::tokenizer::{Tokenizer, TokenizerError};
+use thiserror::Error;
+
+/// Why samples cannot be shown.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum ShowError {
+    /// The token cache cannot be read.
+    #[error(transparent)]
+    Cache(#[from] TokenCacheError),
+    /// An id is not in the vocabulary.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// A sample that is trained on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShownSample {
+    /// Its row, counted from 0.
+    pub row: u64,
+    /// Its tokens.
+    pub n_tokens: usize,
+    /// Its tokens that are predicted.
+    pub n_predicted: usize,
+    /// Pieces of its text, with special tokens, each predicted or not.
+    pub pieces: Vec<(bool, String)>,
+}
+
+/// The first `n` samples of `rows`.
+///
+/// # Errors
+/// When the tokens cannot be read or have no text.
+pub fn first_samples(rows: &Rows, n: usize, tokenizer: &Tokenizer) -> Result<Vec<ShownSample>, ShowError> {
+    let mut samples = Vec::new();
+    for row in 0..rows.len() as u64 {
+        if samples.len() >= n {
+            break;
+        }
+        let [mut ids, mut labels, mut positions, mut doc_start] = [(); 4].map(|()| vec![0; rows.row_len()]);
+        let mut batch =
+            BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
+        rows.fill(&[row], &mut batch)?;
+        let mut start = 0;
+        while start < ids.len() && samples.len() < n {
+            let len = doc_start[start..].iter().take_while(|&&first| first as usize == start).count();
+            let end = start + len;
+            // Each token of padding is alone, and the last token of a document predicts nothing.
+            if labels[start..end].iter().any(|&label| label != IGNORED) {
+                let ids: Vec<u32> = ids[start..end].iter().map(|&id| id as u32).collect();
+                samples.push(shown(row, &ids, &labels[start..end], tokenizer)?);
+            }
+            start = end;
+        }
+    }
+    Ok(samples)
+}
+
+fn shown(row: u64, ids: &[u32], labels: &[i32], tokenizer: &Tokenizer) -> Result<ShownSample, TokenizerError> {
+    let is_predicted = |t: usize| t > 0 && labels[t - 1] != IGNORED;
+    let (mut pieces, mut begun) = (Vec::new(), 0);
+    for t in 1..=ids.len() {
+        if t == ids.len() || is_predicted(t) != is_predicted(begun) {
+            // The text of a piece depends on what is before it, so it is the difference of two texts.
+            let before = tokenizer.decode_bytes(&ids[..begun], false)?;
+            let through = tokenizer.decode_bytes(&ids[..t], false)?;
+            let text = through.get(before.len()..).unwrap_or_default();
+            pieces.push((is_predicted(begun), String::from_utf8_lossy(text).into_owned()));
+            begun = t;
+        }
+    }
+    let n_predicted = labels.iter().filter(|&&label| label != IGNORED).count();
+    Ok(ShownSample { row, n_tokens: ids.len(), n_predicted, pieces })
+}
+
+/// Text without characters that control a terminal, which data may contain.
+pub fn printable(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\t' => c.to_string(),
+        // Marks of direction reorder what is shown around them.
+        c if c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c) => {
+            c.escape_default().to_string()
+        }
+        c => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::datasets::DatasetType;
+    use crate::data::config::{DataConfig, DatasetConfig};
+    use crate::data::prepare::prepare;
+
+    #[test]
+    fn samples_are_divided_where_training_begins_and_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data.jsonl");
+        let record = |n: u32| format!("{{\"instruction\": \"Add {n}.\", \"output\": \"é{n}\"}}\n");
+        std::fs::write(&path, (0..5).map(record).collect::<String>()).unwrap();
+        let config = DataConfig {
+            sample_packing: true,
+            ..DataConfig::new(vec![DatasetConfig::new(&path, DatasetType::Alpaca)], 512)
+        };
+        let rows = prepare(&config, &Tokenizer::bytes(), dir.path(), 264, &|_| ()).unwrap().train;
+
+        let samples = first_samples(&rows, 3, &Tokenizer::bytes()).unwrap();
+
+        assert_eq!(samples.len(), 3);
+        for (n, sample) in samples.iter().enumerate() {
+            let [(false, prompt), (true, answer)] = &sample.pieces[..] else { panic!("{:?}", sample.pieces) };
+            assert!(prompt.starts_with("<|bos|>") && prompt.contains(&format!("Add {n}.")), "{prompt}");
+            assert_eq!(answer, &format!("é{n}<|eos|>"));
+            assert_eq!(sample.n_predicted, 4);
+        }
+    }
+
+    #[test]
+    fn text_that_controls_a_terminal_is_escaped() {
+        assert_eq!(printable("a\u{1b}[2Jb\r\u{202e}c\n\té"), "a\\u{1b}[2Jb\\r\\u{202e}c\n\té");
+    }
+}

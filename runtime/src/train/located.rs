@@ -1,0 +1,20 @@
+//! Models and data sets that a configuration calls by their names on the Hub, in the Hub's cache of this machine.
+
+use crate::config::JobConfig;
+use crate::error::JobError;
+use phalanx_storage::hub::cache::HubCache;
+use phalanx_storage::hub::name::Kind;
+use std::path::{Path, PathBuf};
+
+/// The directory of a model of the job: `base_model`, or that of a tokenizer or an adapter.
+pub(crate) fn model_of(config: &JobConfig, path: &Path) -> Result<PathBuf, JobError> {
+    let m = &config.model;
+    let is_base = m.base_model.as_deref() == Some(path);
+    let revision = m.revision_of_model.as_deref().filter(|_| is_base);
+    Ok(HubCache::of_user().resolve(Kind::Model, path, revision)?)
+}
+
+/// The directory of a model that is called by a path or a name.
+pub(crate) fn model(path: &Path) -> Result<PathBuf, JobError> {
+    Ok(HubCache::of_user().resolve(Kind::Model, path, None)?)
+}
