@@ -21,6 +21,7 @@ use crate::passes::memory::{Layout, memory};
 use crate::passes::offload::offload;
 use crate::passes::optimizer::optimizer;
 use crate::passes::overlap::overlap;
+use crate::passes::pack::{CutBlocks, pack, unpack};
 use crate::passes::pipeline::{PipelineError, pipeline};
 use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
@@ -126,6 +127,9 @@ pub enum CompileError {
     /// Products that cannot be shared by tensor-parallel ranks.
     #[error(transparent)]
     Tensor(#[from] TpError),
+    /// Packed weights that cannot be shared by tensor-parallel ranks.
+    #[error(transparent)]
+    Packed(#[from] CutBlocks),
     /// The bits of the result would depend on this axis.
     #[error("reproducible runs do not support context parallelism: context_parallel_size is {cp}, expected 1")]
     ReproducibleAxis {
@@ -324,6 +328,9 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     tensor_parallel(forward, spec.parallel.sequence_parallel)?;
     exchange_keys(forward, spec.parallel.cp_comm);
     precision(forward, spec.precision);
+    if let Some(packing) = spec.lora.as_ref().and_then(|lora| lora.packing) {
+        pack(forward, packing, spec.precision)?;
+    }
     Ok(())
 }
 
@@ -334,6 +341,7 @@ fn cut_head(program: &mut Program, target: &dyn Target) {
 }
 
 fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<Compiled, CompileError> {
+    unpack(&mut program);
     if target.half_copies() {
         half_copies(&mut program);
     }

@@ -49,6 +49,15 @@ const LORA_IN_FULL: &[(&str, &str)] = &[
     ("lora_dropout", "0.2"),
 ];
 
+/// Adapters beside weights of 4 bits, in a model whose rows are whole blocks on two tensor-parallel ranks.
+const QLORA: &[(&str, &str)] = &[
+    ("adapter", "qlora"),
+    ("lora_r", "3"),
+    ("lora_target_linear", "true"),
+    ("model.hidden_size", "128"),
+    ("model.intermediate_size", "128"),
+];
+
 /// Trains the cells in a ring of checkpoints and fails if one differs from one rank.
 fn check(task: &Task, cells: &[Cell], tolerance: &Tolerance) -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -125,6 +134,14 @@ fn norms_over_all_heads_train_as_on_one_rank() -> Result<()> {
 fn scaled_values_train_as_on_one_rank() -> Result<()> {
     check(&Task::plain(Shape::Granite), &few_cells(), &Tolerance::F32)?;
     check(&Task { shape: Shape::Granite, extra: LORA }, &[mesh(1, 1, 1, 1, 4), mesh(2, 1, 2, 1, 2)], &Tolerance::F32)
+}
+
+/// Each cell resumes from the checkpoint of another mesh, which has the packed words.
+#[test]
+fn adapters_beside_packed_weights_train_as_on_one_rank() -> Result<()> {
+    let cells =
+        [Cell { zero: 1, ..mesh(1, 1, 2, 1, 2) }, mesh(1, 2, 2, 1, 1), mesh(3, 1, 2, 1, 2), mesh(1, 1, 1, 2, 2)];
+    check(&Task { shape: Shape::Llama, extra: QLORA }, &cells, &Tolerance::F32)
 }
 
 #[test]

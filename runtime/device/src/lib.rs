@@ -3,7 +3,8 @@
 //! - [`device`], [`machine`]: a device, and the machines that it makes: buffers and the execution of programs over
 //!   them. [`span`]: borrowed runs of their memory; [`staging`]: the buffers through which they pass; [`thread`]: errors of
 //!   starting a device thread.
-//! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold.
+//! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold. [`packed`]: weights in
+//!   fewer bits.
 //! - [`world`], [`operation`], [`communicator`]: the ranks of a world, the operations of a group, and the trait that
 //!   runs them. [`parts`] divides a tensor among members; [`descriptor`] describes an operation, so that members that
 //!   disagree get an [`error`] naming both sides.
@@ -24,6 +25,7 @@ pub mod group_handle;
 pub mod groups;
 pub mod machine;
 pub mod operation;
+pub mod packed;
 pub mod parts;
 pub mod progress_counter;
 pub mod shared_memory;

@@ -5,6 +5,7 @@ use super::section::{choices, section};
 use super::setting::{COUNT, POSITIVE, Range, Setting};
 use super::source::At;
 use fancy_regex::Regex;
+use phalanx_strategies::program::Packing;
 use serde_yaml_ng::Value;
 use std::path::PathBuf;
 
@@ -14,7 +15,8 @@ const DROPOUT: Range = Range { fits: "a number between 0 and 0.99", holds: |x| (
 section! {
     /// Low-rank adapters.
     pub struct AdapterSection {
-        /// `lora` freezes the model and trains low-rank matrices beside its weights (Hu et al. 2021).
+        /// `lora` freezes the model and trains low-rank matrices beside its weights (Hu et al. 2021); `qlora` also stores the
+        /// frozen weights as `load_in_4bit` does.
         pub adapter: Option<Adapter> = None;
         /// Rank of the matrices; if not set, 8.
         pub lora_r: Option<usize> = None => COUNT;
@@ -37,6 +39,12 @@ section! {
         pub lora_dropout: f64 = 0.0 => DROPOUT;
         /// Learning rate of the matrices B over that of the matrices A (LoRA+, Hayou et al. 2024); if not set, 1.
         pub loraplus_lr_ratio: Option<f64> = None => POSITIVE;
+        /// Store the frozen matrices of the blocks as nf4, 4.5 bits for each weight (QLoRA, Dettmers et al. 2023).
+        pub load_in_4bit: bool = false;
+        /// With nf4: round the scales as double quantisation does.
+        pub bnb_4bit_use_double_quant: bool = true;
+        /// Store the frozen matrices of the blocks as int8, 8.5 bits for each weight; products use the rounded weights.
+        pub load_in_8bit: bool = false;
     }
 }
 
@@ -45,6 +53,8 @@ choices! {
     pub enum Adapter {
         /// Low-rank matrices added to linear layers.
         Lora = "lora";
+        /// Low-rank matrices beside weights of 4 bits.
+        Qlora = "qlora";
     }
 }
 
@@ -159,7 +169,7 @@ const ALPHA_DEFAULT: f64 = 16.0;
 impl AdapterSection {
     /// The adapters to train, or `None` if the whole model is trained.
     pub fn lora(&self) -> Option<Lora<'_>> {
-        let Adapter::Lora = self.adapter?;
+        self.adapter?;
         let all_linear = self.lora_target_linear || self.lora_target_modules.is_all_linear();
         let (named, matching): (&[String], _) = match &self.lora_target_modules {
             Targets::Named(names) => (names, None),
@@ -171,6 +181,14 @@ impl AdapterSection {
             targets: LoraTargets { all_linear, named, matching },
             section: self,
         })
+    }
+
+    /// How the frozen matrices of blocks are stored, if not as f32.
+    pub fn packing(&self) -> Option<Packing> {
+        if self.load_in_4bit || self.adapter == Some(Adapter::Qlora) {
+            return Some(Packing::Nf4 { double: self.bnb_4bit_use_double_quant });
+        }
+        self.load_in_8bit.then_some(Packing::Int8)
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
@@ -185,7 +203,16 @@ impl AdapterSection {
             ("peft_use_rslora", self.peft_use_rslora),
             ("lora_dropout", self.lora_dropout > 0.0),
             ("loraplus_lr_ratio", self.loraplus_lr_ratio.is_some()),
+            ("load_in_4bit", self.load_in_4bit),
+            ("load_in_8bit", self.load_in_8bit),
         ];
+        if let (true, Some(Packing::Nf4 { .. })) = (self.load_in_8bit, self.packing()) {
+            return Err(ConfigError::Conflict {
+                first: "load_in_8bit".into(),
+                second: if self.load_in_4bit { "load_in_4bit" } else { "adapter" }.into(),
+                why: "the frozen weights have either 8 bits or 4; remove one of the two, or use `adapter: lora`".into(),
+            });
+        }
         match (self.adapter, given.iter().find(|(_, given)| *given)) {
             (None, Some((key, _))) => Err(ConfigError::Conflict {
                 first: (*key).into(),

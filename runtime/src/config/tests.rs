@@ -98,7 +98,7 @@ fn every_notation_of_a_number_is_accepted() {
 fn unknown_key_is_named_with_its_line_and_the_nearest_key() {
     assert_eq!(refusal("lerning_rate: 1e-4"), "unknown key `lerning_rate` (line 6); did you mean `learning_rate`?");
     assert_eq!(refusal("zebra_crossing_count: 1"), "unknown key `zebra_crossing_count` (line 6)");
-    assert!(refusal("load_in_8bit: true").contains("use a model that is not quantized"));
+    assert!(refusal("qat: {x: 1}").contains("quantize weights, beside adapters"));
 }
 
 #[test]

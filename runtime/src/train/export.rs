@@ -3,6 +3,7 @@
 use super::architecture::Architecture;
 use super::inputs::INPUTS_JSON;
 use super::merge::{LowRank, is_stored_in_out};
+use super::packed_weights::read_unpacked;
 use super::plan;
 use super::saving::read;
 use super::weights::{self, Tensor};
@@ -17,8 +18,10 @@ use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, export_model};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
+use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::program::Packing;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 pub(crate) const JOB_YAML: &str = "job.yaml";
@@ -93,22 +96,33 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
         model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: CONFIG_JSON.into(), source })?;
     // One rank on the host exports the model, whatever mesh and device trained it.
     let device = devices::host();
-    let spec = StepSpec {
+    let trained = StepSpec {
         n_microbatches: 1,
         offload_optimizer: false,
         parallel: Parallel::default(),
         ..plan::step_spec(&job, &model, &*device)?
     };
-    let compiled = compile_step(forward, &spec, device.target())?;
+    let packed = packed_tensors(&compile_step(forward.clone(), &trained, device.target())?);
+    let lora = trained.lora.clone().map(|lora| LoraSpec { packing: None, ..lora });
+    let compiled = compile_step(forward, &StepSpec { lora, ..trained }, device.target())?;
     let mut machine = device.machine(&[&compiled], &Backing::default())?;
     for tensor in weights::parameters(&compiled) {
-        read(&opened, &tensor, &mut *machine, &compiled)?;
+        match packed.get(&tensor.name) {
+            Some(packing) => read_unpacked(&opened, &tensor, *packing, &mut *machine, &compiled)?,
+            None => read(&opened, &tensor, &mut *machine, &compiled)?,
+        }
     }
     if merge {
         let lora = job.adapter.lora().ok_or(ExportError::NothingToMerge)?;
         merge_adapters(&mut *machine, &compiled, lora.scale());
     }
     export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge)
+}
+
+/// The tensors that checkpoints of this step hold packed.
+fn packed_tensors(c: &Compiled) -> BTreeMap<String, Packing> {
+    let params = c.program.params.iter().filter_map(|param| Some((param, param.packing?)));
+    params.flat_map(|(param, packing)| param.parts.iter().map(move |part| (part.name.clone(), packing))).collect()
 }
 
 /// Merges the adapters of a program.

@@ -41,6 +41,7 @@ pub(crate) mod merge;
 pub mod metrics;
 pub mod model_source;
 pub(crate) mod output_lock;
+mod packed_weights;
 pub mod plan;
 pub(crate) mod planted;
 pub(crate) mod preparation;

@@ -496,6 +496,7 @@ fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError
         modules_to_save: lora.section.lora_modules_to_save.clone(),
         dropout: lora.section.lora_dropout as f32,
         rate_ratio: lora.section.loraplus_lr_ratio,
+        packing: lora.section.packing(),
     })
 }
 

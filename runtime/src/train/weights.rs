@@ -1,6 +1,7 @@
 //! Parameters and optimizer state as the tensors of a model file: names, shapes, and their bytes in the machine.
 
 use super::grown_rows::Grown;
+use super::packed_weights;
 use crate::frontend::UserParam;
 use phalanx_device::Machine;
 use phalanx_device::span::SpanRef;
@@ -12,7 +13,7 @@ use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::passes::memory::BufferLocation;
 use phalanx_strategies::program::held::{HeldBox, StateBoxes};
-use phalanx_strategies::program::{Init, Kind, Param, ValueId};
+use phalanx_strategies::program::{DType, Init, Kind, Param, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -182,27 +183,48 @@ fn load(
 ) -> Result<(), HfError> {
     for tensor in tensors(param, &param.held, 0) {
         let name = &name_in_file(&tensor.name);
+        let shape = shape_of_weights(param, &tensor);
         let grown = match grown {
-            Some((grown, rng)) if grown.concerns(source.shape(name)?, &tensor.shape) => {
+            Some((grown, rng)) if grown.concerns(source.shape(name)?, &shape) => {
                 Some(grown.rows(source, name, param.init, rng.fork_named(&tensor.name))?)
             }
-            _ => source.check_shape(name, &tensor.shape).map(|()| None)?,
+            _ => source.check_shape(name, &shape).map(|()| None)?,
         };
-        let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
-        machine.try_edit(c, tensor.value, tensor.elements.clone(), |first, out| {
-            let within = within(&runs, first..first + out.len());
-            let Some(grown) = &grown else { return source.read_runs_into(name, within, out) };
-            let (old, new): (Vec<_>, Vec<_>) = within.map(|(index, at)| grown.split(index, at).into()).unzip();
+        let read = |runs: Vec<(usize, Range<usize>)>, out: &mut [f32]| {
+            let Some(grown) = &grown else { return source.read_runs_into(name, runs, out) };
+            let (old, new): (Vec<_>, Vec<_>) =
+                runs.into_iter().map(|(index, at)| grown.split(index, at).into()).unzip();
             source.read_runs_into(name, old, out)?;
             new.into_iter().for_each(|(index, at): (usize, Range<usize>)| grown.fill(index, &mut out[at]));
             Ok(())
+        };
+        if let Some(packing) = param.packing {
+            let mut read = |index: usize, out: &mut [f32]| read(vec![(index, 0..out.len())], out);
+            packed_weights::fill(machine, c, &tensor, packing, &mut read)?;
+            continue;
+        }
+        let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
+        machine.try_edit(c, tensor.value, tensor.elements.clone(), |first, out| {
+            read(within(&runs, first..first + out.len()).collect(), out)
         })?;
     }
     Ok(())
 }
 
+/// The shape of a whole tensor, counted in weights.
+fn shape_of_weights(param: &Param, tensor: &Tensor) -> Vec<usize> {
+    let mut shape = tensor.shape.clone();
+    if let (Some(packing), Some(n_columns)) = (param.packing, shape.last_mut()) {
+        *n_columns = packing.weights(*n_columns);
+    }
+    shape
+}
+
 /// The parts of these runs within a piece of a tensor's elements, with ranges relative to the piece.
-fn within(runs: &[(usize, Range<usize>)], piece: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+pub(super) fn within(
+    runs: &[(usize, Range<usize>)],
+    piece: Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
     runs.iter().filter_map(move |(index, at)| {
         let (start, end) = (at.start.max(piece.start), at.end.min(piece.end));
         (start < end).then(|| (index + start - at.start, start - piece.start..end - piece.start))
@@ -246,18 +268,27 @@ fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
 /// threads, nor on how projections are stacked or split between ranks.
 fn draw(machine: &mut dyn Machine, c: &Compiled, param: &Param, rng: CounterRng) {
     for tensor in tensors(param, &param.held, 0) {
-        match param.init {
-            Init::Zeros => fill(machine, c, &tensor, |_, run| run.fill(0.0)),
-            Init::Ones => fill(machine, c, &tensor, |_, run| run.fill(1.0)),
-            Init::Normal { std } => {
-                let stream = rng.fork_named(&tensor.name);
-                fill(machine, c, &tensor, |index, run| {
-                    run.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
-                        *x = std * stream.normal((index + i) as u64) as f32;
-                    });
+        let stream = rng.fork_named(&tensor.name);
+        if let Some(packing) = param.packing {
+            let drawn: Result<(), Infallible> =
+                packed_weights::fill(machine, c, &tensor, packing, &mut |index: usize, run: &mut [f32]| {
+                    draw_run(param.init, stream, index, run);
+                    Ok(())
                 });
-            }
+            drawn.unwrap_or_else(|never| match never {});
+        } else {
+            fill(machine, c, &tensor, |index, run| draw_run(param.init, stream, index, run));
         }
+    }
+}
+
+fn draw_run(init: Init, stream: CounterRng, index: usize, run: &mut [f32]) {
+    match init {
+        Init::Zeros => run.fill(0.0),
+        Init::Ones => run.fill(1.0),
+        Init::Normal { std } => run.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
+            *x = std * stream.normal((index + i) as u64) as f32;
+        }),
     }
 }
 
@@ -281,11 +312,12 @@ pub(crate) fn elements<'a>(machine: &'a dyn Machine, c: &Compiled, tensor: &Tens
     machine.elements(c, tensor.value, tensor.elements.clone())
 }
 
-/// The first parameter that holds a NaN or an infinity.
+/// The first parameter that holds a NaN or an infinity. Packed weights are not looked at: they were finite when they were packed.
 pub(crate) fn first_non_finite(machine: &dyn Machine, c: &Compiled) -> Option<String> {
     let is_finite = |run: &[f32]| if run.par_iter().all(|x| x.is_finite()) { Ok(()) } else { Err(()) };
     let bad = |t: &Tensor| machine.visit(c, t.value, t.elements.clone(), is_finite).is_err();
-    parameters(c).into_iter().find(bad).map(|t| t.name)
+    let is_packed = |t: &Tensor| c.program.value(t.value).dtype == DType::I32;
+    parameters(c).into_iter().filter(|t| !is_packed(t)).find(bad).map(|t| t.name)
 }
 
 #[cfg(test)]

@@ -12,13 +12,24 @@ use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
+use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
+use phalanx_strategies::program::Packing;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 fn compile(device: &dyn Device, config: &Value, mesh_rank: MeshRank) -> (ModelConfig, Compiled) {
+    compile_with(device, config, mesh_rank, None)
+}
+
+fn compile_with(
+    device: &dyn Device,
+    config: &Value,
+    mesh_rank: MeshRank,
+    lora: Option<LoraSpec>,
+) -> (ModelConfig, Compiled) {
     let parsed: HfConfig = serde_json::from_value(config.clone()).unwrap();
     let model = ModelConfig::try_from(&parsed).unwrap();
     let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8 }, Head::Loss).unwrap();
@@ -27,7 +38,7 @@ fn compile(device: &dyn Device, config: &Value, mesh_rank: MeshRank) -> (ModelCo
         n_microbatches: 2,
         precision: Precision::F32,
         recompute: Recompute::None,
-        lora: None,
+        lora,
         optimizer: OptimizerSpec::Sgd(Sgd::default()),
         max_grad_norm: None,
         offload_optimizer: false,
@@ -266,6 +277,57 @@ fn new_rows_of_the_embedding_are_the_mean_of_the_others_on_every_rank() {
                     );
                 }
             }
+        }
+    }
+}
+
+/// The words of all packed tensors on a rank: tensor, index in the whole tensor, word.
+fn packed_words(config: &Value, mesh_rank: MeshRank, packing: Packing, dir: &Path) -> BTreeMap<(String, usize), u32> {
+    let device = &*devices::host();
+    let target_modules = vec!["q_proj".into()];
+    let lora = LoraSpec { rank: 2, alpha: 2.0, target_modules, packing: Some(packing), ..LoraSpec::default() };
+    let (model, c) = compile_with(device, config, mesh_rank, Some(lora));
+    let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
+    let source = TensorSource::open(dir).ok();
+    let first = FirstValues { model: Some(&model), params: &[], source, grown: None, adapter: None, seed: 1 };
+    initialise(&mut *machine, &c, &first, |_| true).unwrap();
+
+    let mut found = BTreeMap::new();
+    for tensor in parameters(&c).iter().filter(|t| c.program.value(t.value).dtype == DType::I32) {
+        let words = elements(&*machine, &c, tensor);
+        for (index, at) in tensor.runs() {
+            found.extend(at.enumerate().map(|(i, at)| ((tensor.name.clone(), index + i), words[at].to_bits())));
+        }
+    }
+    found
+}
+
+#[test]
+fn packed_words_are_the_same_on_every_mesh_and_stand_for_the_weights() {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
+    });
+    let dir = foreign_dir(&compile(&*devices::host(), &config, MeshRank::default()).1);
+    for packing in [Packing::Nf4 { double: true }, Packing::Int8] {
+        let whole = packed_words(&config, MeshRank::default(), packing, dir.path());
+        let down = "model.layers.1.mlp.down_proj.weight";
+        let words: Vec<u32> = whole.iter().filter(|((name, _), _)| name == down).map(|(_, word)| *word).collect();
+        let mut weights = vec![0.0f32; 128 * 256];
+        phalanx_device::packed::unpack(packing, &words, &mut weights);
+
+        // Half of the widest gap between numbers of NF4, of a largest weight of 250, or half of a step of int8.
+        let allowed = if packing == Packing::Int8 { 1.0 } else { 0.16 * 250.0 };
+        assert!(weights.iter().enumerate().all(|(i, x)| (x - element(down, i)).abs() < allowed));
+        let meshes = [
+            Mesh { dp_shard: 3, ..Mesh::ONE },
+            Mesh { tp: 2, ..Mesh::ONE },
+            Mesh { pp: 2, dp_shard: 2, tp: 2, ..Mesh::ONE },
+        ];
+        for mesh in meshes {
+            let rank = |rank| packed_words(&config, MeshRank { mesh, rank }, packing, dir.path());
+            let together: BTreeMap<_, _> = (0..mesh.size()).flat_map(rank).collect();
+            assert!(together == whole, "{mesh}, {packing}");
         }
     }
 }

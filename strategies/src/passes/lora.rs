@@ -5,7 +5,8 @@
 //! that the first step computes the base model. B of a target within a fused projection adds only to the target's columns.
 
 use crate::program::{
-    Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Param, ParamPart, Program, Role, ValueId,
+    Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart, Program, Role,
+    ValueId,
 };
 use std::collections::BTreeSet;
 
@@ -29,6 +30,8 @@ pub struct LoraSpec {
     /// Learning rate of B, and of vectors that are trained whole, over that of matrices, if they differ.
     /// Source: Hayou et al. 2024, LoRA+ (arXiv:2402.12354).
     pub rate_ratio: Option<f64>,
+    /// How the frozen matrices of blocks are stored, if not as f32; see [`super::pack`].
+    pub packing: Option<Packing>,
 }
 
 impl LoraSpec {

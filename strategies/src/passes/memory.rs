@@ -204,6 +204,7 @@ fn moved(op: &Op, from: Option<(Kind, Purpose)>, to: &Value) -> Option<Purpose> 
             Purpose::Logits => Some(Purpose::Logits),
             _ => is_weight(&from).then_some(weight),
         }),
+        Op::Unpack(_) => Some(weight),
         // Sums over ranks take the place of their terms.
         Op::Start(Collective { kind: CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, .. }) => None,
         Op::Start(_) => Some(if from.as_ref().is_some_and(is_weight) { weight } else { Purpose::Received }),

@@ -1,9 +1,9 @@
 //! Passes: each rewrites a program into one that computes the same, or more. One file per pass.
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
-//! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pipeline`,
+//! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pack`, `pipeline`,
 //! `backward`, `enter`, `recompute`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`,
-//! `optimizer` (with `tensor_sums`), `offload`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
+//! `optimizer` (with `tensor_sums`), `offload`, `unpack`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
 //!
 //! A parallel pass changes nothing where its axis has one rank, and does not depend on the other axes: every combination
 //! of axes is a composition of passes.
@@ -31,6 +31,7 @@ pub mod memory;
 pub mod offload;
 pub mod optimizer;
 pub mod overlap;
+pub mod pack;
 pub mod pipeline;
 pub mod precision;
 pub mod recompute;

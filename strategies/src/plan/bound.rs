@@ -264,8 +264,8 @@ impl<'a> MeshBound<'a> {
         let (gradients, moments) = (1.0 / over(scattered), n_state / over(ZeroStage::Zero1));
         let state = |n_params: f64, with_gradients: bool| {
             let trained = moments + if with_gradients { gradients } else { 0.0 };
-            let of_each = 1.0 / over(ZeroStage::Zero2) + self.trained_fraction() * trained;
-            n_params / self.mesh.tp as f64 * of_each * MASTER_BYTES
+            let stored = w.stored_bits as f64 / 8.0 / over(ZeroStage::Zero2);
+            n_params / self.mesh.tp as f64 * (stored + self.trained_fraction() * trained * MASTER_BYTES)
         };
         let outside = w.head_params + if pp == 1 { w.embedding_params } else { 0 };
         let of_last = (w.n_layers / pp * w.layer_params + outside) as f64;

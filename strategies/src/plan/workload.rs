@@ -47,8 +47,10 @@ pub struct Workload {
     pub compute: Compute,
     /// Bytes of an element of an activation.
     pub activation_bytes: usize,
-    /// Bytes of an element of a gathered weight.
+    /// Bytes of an element of a gathered weight, at least.
     pub gathered_bytes: usize,
+    /// Bits of a weight in memory, at least.
+    pub stored_bits: usize,
     /// Tokens whose logits exist at once, if not all of a microbatch.
     pub head_tokens_max: Option<usize>,
     /// Bytes of activations per token that kernels of a block other than products and attention touch, forward and
@@ -91,6 +93,7 @@ impl Workload {
         let kept = [&step, &compile(Recompute::Selective)?, &compile(Recompute::Full)?].map(keeps);
         let [embedding_params, layer_params, head_params] = parameters(forward);
         let activation_bytes = if spec.precision == Precision::F32 { 4 } else { 2 };
+        let packing = spec.lora.as_ref().and_then(|lora| lora.packing);
         let blocks = streamed_bytes(&step, batch.n_tokens(), true);
         Ok(Workload {
             n_layers: model.n_layers,
@@ -110,7 +113,9 @@ impl Workload {
             global_batch_rows,
             compute: if spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },
             activation_bytes,
-            gathered_bytes: 4,
+            // Packed weights have less than a byte each.
+            gathered_bytes: if packing.is_some() { 0 } else { 4 },
+            stored_bits: packing.map_or(32, |packing| 32 * packing.n_words() / packing.n_weights()),
             head_tokens_max: None,
             layer_streamed_bytes: blocks.map(|bytes| bytes / model.n_layers),
             head_streamed_bytes: streamed_bytes(&step, batch.n_tokens(), false),
@@ -127,7 +132,7 @@ impl Workload {
     #[must_use]
     pub fn on(self, target: &dyn Target) -> Workload {
         let has_copies = target.half_copies() && self.activation_bytes == 2;
-        let gathered_bytes = if has_copies { 2 } else { self.gathered_bytes };
+        let gathered_bytes = if has_copies { self.gathered_bytes.min(2) } else { self.gathered_bytes };
         Workload { gathered_bytes, head_tokens_max: target.head_chunk_tokens(), ..self }
     }
 

@@ -10,6 +10,7 @@ mod display;
 pub mod dtype;
 pub mod held;
 pub mod op;
+pub mod packing;
 pub mod param;
 pub mod tiles;
 
@@ -19,6 +20,7 @@ pub use op::{
     ActivationFn, Attention, AttentionPart, CachedAttention, Columns, Compute, Dropout, MatMul, NormKind, Op,
     QkColumns, QkNorm, Update, VocabShard,
 };
+pub use packing::Packing;
 pub use param::{GradSum, Init, Param, ParamPart};
 
 use crate::mesh::MeshRank;

@@ -5,6 +5,7 @@
 //! An operand in parentheses is present if the attribute of that name is set.
 
 use super::DType;
+use super::Packing;
 use super::collective::{Collective, CollectiveKind};
 use super::tiles::Tiles;
 use crate::mesh::Group;
@@ -454,6 +455,8 @@ pub enum Op {
     },
     /// `[x] -> [y]`: conversion to the element type of `y`.
     Cast,
+    /// `[words [R, W]] -> [w [R, C]]`: the weights that are packed in the words.
+    Unpack(Packing),
     /// `[logits [N, V], labels N, hyper, (stats [S, N, 3]), (loss0)] -> [loss, (dlogits)]`: summed negative
     /// log-likelihood, and its gradient times [`super::Hyper::LOSS_GRAD_SCALE`] in the same pass. With `vocab`, the
     /// logits are this rank's columns, and `stats` has the [`Op::CrossEntropyStats`] of all ranks.
@@ -546,6 +549,7 @@ impl Op {
             Op::TreeSum { .. } => "tree_sum",
             Op::SumSquaresBlocks { .. } => "sum_squares_blocks",
             Op::Cast => "cast",
+            Op::Unpack(_) => "unpack",
             Op::CrossEntropy { .. } => "cross_entropy",
             Op::CrossEntropyStats(_) => "cross_entropy_stats",
             Op::Opaque { .. } => "opaque",

@@ -1,6 +1,6 @@
 //! The parameter table: how the program's weights relate to the tensors of a model file.
 
-use super::{Hyper, ValueId};
+use super::{Hyper, Packing, ValueId};
 use crate::mesh::Group;
 use std::ops::Range;
 
@@ -87,6 +87,8 @@ pub struct Param {
     pub trainable: bool,
     /// Position of its learning rate in [`super::Hyper`].
     pub rate: usize,
+    /// How it is stored, if packed: then all shapes and ranges here count words, not weights.
+    pub packing: Option<Packing>,
     /// Whether weight decay applies: by convention to tensors with two or more dims.
     pub decay: bool,
     /// Shape of the parameter on this tensor-parallel rank; `value` may hold only some of its elements.
@@ -112,6 +114,7 @@ impl Param {
             parts,
             init,
             trainable: true,
+            packing: None,
             rate: Hyper::LEARNING_RATE,
             decay: shape.len() >= 2,
             shape: shape.to_vec(),

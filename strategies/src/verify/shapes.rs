@@ -5,7 +5,7 @@ use crate::optimizer::Extent;
 use crate::program::op::UpdateOperands;
 use crate::program::{
     ActivationFn, Attention, AttentionPart, CachedAttention, Collective, CollectiveKind, Columns, DType, Hyper, Instr,
-    MatMul, NormKind, Op, Program, QkColumns, QkNorm, Update, Value, VocabShard,
+    MatMul, NormKind, Op, Packing, Program, QkColumns, QkNorm, Update, Value, VocabShard,
 };
 
 /// Checks one instruction against the signature of its operation.
@@ -30,6 +30,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::Activation(f) | Op::ActivationBackward(f) => s.activation(*f, !matches!(instr.op, Op::Activation(_))),
         Op::Add => s.count(2, 1).and_then(|()| s.same_shape(&[reads[0], reads[1], writes[0]])),
         Op::Cast | Op::Enter { .. } => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
+        Op::Unpack(packing) => s.unpack(*packing),
         Op::CrossEntropy { residual, gradient, vocab } => s.cross_entropy(*residual, *gradient, *vocab),
         Op::CrossEntropyStats(_) => s.cross_entropy_stats(),
         Op::SplitColumns => s.split(reads.first(), &writes),
@@ -165,6 +166,16 @@ impl Signature<'_> {
             self.shape(self.reads[self.reads.len() - 1], &self.writes[0].shape, Some(self.writes[0].dtype))?;
         }
         Ok(())
+    }
+
+    fn unpack(&self, packing: Packing) -> Result<(), String> {
+        self.count(1, 1)?;
+        let (rows, words) = self.matrix(self.reads[0])?;
+        if !words.is_multiple_of(packing.n_words()) {
+            return Err(format!("{words} words are not blocks of {}", packing.n_words()));
+        }
+        self.shape(self.reads[0], &[rows, words], Some(DType::I32))?;
+        self.shape(self.writes[0], &[rows, packing.weights(words)], None)
     }
 
     fn column_sum(&self, residual: bool, cols: Option<Columns>) -> Result<(), String> {

@@ -6,7 +6,7 @@ use super::parts::SumPlan;
 use super::product::product;
 use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
-    head_norm, layer_norm, optimizer, qk_norm, reduce, rms_norm, rotary,
+    head_norm, layer_norm, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
 };
 use crate::tasks::{Cut, Tasks};
 use half::{bf16, f16};
@@ -291,6 +291,9 @@ impl Operands<'_> {
                 Op::Cast => with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
                     elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
                 })),
+                Op::Unpack(packing) => with_element!(self.writes[0].dtype, T => {
+                    unpack::unpack::<T>(*packing, self.reads[0].slice(), self.writes[0].slice_mut());
+                }),
                 Op::CrossEntropy { residual, gradient, vocab } => self.cross_entropy(*residual, *gradient, *vocab),
                 Op::CrossEntropyStats(vocab) => self.cross_entropy_stats(*vocab),
                 Op::SplitColumns => self.split_columns(),

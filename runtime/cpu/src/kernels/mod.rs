@@ -39,6 +39,7 @@ pub(crate) mod testing;
 mod tile;
 mod tile_simd;
 mod transpose;
+pub mod unpack;
 
 /// Geometry of packed `qkv [N, (H + 2 K) D]`: queries, then keys, then values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -49,6 +49,8 @@ macro_rules! sources {
 sources! {
     /// Elementwise operations.
     ELEMENTWISE = "elementwise.cu", &["X=float Y=bf16", "X=f16 Y=float", "X=bf16 Y=bf16 Z=float"];
+    /// Packed weights as numbers.
+    UNPACK = "unpack.cu", &["Y=float", "Y=bf16", "Y=f16"];
     /// Attention in f32 arithmetic, and its adjoint.
     ATTENTION = "attention.cu" after "attention.cuh", &[
         "X=float Y=float HEAD_DIM=64",

@@ -22,6 +22,7 @@ mod qk_norm;
 mod rotary;
 mod rows;
 mod sums;
+mod unpack;
 
 pub(crate) use merged::{Commands, lower_all};
 
@@ -142,6 +143,7 @@ impl Lowering {
             Op::Update(update) => self.update(update),
             Op::UpdateSums(update) => self.update_sums(update),
             Op::Cast => self.cast(self.reads[0], self.writes[0]),
+            Op::Unpack(packing) => self.unpack(*packing),
             Op::Norm { kind, eps } => self.norm(*kind, *eps),
             Op::NormBackward { kind, residual_x, residual_params } => {
                 self.norm_backward(*kind, *residual_x, *residual_params);

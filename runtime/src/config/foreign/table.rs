@@ -35,12 +35,6 @@ pub(super) const VALUES: &[Words] = &[
         note: "the same rule, with f32 state in device memory",
     },
     Words {
-        key: "adapter",
-        words: &["qlora"],
-        means: "lora",
-        note: "the frozen weights are not quantized, so the adapters train beside exact ones",
-    },
-    Words {
         key: "gradient_checkpointing",
         words: &["offload", "offload_disk"],
         means: "true",
@@ -64,8 +58,8 @@ const ONLY_SUPERVISED: &str =
     "there is no preference or reinforcement training; remove the line to train on the text of the data set";
 const ONLY_LANGUAGE_MODELS: &str =
     "only language models are trained, no classifiers or reward models; remove the line to train one";
-pub(super) const NOT_QUANTIZED: &str =
-    "weights are f32, bf16 or fp16; use a model that is not quantized, and remove the line";
+const NOT_QUANTIZED: &str =
+    "only `load_in_4bit` and `load_in_8bit` quantize weights, beside adapters; use one of them, or remove the line";
 const LORA_BASICS: &str =
     "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
@@ -369,7 +363,6 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row {
         keys: &[
-            "bnb_config_kwargs",
             "gptq",
             "gptq_groupsize",
             "gptq_model_v1",
@@ -393,7 +386,7 @@ pub(super) const TABLE: &[Row] = &[
         ],
         verdict: Refused(NOT_QUANTIZED),
     },
-    Row { keys: &["load_in_8bit", "load_in_4bit"], verdict: Translated(quantized_base) },
+    Row { keys: &["bnb_config_kwargs"], verdict: Translated(bnb_config) },
     Row {
         keys: &[
             "lora_target_parameters",

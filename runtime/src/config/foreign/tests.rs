@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::config::{JobConfig, reference};
+use phalanx_strategies::program::Packing;
 
 /// Every top-level key of Axolotl's configuration and of the plugins in its repository, in July 2026.
 const AXOLOTL: &str = include_str!("axolotl_keys.txt");
@@ -158,23 +159,26 @@ fn word_of_another_tool_is_replaced_and_named_with_its_line() {
 }
 
 #[test]
-fn quantized_base_of_adapters_is_replaced_by_an_exact_one_and_said() {
-    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]);
-    let lora = "lora_target_linear: true\nload_in_4bit: true\n";
-
-    let job = of(&format!("adapter: qlora\n{lora}")).unwrap();
-
-    assert!(job.adapter.lora().is_some());
-    assert_eq!(
-        job.notes,
-        [
-            "`adapter` (line 6): qlora means lora here: the frozen weights are not quantized, so the adapters train beside \
-             exact ones",
-            "`load_in_4bit` (line 8): the frozen weights stay f32, 4 bytes each; `phalanx estimate` shows the memory"
-        ]
+fn frozen_weights_are_stored_as_the_file_asks() {
+    let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}lora_target_linear: true\n{keys}"), &[]);
+    let nf4 = |double| Some(Packing::Nf4 { double });
+    let cases = [
+        ("adapter: lora", None),
+        ("adapter: qlora", nf4(true)),
+        ("adapter: qlora\nload_in_4bit: true\nbnb_4bit_use_double_quant: false", nf4(false)),
+        ("adapter: lora\nload_in_4bit: true", nf4(true)),
+        ("adapter: lora\nload_in_8bit: true", Some(Packing::Int8)),
+        ("adapter: qlora\nbnb_config_kwargs: {bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: false}", nf4(false)),
+    ];
+    for (keys, packing) in cases {
+        assert_eq!(of(keys).unwrap().adapter.packing(), packing, "{keys}");
+    }
+    let refused = |keys: &str| of(keys).unwrap_err().to_string();
+    assert!(refused("adapter: qlora\nload_in_8bit: true").contains("either 8 bits or 4"));
+    assert!(refused("load_in_8bit: true").contains("no adapter is trained"));
+    assert!(
+        refused("adapter: qlora\nbnb_config_kwargs: {bnb_4bit_quant_type: fp4}").contains("`bnb_4bit_quant_type: fp4`")
     );
-    assert_eq!(of(&format!("adapter: lora\n{lora}")).unwrap().notes.len(), 1);
-    assert!(of("load_in_8bit: true\n").unwrap_err().to_string().contains("use a model that is not quantized"));
 }
 
 #[test]

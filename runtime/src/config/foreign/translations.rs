@@ -94,14 +94,20 @@ pub(super) fn torch_dtype(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     }
 }
 
-/// Frozen weights are never quantized; without adapters, the weights are trained, and no peer quantizes those.
-pub(super) fn quantized_base(_: &Value, draft: &mut Draft<'_>) -> Outcome {
-    match draft.given("adapter").map(shown).as_deref() {
-        Some("lora" | "qlora") => {
-            Said("the frozen weights stay f32, 4 bytes each; `phalanx estimate` shows the memory".into())
+/// Options of bitsandbytes: what they ask for is how nf4 and int8 are here, or has a key of its own.
+pub(super) fn bnb_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
+    let Some(options) = value.as_mapping().cloned() else { return Refused("it must be a map of options".into()) };
+    for (key, value) in &options {
+        match (shown(key).as_str(), shown(value).as_str()) {
+            ("bnb_4bit_quant_type", "nf4") | ("llm_int8_has_fp16_weight", "false") => {}
+            ("bnb_4bit_use_double_quant", "true") => draft.default("bnb_4bit_use_double_quant", true),
+            ("bnb_4bit_use_double_quant", "false") => draft.default("bnb_4bit_use_double_quant", false),
+            ("bnb_4bit_compute_dtype" | "bnb_4bit_quant_storage", _) => {}
+            (key, value) => return Refused(format!("`{key}: {value}` has no counterpart; remove it")),
         }
-        _ => Refused(table::NOT_QUANTIZED.into()),
     }
+    let double = draft.keys.get("bnb_4bit_use_double_quant") != Some(&Value::Bool(false));
+    Said(format!("it means `bnb_4bit_use_double_quant: {double}` here; weights of 4 bits are nf4"))
 }
 
 /// Patterns of parameters that are trained while all others are frozen. Files for models with images ask with them for the

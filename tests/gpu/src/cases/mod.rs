@@ -11,6 +11,7 @@ mod embedding;
 mod head_norm;
 mod norm;
 mod optimizer;
+mod packed;
 mod product;
 mod qk_norm;
 mod rotary;
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Case> {
         head_norm::cases(),
         norm::cases(),
         optimizer::cases(),
+        packed::cases(),
         product::cases(),
         qk_norm::cases(),
         rotary::cases(),

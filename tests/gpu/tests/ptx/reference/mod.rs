@@ -8,7 +8,9 @@ mod optimizers;
 use crate::elements::{rounded, stored};
 use phalanx_gpu::case::{Case, Operand};
 use phalanx_strategies::passes::reproducible::plan_of_sum;
-use phalanx_strategies::program::{ActivationFn, Attention, Columns, Compute, DType, Dropout, Hyper, MatMul, Op};
+use phalanx_strategies::program::{
+    ActivationFn, Attention, Columns, Compute, DType, Dropout, Hyper, MatMul, Op, Packing,
+};
 use std::slice::ChunksExact;
 
 /// An operand: a matrix by rows.
@@ -77,6 +79,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Update(update) => optimizers::update(update, &x),
         Op::UpdateSums(update) => optimizers::sums(update, &x),
         Op::Cast => vec![x[0].at.clone()],
+        Op::Unpack(packing) => vec![unpack(*packing, &x[0])],
         Op::Norm { kind, eps } => norms::forward(*kind, f64::from(*eps), &x),
         Op::NormBackward { kind, residual_x, residual_params } => {
             norms::backward(*kind, *residual_x, *residual_params, &x)
@@ -102,6 +105,13 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
             unreachable!("{} has no kernel", case.op.name())
         }
     }
+}
+
+fn unpack(packing: Packing, words: &Matrix) -> Vec<f64> {
+    let words: Vec<u32> = words.at.iter().map(|x| (*x as i32).cast_unsigned()).collect();
+    let mut weights = vec![0.0f32; packing.weights(words.len())];
+    phalanx_device::packed::unpack(packing, &words, &mut weights);
+    weights.into_iter().map(f64::from).collect()
 }
 
 fn paste(start: usize, x: &[Matrix]) -> Vec<f64> {

@@ -1,0 +1,173 @@
+//! Packed weights: frozen matrices are stored in fewer bits, and unpacked just before each product that reads them.
+//!
+//! [`pack`] changes what parameters are stored as, before anything is sharded: ranks then hold, gather and save words. [`unpack`]
+//! inserts the instructions that unpack a weight, after everything else is in its place: a weight is unpacked anew for each
+//! product inside a block, so that no more than one of them exists in full at a time. Weights outside blocks, such as that of
+//! the head, are unpacked once for adjacent products.
+//!
+//! Source: Dettmers et al. 2023, QLoRA, §3 (arXiv:2305.14314). We differ in that the scales of double quantisation are stored
+//! as the f32 numbers that it gives, so that any 64 weights can be unpacked by themselves.
+
+use crate::passes::precision::Precision;
+use crate::program::{
+    CollectiveKind, Compute, DType, Instr, Kind, Op, Packing, Param, ParamPart, Program, Site, ValueId,
+};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Why weights cannot be packed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "tensor parallelism leaves this rank columns {columns:?} of `{name}`, which is stored as {packing} in blocks of {} weights; \
+     a smaller tensor_parallel_size would fit",
+    packing.n_weights()
+)]
+pub struct CutBlocks {
+    /// The tensor.
+    pub name: String,
+    /// The rank's columns.
+    pub columns: Range<usize>,
+    /// How it is stored.
+    pub packing: Packing,
+}
+
+/// Packs the frozen matrices that only products read: those of blocks as `packing` says, and others as bf16 if products are. The
+/// choice depends on whole tensors only, so that it is the same on every mesh.
+///
+/// # Errors
+/// When a block of weights would be on two ranks.
+pub fn pack(program: &mut Program, packing: Packing, precision: Precision) -> Result<(), CutBlocks> {
+    let half = (precision == Precision::Bf16).then_some(Packing::Bf16);
+    let uses = uses(program);
+    for at in 0..program.params.len() {
+        let param = &program.params[at];
+        let wanted = match uses.get(&param.value) {
+            Some(Use::InBlock) => [Some(packing), half],
+            Some(Use::Outside) => [half, None],
+            Some(Use::Other) | None => continue,
+        };
+        if let Some(packing) = wanted.into_iter().flatten().find(|packing| fits(param, *packing)) {
+            check_columns(param, packing)?;
+            store(program, at, packing);
+        }
+    }
+    Ok(())
+}
+
+/// Inserts the instructions that unpack weights.
+pub fn unpack(program: &mut Program) {
+    let mut packed: BTreeMap<ValueId, Packing> =
+        program.params.iter().filter_map(|p| Some((p.value, p.packing?))).collect();
+    if packed.is_empty() {
+        return;
+    }
+    let mut last: Option<(ValueId, DType, Site, ValueId)> = None;
+    for mut instr in std::mem::take(&mut program.instrs) {
+        if let Op::Start(c) = &instr.op
+            && c.kind == CollectiveKind::AllGather
+        {
+            for (shard, whole) in instr.reads.iter().zip(&instr.writes) {
+                if let Some(packing) = packed.get(shard).copied() {
+                    packed.insert(*whole, packing);
+                }
+            }
+        } else if let Some((weight, packing)) = operand(&instr, &packed) {
+            let dtype = dtype(&instr);
+            let reusable = last.filter(|last| (last.0, last.1, last.2) == (weight, dtype, instr.site));
+            let unpacked = match reusable.filter(|_| instr.site.block.is_none()) {
+                Some((.., unpacked)) => unpacked,
+                None => unpack_one(program, (weight, packing), dtype, instr.site),
+            };
+            last = Some((weight, dtype, instr.site, unpacked));
+            instr.reads[1] = unpacked;
+        }
+        program.instrs.push(instr);
+    }
+}
+
+/// Where a weight is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Products of a block.
+    InBlock,
+    /// Products outside blocks.
+    Outside,
+    /// Not only products.
+    Other,
+}
+
+fn uses(program: &Program) -> BTreeMap<ValueId, Use> {
+    let mut uses = BTreeMap::new();
+    for instr in &program.instrs {
+        for (i, v) in instr.reads.iter().enumerate() {
+            let here = match (&instr.op, i) {
+                (Op::MatMul(_), 1) if instr.site.block.is_some() => Use::InBlock,
+                (Op::MatMul(_), 1) => Use::Outside,
+                _ => Use::Other,
+            };
+            let known = uses.entry(*v).or_insert(here);
+            if *known != here {
+                *known = Use::Other;
+            }
+        }
+    }
+    uses
+}
+
+/// Whether the rows of a frozen matrix are blocks.
+fn fits(param: &Param, packing: Packing) -> bool {
+    let part_fits = |part: &ParamPart| part.shape.len() == 2 && packing.has_blocks(0, part.shape[1]);
+    !param.trainable && param.shape.len() == 2 && param.parts.iter().all(part_fits)
+}
+
+fn check_columns(param: &Param, packing: Packing) -> Result<(), CutBlocks> {
+    let cut = param.parts.iter().filter(|part| part.dim == 1);
+    let ranges = cut.flat_map(|part| part.ranges.iter().map(move |range| (part, range)));
+    match ranges.into_iter().find(|(_, range)| !packing.has_blocks(range.start, range.end)) {
+        Some((part, range)) => Err(CutBlocks { name: part.name.clone(), columns: range.clone(), packing }),
+        None => Ok(()),
+    }
+}
+
+fn store(program: &mut Program, at: usize, packing: Packing) {
+    let param = &mut program.params[at];
+    param.packing = Some(packing);
+    param.shape[1] = packing.words(param.shape[1]);
+    for part in &mut param.parts {
+        part.shape[1] = packing.words(part.shape[1]);
+        if part.dim == 1 {
+            part.ranges.iter_mut().for_each(|r| *r = packing.words(r.start)..packing.words(r.end));
+        }
+    }
+    let all = 0..param.shape.iter().product();
+    (param.held, param.updated) = (all.clone(), all);
+    let value = &mut program.values[param.value.0 as usize];
+    (value.shape, value.dtype) = (param.shape.clone(), DType::I32);
+}
+
+/// The packed operand of a product.
+fn operand(instr: &Instr, packed: &BTreeMap<ValueId, Packing>) -> Option<(ValueId, Packing)> {
+    let weight = matches!(instr.op, Op::MatMul(_)).then(|| instr.reads[1])?;
+    Some((weight, *packed.get(&weight)?))
+}
+
+/// The element type in which a product multiplies.
+fn dtype(instr: &Instr) -> DType {
+    match &instr.op {
+        Op::MatMul(m) if m.compute == Compute::Bf16 => DType::Bf16,
+        _ => DType::F32,
+    }
+}
+
+fn unpack_one(program: &mut Program, (weight, packing): (ValueId, Packing), dtype: DType, site: Site) -> ValueId {
+    let value = program.value(weight);
+    let shape = [value.n_rows(), packing.weights(value.n_columns())];
+    let name = format!("{} in {dtype}", value.name);
+    let unpacked = program.add_value(name, &shape, dtype, Kind::Activation);
+    program.push(Op::Unpack(packing), vec![weight], vec![unpacked], site);
+    unpacked
+}
+
+#[cfg(test)]
+#[path = "pack_tests.rs"]
+mod tests;

@@ -1,0 +1,121 @@
+use super::*;
+use crate::program::{Collective, CollectiveKind, Init, MatMul, Phase};
+
+const NF4: Packing = Packing::Nf4 { double: true };
+const BF16: MatMul = MatMul { compute: Compute::Bf16, ..MatMul::nt() };
+
+fn site(block: Option<u32>) -> Site {
+    Site { phase: Phase::Forward, block, microbatch: 0 }
+}
+
+fn frozen(program: &mut Program, name: &str, shape: &[usize]) -> ValueId {
+    let value = program.add_value(name, shape, DType::F32, Kind::Parameter);
+    let parts = vec![ParamPart::whole(name, shape)];
+    program.params.push(Param { trainable: false, ..Param::whole(value, shape, parts, Init::Zeros) });
+    value
+}
+
+/// `y = x W^T` in a block or outside.
+fn product(program: &mut Program, weight: ValueId, block: Option<u32>) {
+    let [x, y] = ["x", "y"].map(|name| program.add_value(name, &[8, 128], DType::Bf16, Kind::Activation));
+    program.push(Op::MatMul(BF16), vec![x, weight], vec![y], site(block));
+}
+
+fn packing_of(program: &Program, name: &str) -> Option<Packing> {
+    program.params.iter().find(|p| p.parts[0].name == name).unwrap().packing
+}
+
+#[test]
+fn frozen_matrices_of_blocks_are_packed_and_the_head_is_bf16() {
+    let mut p = Program::default();
+    let block = frozen(&mut p, "block", &[128, 128]);
+    let head = frozen(&mut p, "head", &[128, 128]);
+    let odd = frozen(&mut p, "odd", &[128, 62]);
+    let trained = frozen(&mut p, "trained", &[128, 128]);
+    p.params.last_mut().unwrap().trainable = true;
+    [block, odd, trained].into_iter().for_each(|weight| product(&mut p, weight, Some(0)));
+    product(&mut p, head, None);
+
+    pack(&mut p, NF4, Precision::Bf16).unwrap();
+
+    let found = ["block", "head", "odd", "trained"].map(|name| packing_of(&p, name));
+    assert_eq!(found, [Some(NF4), Some(Packing::Bf16), Some(Packing::Bf16), None]);
+    assert_eq!((&p.value(block).shape[..], p.value(block).dtype), (&[128, 18][..], DType::I32));
+    assert_eq!(p.value(block).size_bytes() * 8, 128 * 128 * 9 / 2);
+    assert_eq!(p.params[0].parts[0].shape, [128, 18]);
+    assert_eq!(p.params[0].held, 0..128 * 18);
+}
+
+#[test]
+fn other_reads_than_products_keep_a_weight_as_it_is() {
+    let mut p = Program::default();
+    let tied = frozen(&mut p, "tied", &[128, 128]);
+    product(&mut p, tied, None);
+    let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
+    p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, tied], vec![x], site(None));
+
+    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    unpack(&mut p);
+
+    assert_eq!(packing_of(&p, "tied"), None);
+    assert_eq!(p.instrs.len(), 2);
+}
+
+/// A rank with columns 64..128 of a tensor has whole blocks of them; one with columns 32..64 has not.
+#[test]
+fn columns_of_a_rank_are_packed_or_refused_if_they_are_no_blocks() {
+    for (first, end, fits) in [(64, 128, true), (32, 64, false)] {
+        let mut p = Program::default();
+        let weight = frozen(&mut p, "w", &[128, 128]);
+        p.params[0].cut(1, std::slice::from_ref(&(first..end)));
+        p.values[weight.0 as usize].shape = vec![128, end - first];
+        product(&mut p, weight, Some(0));
+
+        let packed = pack(&mut p, NF4, Precision::F32);
+
+        if fits {
+            assert_eq!((packed, packing_of(&p, "w")), (Ok(()), Some(NF4)));
+            assert_eq!(p.params[0].parts[0].ranges.first(), Some(&(9..18)));
+        } else {
+            assert_eq!(packed, Err(CutBlocks { name: "w".into(), columns: 32..64, packing: NF4 }));
+        }
+    }
+}
+
+#[test]
+fn weight_is_unpacked_for_each_product_of_a_block_and_once_for_adjacent_ones_outside() {
+    let mut p = Program::default();
+    let [inside, outside] = ["in", "out"].map(|name| frozen(&mut p, name, &[128, 128]));
+    for _ in 0..2 {
+        product(&mut p, inside, Some(0));
+    }
+    for _ in 0..2 {
+        product(&mut p, outside, None);
+    }
+    pack(&mut p, NF4, Precision::Bf16).unwrap();
+
+    unpack(&mut p);
+
+    let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
+    assert_eq!(ops, ["unpack", "matmul", "unpack", "matmul", "unpack", "matmul", "matmul"]);
+    assert_eq!(p.value(p.instrs[1].reads[1]).shape, [128, 128]);
+    assert_eq!(p.value(p.instrs[1].reads[1]).dtype, DType::Bf16);
+}
+
+#[test]
+fn gathered_words_are_unpacked_where_they_are_gathered() {
+    let mut p = Program::default();
+    let weight = frozen(&mut p, "w", &[128, 128]);
+    product(&mut p, weight, Some(0));
+    pack(&mut p, NF4, Precision::F32).unwrap();
+    let whole = p.add_value("w", &[128, 18], DType::I32, Kind::Activation);
+    let gather = Collective::new(CollectiveKind::AllGather, crate::passes::fully_sharded::GROUP);
+    p.instrs[0].reads[1] = whole;
+    let start = Instr { op: Op::Start(gather), reads: vec![weight], writes: vec![whole], site: site(Some(0)) };
+    p.instrs.insert(0, start);
+
+    unpack(&mut p);
+
+    let ops: Vec<(&str, ValueId)> = p.instrs.iter().map(|i| (i.op.name(), i.reads[0])).collect();
+    assert_eq!(ops[..2], [("start", weight), ("unpack", whole)]);
+}
