@@ -103,3 +103,47 @@ fn prompt_of_several_chunks_has_the_logits_of_its_tokens_one_by_one() {
         }
     }
 }
+
+#[test]
+fn model_is_exported_in_the_wanted_type_and_an_adapter_carries_its_tokenizer() {
+    let p = with_adapter();
+    let dtype = |dir: &str| {
+        let config = std::fs::read_to_string(p.path(dir).join("config.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&config).unwrap()["torch_dtype"].as_str().unwrap().to_owned()
+    };
+    let bytes = |dir: &str| std::fs::metadata(p.path(dir).join("model.safetensors")).unwrap().len();
+
+    p.run(&["export", "base/model", "half", "--dtype", "bf16"]).succeeds();
+    p.run(&["export", "half", "again"]).succeeds();
+    p.run(&["export", "tuned", "merged-half", "--merge", "--dtype", "f16"]).succeeds();
+    p.run(&["export", "adapter", "whole", "--merge"]).succeeds();
+
+    assert_eq!([dtype("base/model"), dtype("half"), dtype("again")], ["float32", "bfloat16", "bfloat16"]);
+    assert_eq!(dtype("merged-half"), "float16");
+    assert!(bytes("half") < bytes("base/model") * 6 / 10);
+    // Merged from the checkpoint, or from the adapter that was exported from it.
+    let weights = |dir: &str| std::fs::read(p.path(dir).join("model.safetensors")).unwrap();
+    assert!(weights("whole") == weights("merged"));
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        assert!(p.path("adapter").join(file).is_file(), "{file}");
+    }
+    p.run(&["export", "adapter", "x"]).refuses(&["--merge"]);
+    p.run(&["export", "base/model", "x", "--merge"]).refuses(&["whole model"]);
+}
+
+#[test]
+fn file_of_llama_cpp_is_written_for_families_that_it_can_express() {
+    let p = with_adapter();
+
+    p.run(&["export", "base/model", "m.gguf", "--gguf", "q8_0"]).succeeds();
+    p.run(&["export", "adapter", "a.gguf", "--gguf", "f16", "--merge"]).succeeds();
+
+    let file = std::fs::read(p.path("m.gguf")).unwrap();
+    assert_eq!(&file[..8], b"GGUF\x03\0\0\0");
+    assert!(std::fs::read(p.path("a.gguf")).unwrap().len() > file.len());
+    p.run(&["export", "base/model", "m.gguf", "--gguf", "f16"]).refuses(&["m.gguf", "already exists"]);
+    p.run(&["export", "base/model", "m.bin", "--gguf", "f16"]).refuses(&["m.bin must end in .gguf"]);
+    p.run(&["export", "base", "n.gguf", "--gguf", "f16"]).refuses(&["model directory", "checkpoint"]);
+    p.train(&["--max_steps", "2", "--output_dir", "phi", "--model.model_type", "phi3"]).succeeds();
+    p.run(&["export", "phi/model", "p.gguf", "--gguf", "f16"]).refuses(&["phi3", "llama, mistral, qwen2, qwen3"]);
+}

@@ -2,32 +2,110 @@
 
 use crate::console::Console;
 use crate::error::JobError;
+use crate::error::export::ExportError;
 use crate::train::export::export_checkpoint;
+use crate::train::model_source::ModelSource;
+use crate::train::reexport::{reexport, to_gguf};
 use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
-use std::path::PathBuf;
+use phalanx_storage::gguf::Encoding;
+use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
+use phalanx_storage::hf::dtype::Dtype;
+use std::path::{Path, PathBuf};
 
 pub(super) const HELP: &str = "Examples:
   phalanx export outputs my-model           newest valid checkpoint of a run
   phalanx export outputs my-model --merge   LoRA run, merged into a whole model
-  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model";
+  phalanx export outputs/checkpoints/step-0000000100.g0000 my-model
+  phalanx export outputs/model small --dtype bf16
+  phalanx export outputs/model my.gguf --gguf q8_0      for llama.cpp
+  phalanx export outputs/adapter my.gguf --merge --gguf q8_0";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Checkpoint directory, or the output_dir of a run.
+    /// Checkpoint directory, output_dir of a run, model directory or adapter directory.
     checkpoint: PathBuf,
-    /// Merge the adapters of a LoRA run into the base weights, and write the whole model.
+    /// Merge adapters into the base weights, and write the whole model.
     #[arg(long)]
     merge: bool,
-    /// Directory to write; it must not exist, or be empty or an earlier export.
+    /// Type of the weights [default: that of the base model; f32 for adapters].
+    #[arg(long, value_enum, conflicts_with = "gguf")]
+    dtype: Option<WeightType>,
+    /// Write a file for llama.cpp with matrices of this type.
+    #[arg(long, value_enum, value_name = "TYPE")]
+    gguf: Option<GgufType>,
+    /// Base model of an adapter [default: the one that the adapter names].
+    #[arg(long, alias = "base_model", value_name = "DIR")]
+    base_model: Option<PathBuf>,
+    /// Directory or file to write; a directory must not exist, or be empty or an earlier export.
     dir: PathBuf,
 }
 
+/// Types of weights in a model directory.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum WeightType {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// Types of matrices in a file of llama.cpp.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum GgufType {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8,
+}
+
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
-    let (checkpoint, skipped) = resolve(&args.checkpoint)?;
-    skipped.iter().for_each(|skipped| console.say(skipped));
-    export_checkpoint(&checkpoint, &args.dir, args.merge)?;
-    console.say(format_args!("{} → {}", checkpoint.display(), args.dir.display()));
+    let dtype = args.dtype.map(|dtype| match dtype {
+        WeightType::F32 => Dtype::F32,
+        WeightType::Bf16 => Dtype::BF16,
+        WeightType::F16 => Dtype::F16,
+    });
+    let from = match is_model(&args.checkpoint) {
+        true => {
+            export_model(args, dtype)?;
+            args.checkpoint.clone()
+        }
+        false if args.gguf.is_some() => {
+            return Err(ExportError::GgufOfCheckpoint { path: args.checkpoint.clone() }.into());
+        }
+        false => {
+            let (checkpoint, skipped) = resolve(&args.checkpoint)?;
+            skipped.iter().for_each(|skipped| console.say(skipped));
+            export_checkpoint(&checkpoint, &args.dir, args.merge, dtype)?;
+            checkpoint
+        }
+    };
+    console.say(format_args!("{} → {}", from.display(), args.dir.display()));
     Ok(())
+}
+
+fn is_model(path: &Path) -> bool {
+    CheckpointId::from_dir(path).is_none()
+        && ["config.json", ADAPTER_CONFIG].iter().any(|name| path.join(name).is_file())
+}
+
+fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
+    let source = ModelSource::find(&args.checkpoint, args.base_model.as_deref())?;
+    let path = args.checkpoint.clone();
+    match (&source.adapter, args.merge) {
+        (Some(_), false) => return Err(ExportError::AdapterAlone { path }.into()),
+        (None, true) => return Err(ExportError::WholeModel { path }.into()),
+        _ => {}
+    }
+    let encoding = args.gguf.map(|kind| match kind {
+        GgufType::F32 => Encoding::F32,
+        GgufType::F16 => Encoding::F16,
+        GgufType::Bf16 => Encoding::Bf16,
+        GgufType::Q8 => Encoding::Q8_0,
+    });
+    match encoding {
+        Some(encoding) => to_gguf(&source, &args.dir, encoding),
+        None => reexport(&source, &args.dir, dtype),
+    }
 }
 
 /// The checkpoint at `path`, or the newest valid one of the run there, and a line for each newer one that is skipped.

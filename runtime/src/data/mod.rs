@@ -7,6 +7,7 @@
 pub mod chat_spans;
 pub mod chat_template;
 pub mod config;
+pub(crate) mod gguf_vocabulary;
 pub mod prepare;
 pub mod record;
 pub mod records;

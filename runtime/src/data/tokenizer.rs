@@ -313,6 +313,11 @@ impl Tokenizer {
         Ok(())
     }
 
+    /// The content of its `tokenizer.json`.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(self.files.tokenizer().1).unwrap_or_default()
+    }
+
     /// The tokenizer's files by name, byte for byte as they were read.
     pub fn files(&self) -> impl Iterator<Item = (String, Vec<u8>)> + '_ {
         self.files.iter().map(|(name, content)| (name.to_owned(), content.to_vec()))

@@ -1,5 +1,8 @@
 //! Why a checkpoint cannot be exported, or its small files cannot be encoded.
 
+use crate::data::gguf_vocabulary::VocabularyError;
+use std::path::PathBuf;
+
 /// Why a checkpoint cannot be exported, or its small files cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are named for what they are
@@ -19,4 +22,28 @@ pub enum ExportError {
     /// The checkpoint of a job without adapters contains tensors of adapters.
     #[error("the checkpoint contains adapters, but its job trains none")]
     UnknownAdapters,
+    /// `--gguf` with another name of a file.
+    #[error("{} must end in .gguf", path.display())]
+    NotGguf { path: PathBuf },
+    /// llama.cpp has no such model, or another order of its rows.
+    #[error("a model of family {family} cannot be written to a GGUF file; supported are {known}")]
+    GgufFamily { family: String, known: String },
+    /// A tensor that this family does not have in llama.cpp.
+    #[error("the tensor {tensor} has no place in a GGUF file")]
+    GgufTensor { tensor: String },
+    /// The tokenizer has no counterpart in llama.cpp.
+    #[error(transparent)]
+    Vocabulary(VocabularyError),
+    /// `--gguf` with a checkpoint.
+    #[error(
+        "a GGUF file is made of a model directory, and {} is a checkpoint or a run: name the run's `model` folder, or export the checkpoint to a directory first",
+        path.display()
+    )]
+    GgufOfCheckpoint { path: PathBuf },
+    /// An adapter is exported as it is.
+    #[error("{} is an adapter; `--merge` writes it and its base model as one", path.display())]
+    AdapterAlone { path: PathBuf },
+    /// `--merge` with a whole model.
+    #[error("{} is a whole model; export it without `--merge`", path.display())]
+    WholeModel { path: PathBuf },
 }

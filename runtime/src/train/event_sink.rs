@@ -108,7 +108,7 @@ pub(crate) fn export_model(
 ) -> Result<(), JobError> {
     match checkpoint.filter(|_| trainer.n_ranks() > 1) {
         // With several ranks, only the checkpoint has the whole model.
-        Some(checkpoint) => export::export_checkpoint(checkpoint, dir, false),
+        Some(checkpoint) => export::export_checkpoint(checkpoint, dir, false, None),
         None => {
             let (compiled, machine) = trainer.memory();
             export::export(dir, &ExportFrom { machine, compiled }, saving.extras())

@@ -15,7 +15,9 @@ use phalanx_device::{Backing, Machine};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::{AdapterExport, export_adapter, peft_name};
 use phalanx_storage::hf::dtype::Dtype;
-use phalanx_storage::hf::export::{Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, export_model};
+use phalanx_storage::hf::export::{
+    Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, dtype_of, export_model,
+};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::lora::LoraSpec;
@@ -36,15 +38,23 @@ pub(crate) struct ExportFrom<'a> {
 
 /// Writes a model directory, or an adapter directory if the run trained adapters. `extras` are those of a checkpoint.
 pub(crate) fn export(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)]) -> Result<(), JobError> {
-    export_as(dir, from, extras, false)
+    export_as(dir, from, extras, false, None)
 }
 
-fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], merged: bool) -> Result<(), JobError> {
+/// `dtype` is that of the weights; otherwise those of a model have the type of its base model, and adapters are in f32.
+fn export_as(
+    dir: &Path,
+    from: &ExportFrom<'_>,
+    extras: &[(String, Vec<u8>)],
+    merged: bool,
+    dtype: Option<Dtype>,
+) -> Result<(), JobError> {
     let mut tensors = weights::parameters(from.compiled);
     let job = parse_job(extras)?;
     let is_adapter = |t: &Tensor| t.name.contains(".lora_");
+    let tokenizer: Vec<(String, Vec<u8>)> = extras.iter().filter(|(n, _)| is_tokenizer_file(n)).cloned().collect();
     if !merged && tensors.iter().any(is_adapter) {
-        return export_lora(dir, from, &tensors, &job);
+        return export_lora(dir, from, &tensors, &job, &tokenizer, dtype.unwrap_or(Dtype::F32));
     }
     tensors.retain(|t| !is_adapter(t));
     let shown: Vec<Shown<'_>> = tensors.iter().map(|t| shown(from, t)).collect();
@@ -52,14 +62,13 @@ fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], me
         tensors.iter().zip(&shown).map(|(t, shown)| export_tensor(&t.name, t, shown)).collect();
     let config = json_extra(extras, CONFIG_JSON)?.ok_or(ExportError::Missing { file: CONFIG_JSON })?;
     let generation = json_extra(extras, GENERATION_JSON)?;
-    let tokenizer: Vec<(String, Vec<u8>)> = extras.iter().filter(|(n, _)| is_tokenizer_file(n)).cloned().collect();
     export_model(
         dir,
         &Export {
             config: &config,
             generation_config: generation.as_ref(),
             tensors: &list,
-            dtype: Dtype::F32,
+            dtype: dtype.unwrap_or_else(|| dtype_of(&config)),
             files: &tokenizer,
             max_shard_bytes: MAX_SHARD_BYTES_DEFAULT,
         },
@@ -68,9 +77,9 @@ fn export_as(dir: &Path, from: &ExportFrom<'_>, extras: &[(String, Vec<u8>)], me
 }
 
 /// Passes the values of a tensor to a visitor.
-type Shown<'a> = Box<Show<'a>>;
+pub(super) type Shown<'a> = Box<Show<'a>>;
 
-fn shown<'a>(from: &ExportFrom<'a>, tensor: &'a Tensor) -> Shown<'a> {
+pub(super) fn shown<'a>(from: &ExportFrom<'a>, tensor: &'a Tensor) -> Shown<'a> {
     let ExportFrom { machine, compiled } = *from;
     Box::new(move |see| weights::visit(machine, compiled, tensor, &mut *see))
 }
@@ -83,7 +92,7 @@ fn export_tensor<'a>(name: &'a str, tensor: &'a Tensor, shown: &'a Shown<'_>) ->
 ///
 /// # Errors
 /// When the checkpoint does not verify or the directory cannot be written.
-pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(), JobError> {
+pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool, dtype: Option<Dtype>) -> Result<(), JobError> {
     let opened = Checkpoint::open(checkpoint)?;
     let names: Vec<String> = opened.extras().map(str::to_owned).collect();
     let extras =
@@ -116,7 +125,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool) -> Result<(
         let lora = job.adapter.lora().ok_or(ExportError::NothingToMerge)?;
         merge_adapters(&mut *machine, &compiled, lora.scale());
     }
-    export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge)
+    export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge, dtype)
 }
 
 /// The tensors that checkpoints of this step hold packed.
@@ -151,7 +160,14 @@ fn adapts_stored_in_out(c: &Compiled, tensors: &[Tensor]) -> bool {
     tensors.iter().find(adapted).is_some_and(|w| is_stored_in_out(c, w))
 }
 
-fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobConfig) -> Result<(), JobError> {
+fn export_lora(
+    dir: &Path,
+    from: &ExportFrom<'_>,
+    tensors: &[Tensor],
+    job: &JobConfig,
+    files: &[(String, Vec<u8>)],
+    dtype: Dtype,
+) -> Result<(), JobError> {
     let Some(lora) = job.adapter.lora() else {
         return Err(ExportError::UnknownAdapters.into());
     };
@@ -175,7 +191,8 @@ fn export_lora(dir: &Path, from: &ExportFrom<'_>, tensors: &[Tensor], job: &JobC
             modules_to_save: &lora.section.lora_modules_to_save,
             fan_in_fan_out: adapts_stored_in_out(from.compiled, tensors),
             tensors: &list,
-            dtype: Dtype::F32,
+            dtype,
+            files,
         },
     )?;
     Ok(())

@@ -15,7 +15,8 @@
 //! - `same_run`: whether a checkpoint is of the run that resumes.
 //! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
 //!   memory meanwhile; `export`: the trained model.
-//! - [`model_source`]: a model to use; `merge`: adapters added into it.
+//! - [`model_source`]: a model to use; `merge`: adapters added into it; `reexport`: the model in other files;
+//!   `gguf`: those of llama.cpp.
 //! - `fingerprints` of state; `verification`: when copies of the state are compared, which `trainer` does.
 //! - `planted`: faults for tests.
 //! - `step_trace`: one step measured instruction by instruction.
@@ -31,6 +32,7 @@ pub(crate) mod event_sink;
 pub mod export;
 pub(crate) mod fingerprints;
 pub(crate) mod fit;
+pub(crate) mod gguf;
 mod grown_rows;
 mod initial_adapter;
 pub(crate) mod inputs;
@@ -48,6 +50,7 @@ pub(crate) mod preparation;
 pub(crate) mod programs;
 pub mod progress;
 mod quantised;
+pub mod reexport;
 pub(crate) mod same_run;
 pub(crate) mod saving;
 pub(crate) mod shadow;

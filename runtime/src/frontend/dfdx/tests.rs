@@ -212,7 +212,7 @@ fn export_has_the_users_names_and_can_be_made_from_a_checkpoint_alone() {
     let (_, report) = losses(job(dir.path(), transformer(9), &[("learning_rate", "0")]).unwrap());
     let model_dir = report.model_dir.unwrap();
 
-    export_checkpoint(&report.checkpoint.unwrap(), &dir.path().join("again"), false).unwrap();
+    export_checkpoint(&report.checkpoint.unwrap(), &dir.path().join("again"), false, None).unwrap();
 
     let weights = weights(&model_dir);
     let mut names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();

@@ -1,5 +1,6 @@
 //! Low-rank adapters as a directory that PEFT loads beside the base model.
 
+use std::io::Write;
 use std::path::Path;
 
 use serde_json::json;
@@ -37,6 +38,8 @@ pub struct AdapterExport<'a> {
     pub tensors: &'a [ExportTensor<'a>],
     /// The type in the file: F32, BF16 or F16.
     pub dtype: Dtype,
+    /// Further files by name: those of the tokenizer.
+    pub files: &'a [(String, Vec<u8>)],
 }
 
 /// The name that PEFT gives to a trained tensor, such as `model.layers.0.self_attn.q_proj.lora_A.weight` or that of a module that
@@ -81,6 +84,9 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         "use_rslora": adapter.use_rslora,
     });
     write_json(&mut staging, ADAPTER_CONFIG, &config)?;
+    for (name, content) in adapter.files {
+        staging.write(name, |file| file.write_all(content))?;
+    }
     write_tensors(&mut staging, ADAPTER_WEIGHTS, adapter.tensors, adapter.dtype)?;
     staging.publish()
 }
@@ -115,6 +121,7 @@ mod tests {
             fan_in_fan_out: false,
             tensors: &tensors,
             dtype: Dtype::F32,
+            files: &[("tokenizer.json".to_owned(), b"{}".to_vec())],
         };
         let out = dir.path().join("adapter");
 
@@ -127,6 +134,7 @@ mod tests {
         let config = read_json(&out.join("adapter_config.json")).unwrap();
         assert_eq!((&config["r"], &config["peft_type"]), (&json!(1), &json!("LORA")));
         assert_eq!((&config["use_rslora"], &config["modules_to_save"]), (&json!(true), &json!(["lm_head"])));
+        assert_eq!(std::fs::read(out.join("tokenizer.json")).unwrap(), b"{}");
         adapter.rank = 2;
         assert!(export_adapter(&out, &adapter).unwrap_err().to_string().contains("rank-2"));
     }

@@ -267,6 +267,15 @@ fn split<'t, 'a>(
     shards
 }
 
+/// The type of weights that a `config.json` names; F32 if it names none that can be written.
+pub fn dtype_of(config: &Value) -> Dtype {
+    match ["dtype", "torch_dtype"].iter().find_map(|key| config[*key].as_str()) {
+        Some("bfloat16") => Dtype::BF16,
+        Some("float16") => Dtype::F16,
+        _ => Dtype::F32,
+    }
+}
+
 /// The name that `config.json` uses for a type of weights.
 fn torch_name(dtype: Dtype) -> &'static str {
     match dtype {

@@ -1,0 +1,85 @@
+//! A model directory, or an adapter merged into its base model, as another model directory or as a file of llama.cpp.
+
+use super::export::{ExportFrom, shown};
+use super::gguf::export_gguf;
+use super::model_source::ModelSource;
+use super::weights;
+use crate::devices;
+use crate::error::JobError;
+use phalanx_device::{Backing, Machine};
+use phalanx_storage::gguf::Encoding;
+use phalanx_storage::hf::dtype::Dtype;
+use phalanx_storage::hf::export::{
+    Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Values, dtype_of, export_model, read_tokenizer_files,
+};
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
+use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
+use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
+use std::path::Path;
+
+/// Writes a model directory; `dtype` is by default the type that the model's configuration names.
+///
+/// # Errors
+/// When the model cannot be read, or `to` cannot be written.
+pub fn reexport(source: &ModelSource, to: &Path, dtype: Option<Dtype>) -> Result<(), JobError> {
+    let config = source.config()?;
+    let generation = source.generation_config()?;
+    let files = read_tokenizer_files(source.tokenizer_dir())?;
+    let (machine, compiled) = load(source, &source.model()?)?;
+    let from = ExportFrom { machine: &*machine, compiled: &compiled };
+    let tensors = weights::parameters(&compiled);
+    let shown: Vec<_> = tensors.iter().map(|tensor| shown(&from, tensor)).collect();
+    let list: Vec<ExportTensor<'_>> = tensors
+        .iter()
+        .zip(&shown)
+        .map(|(tensor, shown)| ExportTensor {
+            name: &tensor.name,
+            shape: &tensor.shape,
+            values: Values::Shown(tensor.held.n_elements(), &**shown),
+        })
+        .collect();
+    let export = Export {
+        config: &config,
+        generation_config: Some(&generation).filter(|generation| !generation.is_null()),
+        tensors: &list,
+        dtype: dtype.unwrap_or_else(|| dtype_of(&config)),
+        files: &files,
+        max_shard_bytes: MAX_SHARD_BYTES_DEFAULT,
+    };
+    Ok(export_model(to, &export)?)
+}
+
+/// Writes a GGUF file.
+///
+/// # Errors
+/// As [`reexport`], and when llama.cpp has no such model or tokenizer.
+pub fn to_gguf(source: &ModelSource, to: &Path, encoding: Encoding) -> Result<(), JobError> {
+    let model = source.model()?;
+    let tokenizer = source.tokenizer()?;
+    let (machine, compiled) = load(source, &model)?;
+    export_gguf(to, &*machine, &compiled, &model, &tokenizer, encoding)
+}
+
+fn load(source: &ModelSource, model: &ModelConfig) -> Result<(Box<dyn Machine>, Compiled), JobError> {
+    let device = devices::host();
+    let spec = StepSpec {
+        n_microbatches: 1,
+        precision: Precision::F32,
+        recompute: Recompute::None,
+        lora: None,
+        optimizer: OptimizerSpec::Sgd(Sgd::default()),
+        max_grad_norm: None,
+        offload_optimizer: false,
+        parallel: Parallel::default(),
+    };
+    let path = || source.base.join("config.json").display().to_string();
+    let forward = model
+        .forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss)
+        .map_err(|source| JobError::Model { path: path(), source })?;
+    let compiled = compile_forward(forward, &spec, device.target())?;
+    let mut machine = device.machine(&[&compiled], &Backing::default())?;
+    source.load(&mut *machine, &compiled, model)?;
+    Ok((machine, compiled))
+}
