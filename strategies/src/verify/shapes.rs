@@ -47,14 +47,7 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
             reads.iter().try_for_each(|v| s.shape(v, &v.shape, Some(DType::F64)))?;
             s.scalar(writes[0])
         }
-        Op::Assemble { places } => {
-            s.count(places.len(), 1)?;
-            s.shape(writes[0], &[writes[0].n_elements()], Some(DType::F64))?;
-            match places.iter().find(|at| **at >= writes[0].n_elements()) {
-                Some(at) => Err(format!("position {at} is outside a vector of {}", writes[0].n_elements())),
-                None => reads.iter().try_for_each(|v| s.scalar(v)),
-            }
-        }
+        Op::Assemble { places } => s.assemble(places),
         Op::TreeSum { n_ranks, .. } => {
             s.count(reads.len().max(1), 1)?;
             let part = writes[0].n_elements();
@@ -87,6 +80,17 @@ struct Signature<'a> {
 }
 
 impl Signature<'_> {
+    /// Scalars at places of a vector.
+    fn assemble(&self, places: &[usize]) -> Result<(), String> {
+        let vector = self.writes.first().ok_or("an assembled vector is written")?;
+        self.count(places.len(), 1)?;
+        self.shape(vector, &[vector.n_elements()], Some(DType::F64))?;
+        match places.iter().find(|at| **at >= vector.n_elements()) {
+            Some(at) => Err(format!("position {at} is outside a vector of {}", vector.n_elements())),
+            None => self.reads.iter().try_for_each(|v| self.scalar(v)),
+        }
+    }
+
     fn count(&self, n_reads: usize, n_writes: usize) -> Result<(), String> {
         if self.reads.len() == n_reads && self.writes.len() == n_writes {
             return Ok(());

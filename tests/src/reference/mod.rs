@@ -8,7 +8,9 @@ pub mod checks;
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::config::precision::DeviceChoice;
 use phalanx::events::StepMetrics;
+use phalanx::train::export::export_checkpoint;
 use phalanx::{Control, Event, Job};
+use phalanx_storage::hf::dtype::Dtype as Exported;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -169,7 +171,9 @@ impl Reference {
             }
         })?;
         ensure!(report.finished, "{}: the run did not finish", self.name);
-        let model = report.model_dir.context("a finished run exports its model")?;
+        // The model that the run exported has the type of its base model, which rounds the weights.
+        let (checkpoint, model) = (report.checkpoint.context("a finished run is saved")?, dir.path().join("model"));
+        export_checkpoint(&checkpoint, &model, false, Some(Exported::F32))?;
         Ok(Run { steps, model, _dir: dir })
     }
 

@@ -135,7 +135,10 @@ proptest! {
 
         let off = distance(&chunked_grads, &grads);
         let bound = if precision == Precision::F32 { ROUNDING_BOUND } else { 2e-4 };
-        in_test((chunked_loss / loss - 1.0).abs() < 1e-12, || format!("losses {chunked_loss} and {loss}"))?;
+        // A product of one row sums in another order than one of several rows, whose rows have the same bits in any product.
+        let has_one_row = tokens == 1 || (case.rows * case.seq_len) % tokens == 1;
+        let loss_bound = if has_one_row { 1e-6 } else { 1e-12 };
+        in_test((chunked_loss / loss - 1.0).abs() < loss_bound, || format!("losses {chunked_loss} and {loss}"))?;
         in_test((chunks.loss(&data) / loss - 1.0).abs() < 1e-6, || format!("in evaluation {}", chunks.loss(&data)))?;
         in_test(off < bound, || format!("{precision:?}: gradients differ by {off:.2e}"))?;
         let n_losses = |bench: &Bench| {
