@@ -9,36 +9,18 @@ incident names corruption, or if a job did not train all of its steps. Needs onl
 """
 
 import json
-import pathlib
-import subprocess
 import sys
-import tempfile
 import time
 
-from job import arguments
+from job import Job, arguments
 
-JOB = """
-model: {model_type: llama, vocab_size: 264, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
-        num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 16}
-tokenizer: bytes
-datasets: [{path: text.txt, type: completion}]
-sequence_len: 8
-micro_batch_size: 1
-learning_rate: 1e-4
-threads: 1
-bf16: false
-save_steps: none
-logging_steps: 1
-resume_from_checkpoint: none
-output_dir: out
-"""
 MESHES = {
     "dp_replicate 2": ["--dp_replicate_size", "2"],
     "dp_replicate 3": ["--dp_replicate_size", "3"],
     "dp_shard 2": ["--dp_shard_size", "2"],
     "tp 2, dp_replicate 2": ["--tensor_parallel_size", "2", "--dp_replicate_size", "2"],
 }
-MICROBATCHES = {"dp_replicate 3": "3"}
+MICROBATCHES = {"dp_replicate 3": "3"}  # shared out evenly among the replicas; 2 otherwise
 
 
 def add(parser):
@@ -63,21 +45,17 @@ def main():
 
 def train(args, n_steps, mesh, words):
     """Returns the steps trained, the comparisons, the incidents of corruption, and the steps per second."""
-    with tempfile.TemporaryDirectory() as scratch:
-        root = pathlib.Path(scratch)
-        (root / "job.yaml").write_text(JOB)
-        (root / "text.txt").write_text("".join(f"The {i * i % 977}th hoplite holds the line. " for i in range(6000)))
-        steps = ["--max_steps", str(n_steps), "--elastic.verify_steps", str(args.every)]
-        microbatches = ["--microbatches_per_step", MICROBATCHES.get(mesh, "2")]
+    steps = ["--max_steps", str(n_steps), "--elastic.verify_steps", str(args.every)]
+    microbatches = ["--microbatches_per_step", MICROBATCHES.get(mesh, "2")]
+    with Job(args.phalanx, hidden_size=16, n_layers=1, sequence_len=8) as job:
         begin = time.monotonic()
-        subprocess.run([args.phalanx, "train", "job.yaml", *steps, *microbatches, *words], cwd=root, check=True, stdout=subprocess.DEVNULL)
+        job.run(*steps, *microbatches, *words)
         took = time.monotonic() - begin
         steps, n_compared, found = 0, 0, 0
-        for line in (root / "out/metrics.jsonl").open():
-            line = json.loads(line)
+        for line in map(json.loads, open(f"{job.folder}/out/metrics.jsonl")):
             steps, n_compared = max(steps, line["step"]), n_compared + ("verify_pct" in line)
-        for line in (root / "out/events.jsonl").open():
-            found += "Corrupted" in json.dumps(json.loads(line).get("why"))
+        for incident in job.incidents():
+            found += "Corrupted" in json.dumps(incident["why"])
     return steps, n_compared, found, n_steps / took
 
 

@@ -11,15 +11,12 @@ use crate::data::tokenizer::Tokenizer;
 use crate::devices;
 use crate::error::JobError;
 use crate::error::generate::GenerateError;
-use crate::train::model_source::ModelSource;
+use crate::train::model_source::{ModelSource, forward_spec};
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_cached};
+use phalanx_strategies::compile::{Compiled, compile_cached};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
-use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::cache::{CacheUse, Sees};
-use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use std::ops::Range;
@@ -49,7 +46,7 @@ pub struct Generator {
 const SHORTEST: usize = 64;
 /// Most tokens of a run: logits of a chunk take 300 MB for the largest vocabularies.
 const CHUNK: usize = 512;
-/// So few tokens run one by one: a longer program would compute mostly padding.
+/// At most this many tokens run one by one: a longer program would compute mostly padding.
 const FEW: usize = 16;
 
 impl Generator {
@@ -187,7 +184,7 @@ impl Generator {
         Ok(ran)
     }
 
-    /// The program for the tokens from position `first` on, of which `n_left` are left.
+    /// The program for the next tokens of a text: its `n_left` last ones, from position `first` on.
     fn program(&self, first: usize, n_left: usize) -> usize {
         let (beginnings, others) = self.programs.split_at(self.n_beginnings);
         if first == 0 {
@@ -333,18 +330,8 @@ fn compile(
     cache: CacheUse,
     path: &Path,
 ) -> Result<Compiled, JobError> {
-    let spec = StepSpec {
-        n_microbatches: 1,
-        precision: Precision::F32,
-        recompute: Recompute::None,
-        lora: None,
-        optimizer: OptimizerSpec::Sgd(Sgd::default()),
-        max_grad_norm: None,
-        offload_optimizer: false,
-        parallel: Parallel::default(),
-    };
     let program = model
         .forward(BatchShape { n_rows: 1, seq_len }, Head::Logits)
         .map_err(|source| JobError::Model { path: path.display().to_string(), source })?;
-    Ok(compile_cached(program, &spec, cache, device.target())?)
+    Ok(compile_cached(program, &forward_spec(), cache, device.target())?)
 }

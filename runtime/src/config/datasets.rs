@@ -82,7 +82,7 @@ section! {
         pub name: Option<String> = None;
         /// File names or patterns of files in the folder, which make up the split train.
         pub data_files: Option<FileNames> = None;
-        /// Number of random parts of the records, of which one is read.
+        /// Divides the records into this many random parts; `shards_idx` names the one that is read.
         pub shards: Option<u64> = None => AT_LEAST_ONE;
         /// Index of the part of `shards` that is read, counted from 0.
         pub shards_idx: u64 = 0;

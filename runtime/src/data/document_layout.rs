@@ -88,7 +88,7 @@ impl Kept {
     }
 }
 
-/// A digest of the tokens and of which of them are trained on; 128 bits do not collide by chance.
+/// A digest of the tokens with their marks for training; 128 bits do not collide by chance.
 fn digest(tokens: &[u32]) -> [u8; 16] {
     let hash = blake3::hash(bytemuck::cast_slice(tokens));
     std::array::from_fn(|i| hash.as_bytes()[i])

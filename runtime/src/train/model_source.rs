@@ -10,8 +10,11 @@ use crate::error::merge::MergeError;
 use phalanx_device::Machine;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_storage::hf::source::{TensorSource, read_json};
-use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::model::ModelConfig;
+use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::recompute::Recompute;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +25,20 @@ pub struct ModelSource {
     pub base: PathBuf,
     /// Directory of an adapter that is merged into it.
     pub adapter: Option<PathBuf>,
+}
+
+/// What the compiler needs to know for programs that train nothing, in f32 on one rank.
+pub(crate) fn forward_spec() -> StepSpec {
+    StepSpec {
+        n_microbatches: 1,
+        precision: Precision::F32,
+        recompute: Recompute::None,
+        lora: None,
+        optimizer: OptimizerSpec::Sgd(Sgd::default()),
+        max_grad_norm: None,
+        offload_optimizer: false,
+        parallel: Parallel::default(),
+    }
 }
 
 const CONFIG: &str = "config.json";

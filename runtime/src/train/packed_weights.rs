@@ -86,7 +86,7 @@ impl<E> Packer<'_, '_, E> {
     }
 }
 
-/// Packs whole rows, of which the first has this index in the tensor; `scales`, if there are any, are those of all its blocks.
+/// Packs whole rows, from `first_row` of the tensor on; `scales`, unless empty, has the scales of all blocks of the tensor.
 fn pack_rows(packing: Packing, n_columns: usize, weights: &[f32], scales: &[f32], first_row: usize) -> Vec<u32> {
     let of_scale = packed::weights_of_scale(packing, n_columns).unwrap_or(n_columns);
     let (n_blocks, blocks_of_scale) = (n_columns / packing.n_weights(), of_scale / packing.n_weights());

@@ -2,7 +2,7 @@
 
 use super::export::{ExportFrom, shown};
 use super::gguf::export_gguf;
-use super::model_source::ModelSource;
+use super::model_source::{ModelSource, forward_spec};
 use super::weights;
 use crate::devices;
 use crate::error::JobError;
@@ -12,11 +12,8 @@ use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{
     Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Values, dtype_of, export_model, read_tokenizer_files,
 };
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
+use phalanx_strategies::compile::{Compiled, compile_forward};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
-use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
-use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::passes::recompute::Recompute;
 use std::path::Path;
 
 /// Writes a model directory; `dtype` is by default the type that the model's configuration names.
@@ -64,21 +61,11 @@ pub fn to_gguf(source: &ModelSource, to: &Path, encoding: Encoding) -> Result<()
 
 fn load(source: &ModelSource, model: &ModelConfig) -> Result<(Box<dyn Machine>, Compiled), JobError> {
     let device = devices::host();
-    let spec = StepSpec {
-        n_microbatches: 1,
-        precision: Precision::F32,
-        recompute: Recompute::None,
-        lora: None,
-        optimizer: OptimizerSpec::Sgd(Sgd::default()),
-        max_grad_norm: None,
-        offload_optimizer: false,
-        parallel: Parallel::default(),
-    };
     let path = || source.base.join("config.json").display().to_string();
     let forward = model
         .forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss)
         .map_err(|source| JobError::Model { path: path(), source })?;
-    let compiled = compile_forward(forward, &spec, device.target())?;
+    let compiled = compile_forward(forward, &forward_spec(), device.target())?;
     let mut machine = device.machine(&[&compiled], &Backing::default())?;
     source.load(&mut *machine, &compiled, model)?;
     Ok((machine, compiled))

@@ -14,6 +14,8 @@
 //! - MATMUL-2 A product reads no element outside the logical operands and writes no element outside the logical C.
 //! - MATMUL-3 C narrower than f32 is rounded once; partial sums are f32.
 //!
+//! Not promised: a product of one row may sum in another order than the same row of a larger product (`one_row`).
+//!
 //! Map: [`operand`] arguments; `plan` block sizes and scratch; `driver` loops and threads; `store` the epilogue;
 //! `avx512` and `avx2` f32 panels and kernels; `pairs` bf16 panels, `amx` and `avx512_bf16` their kernels; `lanes` and
 //! `lanes8` vector loads and transposes; `portable` the `gemm` crate for every other CPU; `one_row` products of one row,

@@ -77,7 +77,7 @@ pub(super) fn streaming(_: &Value, _: &mut Draft<'_>) -> Outcome {
     NoEffect(STREAMS)
 }
 
-/// Random parts of all data sets, of which one is read.
+/// Divides the records of every data set into random parts; `dataset_shard_idx` names the one that is read.
 pub(super) fn dataset_shard_num(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     in_each_entry("shards", value, draft)
 }

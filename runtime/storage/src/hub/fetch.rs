@@ -28,7 +28,7 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// The largest answer with a list of files.
 const LISTING_BYTES_MAX: usize = 128 << 20;
 
-/// A request that fails for a passing reason is repeated so many times, after 1, 2, 4, … seconds.
+/// Most repetitions of a request that failed for a passing reason, after 1, 2, 4, … seconds.
 const REPEATS: u32 = 5;
 
 /// The longest time without a byte.

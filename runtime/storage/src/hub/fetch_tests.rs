@@ -22,7 +22,7 @@ struct State {
     /// Answers by path: status line with headers, and body.
     answers: BTreeMap<String, (String, Vec<u8>)>,
     seen: Vec<Seen>,
-    /// Requests whose connection ends after so many bytes of the body.
+    /// For each of the next requests, the number of bytes of the body after which the connection ends.
     cuts: Vec<usize>,
 }
 
