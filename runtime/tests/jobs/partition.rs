@@ -2,13 +2,11 @@
 //! on one bridge; a wrong neighbour entry drops all packets from one to another. The tests are skipped where this process may not
 //! create namespaces.
 
-mod support;
-
+use crate::support::Project;
+use crate::support::job::{Addresses, JOB, Job, until};
 use phalanx_needs::{Need, skip};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::Project;
-use support::job::{Addresses, JOB, Job, until};
 
 /// Three machines on one network: the coordinator's, and two nodes.
 struct Network {

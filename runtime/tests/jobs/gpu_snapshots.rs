@@ -1,13 +1,11 @@
 //! Checkpoints of GPU ranks that are copied out while the next step computes, on the software GPU, whose copies are slow.
 
-mod support;
-
+use crate::support::job::{signal, until};
+use crate::support::{Project, Run, ranks_of};
 use phalanx_softgpu::Installation;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::job::{signal, until};
-use support::{Project, Run, ranks_of};
 
 /// `phalanx train job.yaml` on the software GPU, into a folder of its own.
 fn train(p: &Project, out: &str, overrides: &[&str]) -> Command {

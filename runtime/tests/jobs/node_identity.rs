@@ -1,12 +1,10 @@
 //! The identity of a node is its key: no two running nodes have one key, and a node whose key another one uses ends with the
 //! reason. Nodes find a coordinator that returns, and requests to a job without nodes do not seem to succeed.
 
-mod support;
-
+use crate::support::job::{Job, signal, until};
+use crate::support::{Project, Run};
 use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
-use support::job::{Job, signal, until};
-use support::{Project, Run};
 
 /// A node without `--dir` in the folder of the project.
 fn node(p: &Project, join: &str) -> Child {
@@ -123,7 +121,7 @@ fn coordinator_without_the_key_of_its_nodes_is_refused_and_they_go_on() {
     let key = p.path("out/control/authority.key");
     std::fs::rename(&key, p.path("kept.key")).unwrap();
 
-    let refused = p.run(&[&["coordinator", "--listen", &address, "job.yaml"], &support::job::JOB[..]].concat());
+    let refused = p.run(&[&["coordinator", "--listen", &address, "job.yaml"], &crate::support::job::JOB[..]].concat());
     std::fs::rename(p.path("kept.key"), &key).unwrap();
     job.restart_coordinator_after_its_end();
 

@@ -1,9 +1,7 @@
 //! The commands with text and JSON output.
 
-mod support;
-
+use crate::support::Project;
 use serde_json::Value;
-use support::Project;
 
 #[test]
 fn run_writes_metrics_events_checkpoint_and_model_and_its_loss_falls() {
@@ -98,7 +96,7 @@ fn generation_is_greedy_by_default_and_reproducible_with_a_seed() {
 fn merged_adapter_is_a_complete_model_that_differs_from_its_base() {
     let p = Project::new();
     p.train(&["--max_steps", "10", "--output_dir", "base"]).succeeds();
-    let yaml = support::YAML.split_once("datasets:").unwrap().1;
+    let yaml = crate::support::YAML.split_once("datasets:").unwrap().1;
     p.write("lora.yaml", &format!("base_model: base/model\nadapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\ndatasets:{yaml}"));
 
     p.run(&["train", "lora.yaml", "--max_steps", "10", "--output_dir", "tuned", "--val_set_size", "0.1"]).succeeds();

@@ -1,11 +1,9 @@
 //! A new rank catches up while the others train, on one and on several machines. If a rank dies meanwhile, the weights still
 //! equal those of an undisturbed run.
 
-mod support;
-
+use crate::support::Project;
+use crate::support::job::{Addresses, JOB, Job, signal, until};
 use serde_json::Value;
-use support::Project;
-use support::job::{Addresses, JOB, Job, signal, until};
 
 /// Replicas that do not wait for a replacement, and state that is always too large to fetch at rest.
 const CATCHING_UP: [&str; 6] =
@@ -138,7 +136,7 @@ fn holder_that_gains_or_drops_a_shadow_keeps_training_during_catch_up() {
 fn rank_catching_up_on_an_adapter_loads_frozen_weights_from_the_base_model() {
     let p = Project::new();
     p.train(&["--max_steps", "5", "--output_dir", "base"]).succeeds();
-    let yaml = support::YAML.split_once("datasets:").unwrap().1;
+    let yaml = crate::support::YAML.split_once("datasets:").unwrap().1;
     let adapter =
         "base_model: base/model\nadapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\n";
     p.write("job.yaml", &format!("{adapter}datasets:{yaml}"));

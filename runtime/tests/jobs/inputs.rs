@@ -1,11 +1,9 @@
 //! Nodes and checkpoints of other data, or of another base model, are refused; the sentence names what differs.
 
-mod support;
-
+use crate::support::job::{JOB, Job, until};
+use crate::support::{Project, Run, YAML};
 use serde_json::Value;
 use std::path::Path;
-use support::job::{JOB, Job, until};
-use support::{Project, Run, YAML};
 
 /// A project that trains a base model in its folder on a text there; both have relative paths.
 fn project() -> Project {

@@ -1,13 +1,11 @@
 //! The node supervisor's view of GPUs: what `phalanx status` shows, and what happens when a GPU fails. On the software GPU.
 
-mod support;
-
+use crate::support::job::until;
+use crate::support::{Project, Run, ranks_of};
 use phalanx_softgpu::Installation;
 use serde_json::Value;
 use std::io::Write;
 use std::process::{Child, Stdio};
-use support::job::until;
-use support::{Project, Run, ranks_of};
 
 /// UUIDs of the software GPUs, which end with their numbers.
 fn uuid(device: u32) -> String {

@@ -1,13 +1,11 @@
 //! An interrupted run ends with the bits of an uninterrupted run.
 
-mod support;
-
+use crate::support::Project;
+use crate::support::job::signal;
 use phalanx_strategies::optimizer::OptimizerSpec;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use support::Project;
-use support::job::signal;
 
 #[test]
 fn interrupted_and_resumed_run_equals_the_undisturbed_run_bit_for_bit() {

@@ -1,13 +1,9 @@
 //! Jobs whose machines share an object store and no file system: each process has a folder of its own.
 
-#[path = "support/s3.rs"]
-mod s3;
-mod support;
-
-use s3::{Fault, S3};
+use crate::support::job::{JOB, until};
+use crate::support::s3::{Fault, S3};
+use crate::support::{Project, Run};
 use std::process::{Child, Command};
-use support::job::{JOB, until};
-use support::{Project, Run};
 
 const URL: &str = "s3://bucket/run";
 /// Where a machine keeps what is not in the bucket.

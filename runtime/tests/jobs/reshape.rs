@@ -1,14 +1,12 @@
 //! A running job changes its mesh repeatedly, in any combination: no step is lost, and its losses equal those of an
 //! undisturbed job.
 
-mod support;
-
+use crate::support::Project;
+use crate::support::job::{JOB as NODES_JOB, Job as Nodes, signal, until};
 use phalanx::config::JobConfig;
 use phalanx::{Job, RankProgram, RequestError, Resize, RunningJob, Runtime};
 use phalanx_strategies::mesh::Mesh;
 use std::time::Duration;
-use support::Project;
-use support::job::{JOB as NODES_JOB, Job as Nodes, signal, until};
 use tokio::time::{sleep, timeout};
 
 /// Longer than any wait of these tests takes on a busy machine.
@@ -166,7 +164,7 @@ async fn job_resized_along_every_axis_has_the_losses_of_an_undisturbed_job() {
 #[tokio::test]
 async fn changing_stages_replicas_and_shards_changes_no_bit() {
     let p = Project::new();
-    p.write("job.yaml", &support::YAML.replace("  max_position", "  tie_word_embeddings: true\n  max_position"));
+    p.write("job.yaml", &crate::support::YAML.replace("  max_position", "  tie_word_embeddings: true\n  max_position"));
     let exact = ["--reproducible", "true"];
     let chain = [
         SHARDS,

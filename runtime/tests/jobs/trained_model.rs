@@ -1,16 +1,14 @@
 //! What is done with a model after its training: text, conversations, adapters beside their base model.
 
-mod support;
-
+use crate::support::Project;
 use phalanx::api::generate::with_generator;
 use phalanx::api::sampling::Sampling;
-use support::Project;
 
 /// A project with a base model in `base/model`, and adapters for it in `adapter` and, merged into it, `merged`.
 fn with_adapter() -> Project {
     let p = Project::new();
     p.train(&["--max_steps", "10", "--output_dir", "base"]).succeeds();
-    let yaml = support::YAML.split_once("datasets:").unwrap().1;
+    let yaml = crate::support::YAML.split_once("datasets:").unwrap().1;
     let keys = "adapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\n";
     p.write("lora.yaml", &format!("base_model: DIR/base/model\n{keys}datasets:{yaml}"));
     p.run(&["train", "lora.yaml", "--max_steps", "10", "--output_dir", "tuned", "--learning_rate", "0.1"]).succeeds();

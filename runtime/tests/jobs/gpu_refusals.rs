@@ -1,13 +1,11 @@
 //! What keeps a job from GPUs: each obstacle is one sentence and exit code 2, and `device: auto` continues on the CPU and says
 //! so. On the software GPU.
 
-mod support;
-
+use crate::support::job::{Job, until};
+use crate::support::{Project, Run};
 use phalanx_softgpu::Installation;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use support::job::{Job, until};
-use support::{Project, Run};
 
 fn software_gpu() -> Installation {
     Installation::new().expect("the software GPU is built with the tests")

@@ -1,16 +1,14 @@
 //! Silent corruption: a flipped bit in one copy of the state is found, the rank is named, and the job ends with the weights of
 //! an undisturbed run.
 //!
-//! `PHALANX_FLIPS=200 cargo test --release --workspace --test corruption -- --nocapture random_flips` is the campaign: so many
+//! `PHALANX_FLIPS=200 cargo test --release --workspace --test jobs -- --nocapture random_flips` is the campaign: so many
 //! random flips instead of [`N_FLIPS`], with a line for each and a table.
 
-mod support;
-
+use crate::support::job::{Addresses, JOB as JOB_OF_NODES, Job};
+use crate::support::{Project, Run};
 use phalanx_strategies::rng::CounterRng;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use support::job::{Addresses, JOB as JOB_OF_NODES, Job};
-use support::{Project, Run};
 
 const JOB: [&str; 8] =
     ["--max_steps", "14", "--gradient_accumulation_steps", "6", "--save_steps", "5", "--elastic.verify_steps", "4"];

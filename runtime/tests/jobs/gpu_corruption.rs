@@ -1,12 +1,10 @@
 //! Silent corruption of GPU ranks, on the software GPU: a flipped bit in device memory is found by the fingerprints of copies, the rank
 //! is named, and the job ends with the weights of an undisturbed run.
 
-mod support;
-
+use crate::support::{Project, Run};
 use phalanx_softgpu::Installation;
 use serde_json::Value;
 use std::sync::Mutex;
-use support::{Project, Run};
 
 /// Copies are compared after every fourth step.
 const JOB: [&str; 12] = [

@@ -1,10 +1,8 @@
 //! Bad input yields one clear sentence and exit code 2, and leaves no half-written files.
 
-mod support;
-
+use crate::support::{Project, flip, ranks_of};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use support::{Project, flip, ranks_of};
 
 #[test]
 fn unknown_key_is_refused_with_the_nearest_known_key() {
@@ -35,8 +33,11 @@ fn missing_files_are_named() {
     let p = Project::new();
     p.run(&["train", "jobb.yaml"]).refuses(&["jobb.yaml"]);
     p.train(&["--datasets.0.path", "texts.txt"]).refuses(&["texts.txt"]);
-    p.write("job2.yaml", &support::YAML.replace("model:\n  model_type: llama", "base_model: nowhere\nx:\n  y: z"));
-    let yaml = support::YAML.split_once("tokenizer: bytes").unwrap().1;
+    p.write(
+        "job2.yaml",
+        &crate::support::YAML.replace("model:\n  model_type: llama", "base_model: nowhere\nx:\n  y: z"),
+    );
+    let yaml = crate::support::YAML.split_once("tokenizer: bytes").unwrap().1;
     p.write("job2.yaml", &format!("base_model: nowhere\n{yaml}"));
     p.run(&["train", "job2.yaml"]).refuses(&["nowhere"]);
     assert!(!p.path("out").exists(), "nothing was written");
@@ -199,7 +200,7 @@ fn full_disk_keeps_the_previous_checkpoint_and_is_reported() {
     ranks_of(full.id()).into_iter().for_each(|rank| limit_file_size(rank, 64 << 10));
     let save = p.run(&["save", "job.yaml"]);
     lines.for_each(drop);
-    let full = support::Run::of(full.wait_with_output().unwrap());
+    let full = crate::support::Run::of(full.wait_with_output().unwrap());
 
     assert_ne!(save.code, Some(0), "a save that failed does not seem to succeed: {}", save.stdout);
     assert_ne!(full.code, Some(0), "{}", full.stdout);
@@ -272,7 +273,7 @@ fn yaml_of_any_depth_is_refused_at_once_and_a_byte_order_mark_is_read() {
         p.train(&[]).refuses(&["line 1", "deep"]);
         assert!(begin.elapsed().as_secs() < 30, "{:?}", begin.elapsed());
     }
-    p.write("job.yaml", &format!("\u{feff}{}", support::YAML));
+    p.write("job.yaml", &format!("\u{feff}{}", crate::support::YAML));
     p.train(&["--max_steps", "2"]).succeeds();
     p.run(&["train", "/dev/zero"]).refuses(&["more than the 1048576 allowed"]);
 }
@@ -289,7 +290,8 @@ fn dataset_without_an_end_is_refused() {
 fn join_string_is_read_from_a_file_or_the_environment() {
     let p = Project::new();
     p.write("join.txt", "no join string\n");
-    let in_environment = support::Run::of(p.command(&["node"]).env("PHALANX_JOIN", "none either").output().unwrap());
+    let in_environment =
+        crate::support::Run::of(p.command(&["node"]).env("PHALANX_JOIN", "none either").output().unwrap());
 
     p.run(&["node", "--join-file", "join.txt"]).refuses(&["--join-file join.txt: "]);
     in_environment.refuses(&["PHALANX_JOIN: "]);
@@ -310,7 +312,7 @@ fn rank_whose_token_cache_is_truncated_is_replaced_and_the_data_prepared_again()
     let tokens = tokens.into_iter().find(|path| path.extension().is_some_and(|e| e == "tokens")).unwrap();
     std::fs::File::options().write(true).open(&tokens).unwrap().set_len(200).unwrap();
     let rest: Vec<String> = lines.collect();
-    let run = support::Run::of(job.wait_with_output().unwrap());
+    let run = crate::support::Run::of(job.wait_with_output().unwrap());
 
     assert_eq!(run.code, Some(0), "{rest:?} {}", run.stderr);
     assert!(rest.iter().any(|line| line.contains("cannot read token cache")), "{rest:?}");

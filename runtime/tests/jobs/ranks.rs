@@ -1,11 +1,9 @@
 //! Rank processes train as one rank, survive kills, and end with their launcher.
 
-mod support;
-
+use crate::support::{Project, Run, command_line, ranks_of};
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Project, Run, command_line, ranks_of};
 
 /// Difference of a loss from that of one rank, due to another order of sums.
 const LOSS_TOLERANCE: f64 = 2e-5;

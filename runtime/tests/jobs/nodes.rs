@@ -1,12 +1,10 @@
 //! Processes of a job over several nodes are killed and stopped while it trains: the weights equal those of an undisturbed
 //! run.
 
-mod support;
-
+use crate::support::job::{Addresses, JOB, Job, reaches, signal, until};
+use crate::support::{Project, Run};
 use serde_json::Value;
 use std::time::Duration;
-use support::job::{Addresses, JOB, Job, reaches, signal, until};
-use support::{Project, Run};
 
 #[test]
 fn weights_are_unchanged_when_nodes_and_coordinator_die_and_ranks_hang() {
@@ -161,7 +159,7 @@ fn straggler_is_replaced_by_a_spare_process() {
     let p = Project::new();
     // Steps are longer than the straggler's pauses, since its progress is observed only while it runs.
     let sizes = [("hidden_size: 32", "hidden_size: 192"), ("intermediate_size: 64", "intermediate_size: 512")];
-    let larger = sizes.iter().fold(support::YAML.to_owned(), |yaml, (from, to)| yaml.replace(from, to));
+    let larger = sizes.iter().fold(crate::support::YAML.to_owned(), |yaml, (from, to)| yaml.replace(from, to));
     p.write("job.yaml", &larger);
     // A member counts as a straggler only after twenty detection times.
     let quick = ["--elastic.detection_time", "0.8", "--microbatches_per_step", "8"];

@@ -1,14 +1,12 @@
 //! A job depends neither on the reader of its output nor on its terminal.
 
-mod support;
-
+use crate::support::job::{PATIENCE, signal, until};
+use crate::support::{Project, Run, ranks_of};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::job::{PATIENCE, signal, until};
-use support::{Project, Run, ranks_of};
 
 /// Longer than the job of any test here.
 const LONG: [&str; 8] =

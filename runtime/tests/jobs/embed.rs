@@ -1,7 +1,6 @@
 //! A host program with its own event loop starts elastic jobs, follows them and sends them requests.
 
-mod support;
-
+use crate::support::Project;
 use phalanx::api::embed::feed::Events;
 use phalanx::api::embed::running::Outcome;
 use phalanx::config::JobConfig;
@@ -10,7 +9,6 @@ use phalanx_strategies::elastic::identity::NodeId;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use support::Project;
 use tokio::time::{sleep, timeout};
 
 /// Longer than any wait of these tests takes on a busy machine.

@@ -1,10 +1,8 @@
 //! Nodes started with one command and a launcher's environment variables, here on one machine.
 
-mod support;
-
+use crate::support::{Project, Run};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Project, Run};
 
 /// Longer than any wait of these tests takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,13 +1,11 @@
 //! Ranks are replaced although the file of the program has gone, and a job whose ranks cannot be replaced continues with those
 //! that live.
 
-mod support;
-
+use crate::support::job::{signal, until};
+use crate::support::{Project, Run, ranks_of};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use support::job::{signal, until};
-use support::{Project, Run, ranks_of};
 
 const TWO: [&str; 8] = [
     "--dp_replicate_size",

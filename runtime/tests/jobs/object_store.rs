@@ -1,14 +1,10 @@
 //! Runs with checkpoints in an object store: a folder as the store, and a stand-in for S3 on loopback.
 
-#[path = "support/s3.rs"]
-mod s3;
-mod support;
-
-use s3::{Fault, S3};
+use crate::support::job::signal;
+use crate::support::s3::{Fault, S3};
+use crate::support::{Project, Run};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use support::job::signal;
-use support::{Project, Run};
 
 #[test]
 fn run_resumes_from_an_object_store_alone_bit_for_bit() {

@@ -1,8 +1,8 @@
 //! Faults of GPU ranks, planted in the software GPU of one rank while the job trains: the rank is replaced or its world is formed
 //! again, in time, and the weights and metrics are those of an undisturbed run.
 
-mod support;
-
+use crate::support::job::{signal, until};
+use crate::support::{Project, Run, ranks_of};
 use phalanx_softgpu::Installation;
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use support::job::{signal, until};
-use support::{Project, Run, ranks_of};
 
 /// The detection time of these jobs. Hangs are detected after half of it; on a machine of two cores that also runs other tests, the
 /// successor may take as long to start.

@@ -1,12 +1,10 @@
 //! Predictions of a step hold: its buffers to the byte, and a planned step trains. `tests/tests/memory.rs` compares the
 //! estimate with the kernel's accounting of rank processes.
 
-mod support;
-
+use crate::support::{Project, Run};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use support::{Project, Run};
 
 /// Jobs with one and several ranks, on every axis.
 const JOBS: [&str; 16] = [

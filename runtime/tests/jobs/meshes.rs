@@ -1,11 +1,9 @@
 //! Every pair of axes with rank processes under a supervisor: on one machine over shared memory, and on two nodes over TCP.
 //! The whole matrix (`phalanx-tests`) runs its ranks on threads of one process.
 
-mod support;
-
+use crate::support::Project;
+use crate::support::job::{Addresses, Job as Nodes};
 use phalanx_strategies::mesh::{Axis, Mesh};
-use support::Project;
-use support::job::{Addresses, Job as Nodes};
 
 const STEPS: usize = 8;
 /// Ten times the worst difference of `tests/MATRIX.md`: of a loss in nats, of a gradient norm relative.

@@ -1,12 +1,10 @@
 //! GPU ranks through the front door, on the software GPU.
 
-mod support;
-
+use crate::support::job::{signal, until};
+use crate::support::{Project, Run, ranks_of};
 use phalanx_softgpu::Installation;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::job::{signal, until};
-use support::{Project, Run, ranks_of};
 
 fn software_gpu() -> Installation {
     Installation::new().expect("the software GPU is built with the tests")
