@@ -109,6 +109,12 @@ pub enum JobError {
         path = path.display()
     )]
     BeyondTheEnd { path: PathBuf, step: u64, last: u64 },
+    /// The run of the checkpoint has ended early.
+    #[error(
+        "the run ended early after step {step}, because {n_worse} evaluations were no better than the best one: its model is in output_dir; raise `early_stopping_patience` to continue, or begin again with `--resume_from_checkpoint none` (checkpoint {path})",
+        path = path.display()
+    )]
+    EndedEarly { path: PathBuf, step: u64, n_worse: u64 },
     /// Loss or gradient is NaN or infinite.
     #[error("step {step}: {what} is not finite, first in {parameter}; weights are those of step {last_good}")]
     NonFinite { step: u64, what: &'static str, parameter: String, last_good: u64 },
@@ -266,7 +272,7 @@ impl JobError {
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
-            JobError::Command(CommandError::Output(_)) => false,
+            JobError::Command(CommandError::Output(_) | CommandError::Serve(_)) => false,
             JobError::Hub(error) => error.is_input(),
             JobError::Peer(error) => error.is_input(),
             JobError::ControlPlane(error) => error.is_input(),

@@ -68,6 +68,12 @@ pub fn documents(record: &serde_json::Value) -> Vec<(String, Vec<std::ops::Range
     texts.collect()
 }
 
+/// Reads the body of a request to `phalanx serve`, as a completion and as a chat: its number of prompts, of continuations of each,
+/// and of stop texts, or the answer that refuses it.
+pub fn served(body: &[u8]) -> [Result<[usize; 3], serde_json::Value>; 2] {
+    crate::serve::read_requests(body)
+}
+
 /// The part of `metrics.jsonl` that a run resumed after `last_step` keeps: its length and its last step.
 ///
 /// # Errors

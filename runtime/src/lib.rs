@@ -12,7 +12,7 @@
 //! - [`devices`]: which device trains.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - `rank`: a rank process. `node`: a machine with its rank processes. `coordinate`: the coordinator of a job.
-//! - [`api`]: jobs for other programs. [`cli`]: the command line.
+//! - [`api`]: jobs for other programs, and text from trained models. `serve`: that text over HTTP. [`cli`]: the command line.
 //!
 //! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.
 
@@ -34,6 +34,7 @@ pub(crate) mod journal;
 pub mod launch;
 pub(crate) mod node;
 pub(crate) mod rank;
+pub(crate) mod serve;
 pub mod train;
 pub mod units;
 

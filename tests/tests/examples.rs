@@ -50,3 +50,34 @@ fn example_of_one_rank_trains() -> Result<()> {
     ensure!(losses.len() == 2 && losses[1] < losses[0], "{losses:?}");
     Ok(())
 }
+
+/// The files of the Docker example name what is in this repository; the images themselves are not built here.
+#[test]
+fn dockerfile_builds_the_binary_with_the_compiler_of_the_workspace() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace is above this crate")?;
+    let file = std::fs::read_to_string(root.join("examples/docker/Dockerfile"))?;
+    let manifest = std::fs::read_to_string(root.join("Cargo.toml"))?;
+    let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = ")).context("no rust-version")?;
+    let stages: Vec<&str> =
+        file.lines().filter(|line| line.starts_with("FROM ")).filter_map(|line| line.split(" AS ").nth(1)).collect();
+
+    ensure!(
+        file.contains(&format!("FROM rust:{}-", version.trim_matches('"'))),
+        "the image's compiler is not {version}"
+    );
+    ensure!(stages == ["build", "runtime", "cpu", "cuda"], "{stages:?}");
+    let install =
+        file.lines().find_map(|line| line.strip_prefix("RUN cargo install ")).context("nothing is installed")?;
+    let path = install.split_whitespace().skip_while(|word| *word != "--path").nth(1).context("no path")?;
+    ensure!(root.join(path).join("src/main.rs").is_file() && install.contains("--locked"), "{install}");
+    // What is copied must not depend on earlier builds, and users are not root.
+    let ignored = std::fs::read_to_string(root.join("examples/docker/Dockerfile.dockerignore"))?;
+    ensure!(ignored.lines().any(|line| line == "target"), "{ignored}");
+    let last_user = file.lines().rfind(|line| line.starts_with("USER "));
+    ensure!(last_user == Some("USER phalanx"), "{last_user:?}");
+    // Libraries are where the binary looks for them: as packages of a Python in PATH.
+    for package in ["nvidia-cuda-nvrtc", "nvidia-cublas", "nvidia-nccl-cu13", "nvidia-cudnn-cu13"] {
+        ensure!(file.contains(package), "{package}");
+    }
+    Ok(())
+}

@@ -25,7 +25,7 @@ const CRATES: [&str; 14] = [
 ];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 18] = [
     "units",
     "console",
     "journal",
@@ -42,6 +42,7 @@ const LAYERS: [&str; 17] = [
     "node",
     "coordinate",
     "api",
+    "serve",
     "cli",
 ];
 

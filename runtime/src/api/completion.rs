@@ -52,9 +52,19 @@ pub enum Finish {
     Cancelled,
 }
 
+/// The end of a continuation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens that were generated, an end-of-text token included.
+    pub n_new: usize,
+}
+
 impl Completion {
     /// Continues `prompt`. For every token, `see` gets the text that has become certain, which may be empty, and the token's
-    /// likelihood if it was asked for; it returns whether to go on. A last call may have text without a token.
+    /// likelihood if it was asked for; it returns whether to go on. An end-of-text token has a likelihood and no text. A last
+    /// call may have text without a token.
     ///
     /// # Errors
     /// When a setting is out of range, or the prompt is empty or too long.
@@ -63,7 +73,7 @@ impl Completion {
         generator: &mut Generator,
         prompt: &[u32],
         mut see: impl FnMut(&str, Option<Chosen>) -> bool,
-    ) -> Result<Finish, JobError> {
+    ) -> Result<Ended, JobError> {
         if let Some((name, found, fits)) = self.sampling.out_of_range() {
             return Err(GenerateError::Sampling { name, found: found.to_string(), fits }.into());
         }
@@ -79,7 +89,7 @@ impl Completion {
         let mut held = HeldBack::new(&self.stop);
         let mut ids = prompt.to_vec();
         let rng = CounterRng::new(self.sampling.seed).fork_named("generate");
-        let mut finish = Finish::Length;
+        let (mut finish, mut n_new) = (Finish::Length, 0);
         for i in 0..self.max_new {
             if ids.len() >= generator.max_len() {
                 break;
@@ -87,26 +97,32 @@ impl Completion {
             let logits = generator.logits(&ids)?;
             let next = self.sampling.choose(logits, &ids, rng.uniform(i as u64));
             let is_end = stop_ids.contains(&next) || !self.ignore_eos && tokenizer.stop_ids().contains(&next);
+            let chosen = self.n_top.map(|n| chosen(logits, next, n));
+            n_new += 1;
             if is_end {
+                if chosen.is_some() && !see("", chosen) {
+                    return Ok(Ended { finish: Finish::Cancelled, n_new });
+                }
                 finish = Finish::Stop;
                 break;
             }
-            let chosen = self.n_top.map(|n| chosen(logits, next, n));
             ids.push(next);
             let (text, is_stopped) = held.push(&stream.push(next)?);
             if !see(&text, chosen) {
-                return Ok(Finish::Cancelled);
+                return Ok(Ended { finish: Finish::Cancelled, n_new });
             }
             if is_stopped {
-                return Ok(Finish::Stop);
+                return Ok(Ended { finish: Finish::Stop, n_new });
             }
         }
         let (text, is_stopped) = held.push(&stream.finish()?);
         let rest = if is_stopped { text } else { text + &held.text };
         if !rest.is_empty() && !see(&rest, None) {
-            return Ok(Finish::Cancelled);
+            finish = Finish::Cancelled;
+        } else if is_stopped {
+            finish = Finish::Stop;
         }
-        Ok(if is_stopped { Finish::Stop } else { finish })
+        Ok(Ended { finish, n_new })
     }
 }
 

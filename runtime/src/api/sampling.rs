@@ -35,6 +35,12 @@ impl Sampling {
         }
     }
 
+    /// As [`Sampling::recommended`], with the defaults of OpenAI's API: without a recommendation, the temperature is 1.
+    pub(crate) fn of_api(config: &Value) -> Sampling {
+        let temperature = config["temperature"].as_f64().map_or(1.0, |x| x as f32);
+        Sampling { temperature, ..Sampling::recommended(config) }
+    }
+
     /// The first setting outside its range, as name, value and what fits.
     pub(crate) fn out_of_range(&self) -> Option<(&'static str, f32, &'static str)> {
         let is = |x: f32, fits: bool| !(x.is_finite() && fits);

@@ -143,7 +143,16 @@ fn piped() -> Result<String, CommandError> {
 
 /// The template of a name or file, or that of the tokenizer.
 fn template(tokenizer: &Tokenizer, wanted: Option<&str>, dir: &Path) -> Result<ChatTemplate, JobError> {
-    let source = match wanted {
+    let source = template_source(tokenizer, wanted)?;
+    let source = source.ok_or_else(|| GenerateError::NoTemplate { dir: dir.to_owned() })?;
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+    let template = ChatTemplate::parse(&source, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
+    Ok(template.map_err(GenerateError::Template)?)
+}
+
+/// The text of the template of a name or file, or that of the tokenizer, if it has one.
+pub(super) fn template_source(tokenizer: &Tokenizer, wanted: Option<&str>) -> Result<Option<String>, JobError> {
+    Ok(match wanted {
         None => tokenizer.chat_template().map(str::to_owned),
         Some(name) => Some(match NamedTemplate::of(name) {
             Some(template) => template.source().to_owned(),
@@ -157,9 +166,5 @@ fn template(tokenizer: &Tokenizer, wanted: Option<&str>, dir: &Path) -> Result<C
                 return Err(GenerateError::UnknownTemplate { name: name.to_owned(), known }.into());
             }
         }),
-    };
-    let source = source.ok_or_else(|| GenerateError::NoTemplate { dir: dir.to_owned() })?;
-    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-    let template = ChatTemplate::parse(&source, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
-    Ok(template.map_err(GenerateError::Template)?)
+    })
 }

@@ -7,6 +7,7 @@ mod coordinator;
 mod demo;
 mod env;
 mod estimate;
+mod eval;
 mod export;
 mod fetch;
 mod forecast;
@@ -20,6 +21,7 @@ mod operate;
 mod plan;
 mod prepare;
 mod probe;
+mod serve;
 mod shell;
 mod signals;
 mod train;
@@ -93,12 +95,18 @@ enum Command {
     Export(export::Args),
     /// Show the contents of a checkpoint or a model directory.
     Inspect(inspect::Args),
+    /// Measure the loss and the perplexity of a model on the data of a job.
+    #[command(after_help = eval::HELP)]
+    Eval(eval::Args),
     /// Continue a text with a trained model.
     #[command(after_help = generate::HELP)]
     Generate(generate::Args),
     /// Talk with a trained model through its chat template.
     #[command(after_help = chat::HELP)]
     Chat(chat::Args),
+    /// Answer requests of OpenAI's HTTP API with a trained model.
+    #[command(after_help = serve::HELP)]
+    Serve(serve::Args),
     /// Describe this machine for a bug report.
     Env(env::Args),
     /// Write a commented configuration file to start from.
@@ -246,8 +254,10 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Export(args) => export::run(&args, console),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Eval(args) => eval::run(&args, console),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Serve(args) => serve::run(&args, console),
         Command::Env(args) => env::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Completions(args) => {

@@ -123,6 +123,9 @@ impl JobConfig {
             errors.keep(job.validate());
         }
         job.notes.extend(job.schedule.notes().into_iter().chain(job.data.notes()));
+        if job.output.load_best_model_at_end && !job.data.evaluates() {
+            job.notes.push("`load_best_model_at_end` changes nothing, because nothing is evaluated".into());
+        }
         errors.end(job).map_err(|error| error.located(&|key| source.place_of(key)))
     }
 
@@ -167,6 +170,16 @@ impl JobConfig {
         let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
         if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
             return Err(ConfigError::TwoBatchSizes);
+        }
+        let (data, output) = (&self.data, &self.output);
+        let by_epochs = data.evals_per_epoch.is_some_and(|n| n > 0);
+        let evaluates_often = data.evaluates() && (data.eval_steps.is_some() || by_epochs);
+        if output.best_rule().patience.is_some() && !evaluates_often {
+            return Err(ConfigError::Conflict {
+                first: "early_stopping_patience".into(),
+                second: "eval_steps".into(),
+                why: "set `eval_steps` or `evals_per_epoch`, and `val_set_size` or `test_datasets`: evaluations decide when the run ends".into(),
+            });
         }
         if !per_step.is_multiple_of(data_ranks) && !self.parallel.reproducible {
             let fits = (per_step / data_ranks).max(1) * data_ranks;

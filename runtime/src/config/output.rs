@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_yaml_ng::Value;
 
 use super::error::ConfigError;
-use super::section::section;
+use super::section::{choices, section};
 use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
 use super::source::At;
 use super::steps::Steps;
@@ -32,6 +32,16 @@ section! {
         pub saves_per_epoch: Option<u64> = None;
         /// Number of newest checkpoints to keep; none keeps all.
         pub save_total_limit: Option<usize> = Some(3) => AT_LEAST_ONE;
+        /// End the run after this many evaluations in a row without a lower eval_loss; needs `eval_steps` or `evals_per_epoch`,
+        /// and keeps the best model as `load_best_model_at_end` does; 0 or none: never.
+        pub early_stopping_patience: Option<u64> = None;
+        /// Export the model with the lowest eval_loss instead of the last one. Its checkpoint is saved when it is found, and
+        /// kept besides the newest.
+        pub load_best_model_at_end: bool = false;
+        /// The measurement that decides which model is the best.
+        pub metric_for_best_model: BestMetric = BestMetric::EvalLoss;
+        /// Whether more of it is better; a loss is better if it is lower.
+        pub greater_is_better: bool = false;
         /// End the job when a checkpoint cannot be saved. By default training continues, the next save tries again, and
         /// only the save at the end of the run must succeed. An object store that does not answer is asked for 60 s.
         pub checkpoint_required: bool = false;
@@ -49,6 +59,30 @@ section! {
     }
 }
 
+/// What evaluations decide in a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BestRule {
+    /// Evaluations without a better one after which the run ends.
+    pub patience: Option<u64>,
+    /// Whether the best model is saved, kept and exported instead of the last one.
+    pub keeps_best: bool,
+}
+
+impl BestRule {
+    /// Whether evaluations decide anything.
+    pub(crate) const fn is_on(self) -> bool {
+        self.keeps_best || self.patience.is_some()
+    }
+}
+
+choices! {
+    /// The measurement that decides which model is the best.
+    pub enum BestMetric {
+        /// The mean loss over the evaluation data.
+        EvalLoss = "eval_loss" | "loss" | "eval_perplexity" | "perplexity";
+    }
+}
+
 /// Steps between checkpoints if the file does not say.
 const SAVE_STEPS_DEFAULT: Steps = Steps::Count(500);
 
@@ -62,7 +96,20 @@ impl OutputSection {
                 why: "both say when to save; keep one".into(),
             });
         }
+        if self.greater_is_better {
+            return Err(ConfigError::Conflict {
+                first: "greater_is_better".into(),
+                second: "metric_for_best_model".into(),
+                why: "a lower loss is better; remove the first".into(),
+            });
+        }
         Ok(())
+    }
+
+    /// What evaluations decide.
+    pub fn best_rule(&self) -> BestRule {
+        let patience = self.early_stopping_patience.filter(|n| *n > 0);
+        BestRule { patience, keeps_best: self.load_best_model_at_end || patience.is_some() }
     }
 
     /// Whether the output is in an object store.

@@ -114,7 +114,7 @@ pub(crate) fn tokenizer_config_json(chat_template: &str) -> Value {
 
 /// The printable character that byte-level vocabularies write for a byte: itself where it is printable Latin-1, otherwise
 /// the next unused character from U+0100 on. Source: Radford et al. 2019 (GPT-2), byte-level byte-pair encoding, §2.2.
-fn printable(byte: u8) -> char {
+pub(crate) fn printable(byte: u8) -> char {
     let is_printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_printable(byte) {
         char::from(byte)

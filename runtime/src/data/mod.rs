@@ -17,6 +17,7 @@ pub mod sources;
 pub mod text_stream;
 pub mod token_cache;
 pub mod token_changes;
+pub(crate) mod token_pieces;
 pub mod tokenize;
 pub mod tokenizer;
 

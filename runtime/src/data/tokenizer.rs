@@ -78,6 +78,14 @@ impl Tokenizer {
         Self::from_files(TokenizerFiles::read(dir)?)
     }
 
+    /// The tokenizer of files with these names, such as those of a checkpoint; others are ignored. `dir` is for messages.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_dir`].
+    pub(crate) fn from_named_files(dir: &Path, files: Vec<(String, Vec<u8>)>) -> Result<Self, TokenizerError> {
+        Self::from_files(TokenizerFiles::named(dir, files)?)
+    }
+
     /// The tokenizer with other tokens, roles of tokens or chat template; its files describe it.
     ///
     /// # Errors
@@ -286,6 +294,14 @@ impl Tokenizer {
                 byte_vocabulary::decode(&[id], false).ok().map(|b| String::from_utf8_lossy(&b).into_owned())
             }
             Vocabulary::HuggingFace(model) => model.id_to_token(id),
+        }
+    }
+
+    /// The exact bytes of one token if this is the byte tokenizer; `None` for a tokenizer of text.
+    pub(crate) fn byte_token(&self, id: u32) -> Option<Vec<u8>> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Some(byte_vocabulary::decode(&[id], false).unwrap_or_default()),
+            Vocabulary::HuggingFace(_) => None,
         }
     }
 

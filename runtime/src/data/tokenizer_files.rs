@@ -46,6 +46,24 @@ impl TokenizerFiles {
         Ok(Self { dir: dir.to_owned(), files, model_configs })
     }
 
+    /// The files with these names, as if they were in `dir`; there must be a `tokenizer.json`.
+    pub(super) fn named(dir: &Path, mut all: Vec<(String, Vec<u8>)>) -> Result<Self, TokenizerError> {
+        let mut take = |name: &str| {
+            let at = all.iter().position(|(found, _)| found == name);
+            at.map(|at| all.swap_remove(at).1)
+        };
+        let path = dir.join(FILES[0]);
+        let json = take(FILES[0]).ok_or_else(|| read_error(&path, &std::io::ErrorKind::NotFound.into()))?;
+        let mut files = vec![(FILES[0], json)];
+        files.extend(FILES[1..].iter().filter_map(|name| Some((*name, take(name)?))));
+        let mut config = |name: &str| match take(name) {
+            Some(content) => serde_json::from_slice(&content).map_err(|error| invalid(&dir.join(name), &error)),
+            None => Ok(Value::Null),
+        };
+        let model_configs = [config("config.json")?, config("generation_config.json")?];
+        Ok(Self { dir: dir.to_owned(), files, model_configs })
+    }
+
     /// Path and content of `tokenizer.json`.
     pub(super) fn tokenizer(&self) -> (PathBuf, &[u8]) {
         (self.path(self.files[0].0), &self.files[0].1)

@@ -3,6 +3,7 @@
 use crate::launch::environment::EnvironmentError;
 use phalanx_actors::trust::join::JoinStringError;
 use phalanx_strategies::plan::hardware::{Hardware, HardwareError};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// A request of a command line that cannot be met.
@@ -35,6 +36,20 @@ pub enum CommandError {
          nodes return"
     )]
     NoNodes,
+    /// `phalanx serve` where other machines reach it, without a key.
+    #[error(
+        "other machines can reach {address}: put the key that requests need into a file and name it with --api-key-file, or listen on 127.0.0.1"
+    )]
+    OpenToAll { address: SocketAddr },
+    /// A file without a key.
+    #[error("--api-key-file: {} has no key; it holds one of at least {least} characters, without blanks", path.display())]
+    Key { path: PathBuf, least: usize },
+    /// The address of `phalanx serve` cannot be used.
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    /// The HTTP side of `phalanx serve` has ended by itself.
+    #[error("cannot serve requests: {0}")]
+    Serve(#[source] std::io::Error),
     /// `phalanx node --ranks 0`.
     #[error("`--ranks` is 0, but must be at least 1")]
     NoRanks,

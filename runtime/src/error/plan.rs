@@ -72,6 +72,9 @@ pub enum PlanError {
         dir.display()
     )]
     AdapterTensor { dir: PathBuf, has: &'static str, tensor: String },
+    /// `phalanx eval` of a job before its training.
+    #[error("output_dir {} has no trained model and no checkpoint yet; train first, or name a model with --model", dir.display())]
+    NothingTrained { dir: PathBuf },
     /// The job evaluates, but was planned without evaluation.
     #[error("no program for evaluation was compiled")]
     NoEvaluation,

@@ -579,6 +579,7 @@ impl<'a> Device<'a> {
         instance.trainer.trace = trace.map(|path| StepTrace::new(path, first_step, self.run.total_steps));
         let mut event_sink =
             EventSink::new(&output.folder(), first_step, leads, resumed, self.fault.clone(), &mut on_event);
+        instance.trainer.agree_on_best()?;
         if let Some(metrics) = instance.trainer.take_settled()? {
             event_sink.make_up_for(metrics);
         }
@@ -604,19 +605,13 @@ impl<'a> Device<'a> {
             let outcome = instance.trainer.save(saving)?;
             instance.trainer.conclude(Some(outcome), true, &mut |event| event_sink.emit(event))?;
         }
-        let mut report = event_sink.report;
-        report.finished = report.steps >= self.run.total_steps;
+        let mut report = event_sink.report.clone();
+        report.finished = report.steps >= self.run.total_steps || instance.trainer.is_over();
         if report.finished && leads {
-            report.model_dir = Some(self.export(instance, &report, saving)?);
+            let _stores = self.progress_counter.during(At::Stores);
+            report.model_dir = Some(event_sink.export(&output.folder(), &instance.trainer, saving)?);
         }
         Ok(leads.then_some(report))
-    }
-
-    fn export(&self, instance: &RankInstance<'a>, report: &Report, saving: &Saving) -> Result<PathBuf, JobError> {
-        let _stores = self.progress_counter.during(At::Stores);
-        let dir = self.config.output.folder().join("model");
-        crate::train::event_sink::export_model(&dir, &instance.trainer, report.checkpoint.as_deref(), saving)?;
-        Ok(dir)
     }
 
     fn team_plan(&mut self, mesh: Mesh) -> Result<&TeamPlan, JobError> {

@@ -11,6 +11,7 @@ use super::state_copy::{Cancel, StateCopy};
 use super::team::Team;
 use crate::error::JobError;
 use phalanx_storage::checkpoint::background::{BackgroundSave, EndedSave, Snapshot};
+use phalanx_storage::checkpoint::catalog::Keep;
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, WriterRank};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -57,7 +58,7 @@ impl Ongoing {
         writer_rank: WriterRank,
         snapshot: Snapshot,
         copy: Option<StateCopy>,
-        keep: Option<usize>,
+        keep: Option<Keep>,
     ) -> Result<Ongoing, CheckpointError> {
         let (terms_tx, terms) = sync_channel(1);
         let (sums, sums_rx) = sync_channel(1);

@@ -97,21 +97,43 @@ impl<'a> EventSink<'a> {
         };
         (self.on_event)(&Event::Note(text));
     }
-}
 
-/// Writes the trained model: from memory if one rank has all of it, otherwise from the last checkpoint.
-pub(crate) fn export_model(
-    dir: &Path,
-    trainer: &Trainer<'_>,
-    checkpoint: Option<&Path>,
-    saving: &Saving,
-) -> Result<(), JobError> {
-    match checkpoint.filter(|_| trainer.n_ranks() > 1) {
-        // With several ranks, only the checkpoint has the whole model.
-        Some(checkpoint) => export::export_checkpoint(checkpoint, dir, false, None),
-        None => {
-            let (compiled, machine) = trainer.memory();
-            export::export(dir, &ExportFrom { machine, compiled }, saving.extras())
+    /// Writes the trained model to the folder `model` in `folder`: the best one if the run keeps it, else the last one, from
+    /// memory if one rank has all of it, otherwise from its checkpoint.
+    ///
+    /// # Errors
+    /// When the folder cannot be written, or the checkpoint cannot be read.
+    pub(crate) fn export(
+        &mut self,
+        folder: &Path,
+        trainer: &Trainer<'_>,
+        saving: &Saving,
+    ) -> Result<PathBuf, JobError> {
+        let dir = folder.join("model");
+        if let Some(step) = trainer.better_step() {
+            match saving.path_of(step, saving.generation()) {
+                Ok(path) => {
+                    export::export_checkpoint(&path, &dir, false, None)?;
+                    let text = format!("the model is that of step {step}, which has the lowest eval_loss");
+                    self.emit(Event::Note(text));
+                    return Ok(dir);
+                }
+                // It could not be saved, which was reported then.
+                Err(error) => {
+                    self.emit(Event::Note(format!(
+                        "the model is that of the last step, because the best one is not there: {error}"
+                    )));
+                }
+            }
         }
+        match self.report.checkpoint.as_deref().filter(|_| trainer.n_ranks() > 1) {
+            // With several ranks, only the checkpoint has the whole model.
+            Some(checkpoint) => export::export_checkpoint(checkpoint, &dir, false, None)?,
+            None => {
+                let (compiled, machine) = trainer.memory();
+                export::export(&dir, &ExportFrom { machine, compiled }, saving.extras())?;
+            }
+        }
+        Ok(dir)
     }
 }

@@ -219,7 +219,7 @@ fn json_extra(extras: &[(String, Vec<u8>)], name: &str) -> Result<Option<Value>,
     serde_json::from_slice(bytes).map(Some).map_err(|source| ExportError::Json { file: name.into(), source })
 }
 
-fn parse_job(extras: &[(String, Vec<u8>)]) -> Result<JobConfig, JobError> {
+pub(super) fn parse_job(extras: &[(String, Vec<u8>)]) -> Result<JobConfig, JobError> {
     let yaml = extras.iter().find(|(n, _)| n == JOB_YAML).map(|(_, bytes)| String::from_utf8_lossy(bytes));
     let yaml = yaml.ok_or(ExportError::Missing { file: JOB_YAML })?;
     Ok(JobConfig::from_yaml_str(&yaml, &[])?)

@@ -9,6 +9,8 @@
 //! - `team`: the ranks of a run and what they agree on; `links`: messages between two members, by way of `lane` and
 //!   `catch_up_transfer`; `shadow`: a copy of another rank's state.
 //! - `threads`: a run whose ranks are threads of this process; `event_sink`: the outputs for a rank's events.
+//! - `evaluation`: the mean loss over rows, during a run and of a model by itself.
+//! - [`best`]: the best evaluation of a run, and its early end.
 //! - `inputs`: digests of what a run trains on, which nodes and checkpoints compare.
 //! - `located`: models and data sets in the Hub's cache.
 //! - `output_lock`: one job at a time in a folder.
@@ -27,7 +29,9 @@
 
 pub mod architecture;
 mod background;
+pub mod best;
 pub(crate) mod catch_up_transfer;
+pub(crate) mod evaluation;
 pub(crate) mod event_sink;
 pub mod export;
 pub(crate) mod fingerprints;

@@ -13,6 +13,7 @@ use crate::config::dataset_type::PromptSection;
 use crate::config::datasets::{self, DataSection, DatasetType, TrainedRoles, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
+use crate::config::output::BestRule;
 use crate::config::precision::{
     Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision, PrecisionSection,
 };
@@ -131,6 +132,8 @@ pub struct RunPlan {
     pub loss_scale: LossScale,
     /// How often all copies of the state are compared.
     pub verify_steps: VerifySteps,
+    /// What evaluations decide.
+    pub best: BestRule,
 }
 
 /// The tokenizer that a configuration names, with the tokens that it adds.
@@ -438,6 +441,7 @@ pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
         eval_steps: interval(data.eval_steps, data.evals_per_epoch, epoch_steps, total_steps),
         loss_scale: loss_scale(config),
         verify_steps: config.elastic.verify_steps,
+        best: output.best_rule(),
     }
 }
 
@@ -460,12 +464,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn D
     let lora = config.adapter.lora().map(|lora| lora_spec(&lora, model)).transpose()?;
     Ok(StepSpec {
         n_microbatches: config.microbatches_per_rank(),
-        // `bf16: auto` keeps the precision of a user-defined model.
-        precision: match config.precision.precision(device.has_fast_bf16() && model.known().is_some()) {
-            ConfigPrecision::F32 => Precision::F32,
-            ConfigPrecision::Bf16 => Precision::Bf16,
-            ConfigPrecision::Fp16 => Precision::F16,
-        },
+        precision: precision(config, model, device),
         recompute: match config.precision.gradient_checkpointing {
             GradientCheckpointing::Off => Recompute::None,
             GradientCheckpointing::Selective => Recompute::Selective,
@@ -477,6 +476,16 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn D
         offload_optimizer: o.offload_optimizer,
         parallel: config.parallel.parallel(config.microbatches_per_step()),
     })
+}
+
+/// The number format of products.
+pub(crate) fn precision(config: &JobConfig, model: &Architecture, device: &dyn Device) -> Precision {
+    // `bf16: auto` keeps the precision of a user-defined model.
+    match config.precision.precision(device.has_fast_bf16() && model.known().is_some()) {
+        ConfigPrecision::F32 => Precision::F32,
+        ConfigPrecision::Bf16 => Precision::Bf16,
+        ConfigPrecision::Fp16 => Precision::F16,
+    }
 }
 
 fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError> {

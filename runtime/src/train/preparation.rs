@@ -24,13 +24,23 @@ pub(crate) fn prepare_data(
     tokenizer: &Tokenizer,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
+    prepare_rows(config, model.model.vocab_size(), tokenizer, on_event)
+}
+
+/// As [`prepare_data`], for a model with a vocabulary of this size.
+pub(crate) fn prepare_rows(
+    config: &JobConfig,
+    vocab_size: usize,
+    tokenizer: &Tokenizer,
+    on_event: &mut (dyn FnMut(&Event) + Send),
+) -> Result<Prepared, JobError> {
     let prepared = {
         let listener = std::cell::RefCell::new(&mut *on_event);
         let progress = |p: Progress<'_>| {
             let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
             listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
         };
-        prepare(&plan::data_config(config)?, tokenizer, &cache_dir(config), model.model.vocab_size(), &progress)?
+        prepare(&plan::data_config(config)?, tokenizer, &cache_dir(config), vocab_size, &progress)?
     };
     match &prepared.summaries[..] {
         few @ [_] | few @ [_, _] | few @ [_, _, _] => {

@@ -150,6 +150,27 @@ impl Downloading {
     }
 }
 
+/// A bar while rows are evaluated, on a terminal.
+#[derive(Debug)]
+pub struct Evaluating(Option<ProgressBar>);
+
+impl Evaluating {
+    /// For this number of rows.
+    pub fn new(console: &Console, n_rows: usize) -> Evaluating {
+        Evaluating(bar(console, n_rows as u64, "evaluating {bar:32} {pos}/{len} rows [{eta} left]"))
+    }
+
+    /// Shows the number of rows so far.
+    pub fn see(&self, n_rows: usize) {
+        self.0.iter().for_each(|bar| bar.set_position(n_rows as u64));
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        self.0.iter().for_each(ProgressBar::finish_and_clear);
+    }
+}
+
 /// A bar on standard error, if that is a terminal.
 fn bar(console: &Console, length: u64, style: &str) -> Option<ProgressBar> {
     let target =

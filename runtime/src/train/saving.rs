@@ -1,6 +1,7 @@
 //! Checkpoints of a run: what belongs to its state, and which checkpoint it resumes from.
 
 use super::background::{Ballot, Ongoing, Waited};
+use super::best::Best;
 use super::export::JOB_YAML;
 use super::inputs::{INPUTS_JSON, RunInputs};
 use super::planted::flip_bit;
@@ -17,7 +18,7 @@ use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::STAGING_BYTES;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
-use phalanx_storage::checkpoint::catalog::{Skipped, latest_compared, latest_valid, list};
+use phalanx_storage::checkpoint::catalog::{Keep, Skipped, latest_compared, latest_valid, list};
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::store::is_url;
@@ -42,6 +43,9 @@ pub(crate) struct TrainerState {
     /// Updates that were made; fp16 runs skip some.
     pub(crate) n_updates: u64,
     pub(crate) loss_scale: LossScale,
+    /// The evaluations so far, if they decide anything.
+    #[serde(default)]
+    pub(crate) best: Best,
 }
 
 /// Name of the extra that holds [`TrainerState`].
@@ -52,6 +56,8 @@ pub(crate) struct Saving {
     root: PathBuf,
     job: String,
     keep: Option<usize>,
+    /// Whether the best checkpoint is kept, too.
+    keeps_best: bool,
     /// Files that make a checkpoint self-contained: configuration, model configuration, tokenizer.
     extras: Vec<(String, Vec<u8>)>,
     /// The generation that writes.
@@ -110,6 +116,7 @@ impl Saving {
             root,
             job,
             keep,
+            keeps_best: output.best_rule().keeps_best,
             extras,
             generation,
             ongoing: None,
@@ -142,6 +149,11 @@ impl Saving {
     /// The same saving for the world of this generation.
     pub(crate) fn of_generation(self, generation: u64) -> Saving {
         Saving { generation, ..self }
+    }
+
+    /// The generation that writes.
+    pub(crate) const fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The checkpoint of a step, from this generation if there is one.
@@ -220,7 +232,7 @@ impl Saving {
             writer.save_together(&self.meta(state, compared, team), writer_rank(team), &pieces, &extras, |value| {
                 team.sum(value)
             });
-        let retained = match (&saved, self.keep.filter(|_| team.leads())) {
+        let retained = match (&saved, self.keep(state).filter(|_| team.leads())) {
             (Ok(id), Some(keep)) => writer.retain(keep, id).map(drop),
             _ => Ok(()),
         };
@@ -270,7 +282,7 @@ impl Saving {
             writer_rank(team),
             snapshot,
             copy,
-            self.keep,
+            self.keep(state),
         )?);
         Ok(())
     }
@@ -334,6 +346,12 @@ impl Saving {
     fn end(&mut self, step: u64, ended: EndedSave) -> SaveOutcome {
         self.spare = ended.snapshot;
         SaveOutcome { step, saved: ended.saved.map(|id| id.path), retained: ended.retained }
+    }
+
+    /// The checkpoints that stay when this state is saved.
+    fn keep(&self, state: &TrainerState) -> Option<Keep> {
+        let also = (self.keeps_best && state.best.loss().is_some()).then_some(state.best.step);
+        self.keep.map(|newest| Keep { newest, also })
     }
 
     fn meta(&self, state: &TrainerState, compared: &Compared, team: &Team) -> CheckpointMeta {

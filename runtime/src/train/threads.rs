@@ -1,6 +1,6 @@
 //! A run whose ranks are threads of this process.
 
-use super::event_sink::{EventSink, Fault, export_model};
+use super::event_sink::{EventSink, Fault};
 use super::plan::{self, ModelPlan};
 use super::saving::Saving;
 use super::step_trace::StepTrace;
@@ -161,12 +161,10 @@ impl Session<'_> {
         };
         // The run has a single world.
         let _over = trainer.train(&data, &mut self.saving, control, &mut |event| event_sink.emit(event))?;
-        let mut report = event_sink.report;
-        report.finished = report.steps >= run.total_steps;
+        let mut report = event_sink.report.clone();
+        report.finished = report.steps >= run.total_steps || trainer.is_over();
         if report.finished && leads {
-            let dir = out.folder().join("model");
-            export_model(&dir, &trainer, report.checkpoint.as_deref(), &self.saving)?;
-            report.model_dir = Some(dir);
+            report.model_dir = Some(event_sink.export(&out.folder(), &trainer, &self.saving)?);
         }
         Ok(report)
     }

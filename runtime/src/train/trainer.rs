@@ -1,10 +1,12 @@
 //! The loop: fill a batch, run the step's program, check the result. Runs on the device thread.
 
 pub(crate) mod catching_up;
+mod evaluating;
 mod saves;
 mod verifying;
 
 use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
+use super::best::Best;
 use super::links::{Exchange, Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
 use super::planted::{Planted, Where};
@@ -20,8 +22,7 @@ use crate::control::Control;
 use crate::data::prepare::PrepareError;
 use crate::data::rows::Rows;
 use crate::error::JobError;
-use crate::error::plan::PlanError;
-use crate::events::{EvalMetrics, Event, Started, StepMetrics};
+use crate::events::{Event, Started, StepMetrics};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::{SpanMut, SpanRef};
@@ -34,7 +35,6 @@ use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Hyper, Phase, Role, ValueId};
-use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::tree::leaves_of;
 use std::io::Read;
@@ -166,7 +166,7 @@ impl<'a> Trainer<'a> {
     ) -> Result<Trainer<'a>, JobError> {
         let mesh = team.mesh_rank.mesh;
         let n_rows = plan.batch.n_rows * plan.n_microbatches;
-        let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale };
+        let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale, best: Best::default() };
         Ok(Trainer {
             train_inputs: inputs(&programs.train),
             // Each rank has a part of the model; the part of the first stage stands for all.
@@ -214,6 +214,9 @@ impl<'a> Trainer<'a> {
         if state.step > last {
             return Err(JobError::BeyondTheEnd { path: path.to_owned(), step: state.step, last });
         }
+        if state.best.is_over(self.run.best) {
+            return Err(JobError::EndedEarly { path: path.to_owned(), step: state.step, n_worse: state.best.n_worse });
+        }
         self.state = state;
         Ok(changed)
     }
@@ -227,6 +230,9 @@ impl<'a> Trainer<'a> {
         emit: &mut dyn FnMut(Event),
     ) -> Result<Pause, JobError> {
         let first_step = self.state.step;
+        if self.make_up_for_evaluation(data, emit)? {
+            self.save_due(saving, false, data.checkpoint_required, emit)?;
+        }
         let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
@@ -263,18 +269,16 @@ impl<'a> Trainer<'a> {
             let alone = self.team.n_ranks() == 1 && self.member.is_none();
             let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
-            let saves = last || stop || asked || due(data.save_steps, self.state.step);
+            let is_due = last || stop || asked || due(data.save_steps, self.state.step);
             [Where::Weights, Where::Optimizer, Where::Shadow].into_iter().for_each(|place| self.plant(place));
+            let saves = self.evaluate_if_due(data, last, &mut began, emit)? || is_due;
             self.verify_if_due(saves, outcome.step_s)?;
-            if let Some(rows) = data.validation.filter(|_| last || due(data.eval_steps, self.state.step)) {
-                emit(Event::Eval(self.evaluate(rows)?));
-                // Evaluation reports its own time.
-                began = Instant::now();
-            }
             if saves {
                 self.save_due(saving, last || stop, data.checkpoint_required, emit)?;
             }
-            if self.member.is_some() && requests.pause == self.generation && !saves {
+            if self.member.is_some() && requests.pause == self.generation && !is_due {
+                let ended_save = saving.wait(&mut self.team)?;
+                self.conclude(ended_save, data.checkpoint_required, emit)?;
                 return Ok(Pause::Paused);
             }
             if stop {
@@ -297,7 +301,7 @@ impl<'a> Trainer<'a> {
         let step = self.state.step + 1;
         self.member.as_mut().map_or(Ok(()), |member| member.computed(step))?;
         // Any rank may be asked to stop; the leader passes requests to save on to all ranks.
-        let stop = u64::from(control.stop.load(Ordering::Acquire));
+        let stop = u64::from(control.stop.load(Ordering::Acquire) || self.is_over());
         let saves = if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 };
         // A running save finishes first.
         let asks = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
@@ -485,7 +489,7 @@ impl<'a> Trainer<'a> {
             Verdict::Updated => n_updates += 1,
             Verdict::Skipped => {}
         }
-        Ok(TrainerState { step: step + 1, n_updates, loss_scale })
+        Ok(TrainerState { step: step + 1, n_updates, loss_scale, ..self.state })
     }
 
     /// The first parameter, in table order, that is not finite; otherwise the first, in the order of the backward pass,
@@ -528,42 +532,6 @@ impl<'a> Trainer<'a> {
             stalled_steps: None,
             slowest_rank: None,
         }
-    }
-
-    /// Mean loss over all validation rows; the last microbatch is filled up with rows whose labels do not count.
-    fn evaluate(&mut self, rows: &Rows) -> Result<EvalMetrics, JobError> {
-        let start = Instant::now();
-        let Some(c) = &self.programs.eval else {
-            return Err(PlanError::NoEvaluation.into());
-        };
-        let inputs = inputs(c);
-        let n_rows = self.plan.batch.n_rows;
-        let mesh_rank = self.team.mesh_rank;
-        let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
-        let (mut loss_sum, mut predicted) = (0.0, 0);
-        for first in (0..rows.len()).step_by(n_rows * mesh_rank.mesh.data_ranks()) {
-            let end = rows.len().min(first + n_rows * mesh_rank.mesh.data_ranks());
-            let all: Vec<u64> = (first as u64..end as u64).collect();
-            predicted += rows.n_predicted(&all).map_err(PrepareError::from)? as u64;
-            // The last row fills the rest of the microbatch; labels of these copies do not count.
-            let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
-            let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
-            if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
-                self.staging.fill(rows, &indices, mesh_rank.on(Axis::Cp), CounterRng::new(0))?;
-                self.staging.ignore(own.iter().filter(|i| **i < end).count());
-                self.staging.copy_to(&mut *self.machine, c, inputs);
-            }
-            let with = &mut Run { groups: &mut self.team.groups, models: &mut self.models, timings: None };
-            self.machine.run(c, 0..c.program.instrs.len(), with)?;
-            loss_sum += scalar(&*self.machine, c, Role::LossSum);
-        }
-        let eval_loss = loss_sum / predicted.max(1) as f64;
-        Ok(EvalMetrics {
-            step: self.state.step,
-            eval_loss,
-            eval_perplexity: eval_loss.exp(),
-            eval_ms: start.elapsed().as_secs_f64() * 1e3,
-        })
     }
 
     /// Bytes that the ranks allocated for their programs, by rank.

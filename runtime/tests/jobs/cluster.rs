@@ -264,3 +264,63 @@ fn invalid_variables_and_absent_nodes_are_refused_in_one_sentence() {
     assert!(!p.path("out").exists(), "nothing was written");
     run(&["--slurm", "--join-wait", "0"], slurm(1)).refuses(&["did not appear within 0 s", "node 0 on 127.0.0.1"]);
 }
+
+/// A stand-in for `srun` on this machine: its own options, then a command for each of three nodes.
+const SRUN: &str = "#!/usr/bin/env bash
+echo \"$@\" > srun.words
+while [[ $1 == --* ]]; do shift; done
+pids=()
+for node in 0 1 2; do
+    SLURM_NODEID=$node SLURM_PROCID=$node \"$@\" > node$node.log 2>&1 &
+    pids+=($!)
+done
+for pid in \"${pids[@]}\"; do wait \"$pid\"; done
+";
+
+#[test]
+fn script_of_the_slurm_example_trains_on_two_nodes_beside_a_spare() {
+    use std::os::unix::fs::PermissionsExt;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/slurm/finetune.sbatch");
+    let text = std::fs::read_to_string(script).unwrap();
+    let options: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#SBATCH --")).collect();
+    let option = |name: &str| options.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or("");
+    let p = Project::new();
+    p.write(
+        "job.yaml",
+        &format!(
+            "{}reproducible: true\nmicrobatches_per_step: 4\ndp_shard_size: 2\n",
+            crate::support::YAML.replace("gradient_accumulation_steps: 2\n", "")
+        ),
+    );
+    std::fs::create_dir(p.path("bin")).unwrap();
+    std::fs::write(p.path("bin/srun"), SRUN).unwrap();
+    std::fs::set_permissions(p.path("bin/srun"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_phalanx"), p.path("bin/phalanx")).unwrap();
+    let path = format!("{}:{}", p.path("bin").display(), std::env::var("PATH").unwrap());
+    // What Slurm sets for a step with the options of the script, on machines with one core and without GPUs.
+    let of_job = |name: &str| match name {
+        "SLURM_NNODES" | "SLURM_NTASKS" => option("nodes").to_owned(),
+        "SLURM_JOB_NODELIST" => "127.0.0.[1-3]".to_owned(),
+        _ => String::new(),
+    };
+
+    let mut bash = Command::new("bash");
+    bash.args([script, "job.yaml"]).current_dir(p.dir.path()).env("PATH", path).stdin(Stdio::null());
+    for (name, value) in slurm(0).into_iter().filter(|(name, _)| !["SLURM_NODEID", "SLURM_PROCID"].contains(name)) {
+        bash.env(name, Some(of_job(name)).filter(|value| !value.is_empty()).unwrap_or(value));
+    }
+    let run = Run::of(bash.output().unwrap());
+
+    let log = |i: usize| std::fs::read_to_string(p.path(&format!("node{i}.log"))).unwrap_or_default();
+    assert_eq!(run.code, Some(0), "{}\n{}\n{}", run.stderr, log(0), log(2));
+    assert_eq!((option("nodes"), option("ntasks-per-node")), ("3", "1"));
+    assert!(option("signal").starts_with("TERM@"), "the ranks get the signal, not the script alone");
+    let words = std::fs::read_to_string(p.path("srun.words")).unwrap();
+    assert!(words.contains("--kill-on-bad-exit=0") && words.contains("--no-kill"), "{words}");
+    assert_eq!(p.metrics("out").len(), 20, "{}", log(0));
+    p.train(&["--output_dir", "alone", "--dp_shard_size", "1"]).succeeds();
+    assert!(p.model_bytes("out") == p.model_bytes("alone"));
+    let usage =
+        Command::new("bash").arg(script).current_dir(p.dir.path()).env("PATH", "/usr/bin:/bin").output().unwrap();
+    assert!(!usage.status.success() && String::from_utf8_lossy(&usage.stderr).contains("usage: sbatch"), "{usage:?}");
+}

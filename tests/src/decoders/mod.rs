@@ -14,6 +14,7 @@ mod member;
 mod model;
 mod plane;
 mod rank_messages;
+mod served;
 mod store;
 mod trust;
 mod wire;
@@ -30,7 +31,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     wire::TARGET,
     trust::TARGET,
     store::TARGET,
@@ -43,6 +44,7 @@ pub const TARGETS: [Target; 12] = [
     data::TARGET,
     config::TARGET,
     environment::TARGET,
+    served::TARGET,
 ];
 
 /// Runs the target of this name.

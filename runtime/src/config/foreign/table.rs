@@ -569,10 +569,6 @@ pub(super) const TABLE: &[Row] = &[
         verdict: Refused("set `sample_prompt` for a sample at the end of the run, and remove the line"),
     },
     Row {
-        keys: &["early_stopping_patience", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"],
-        verdict: Refused("a run ends after its last step, with the weights of that step; remove the line"),
-    },
-    Row {
         keys: &["loss_watchdog_threshold", "loss_watchdog_patience"],
         verdict: NoEffect("a run ends when its loss or gradient is not finite"),
     },

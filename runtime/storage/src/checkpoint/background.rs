@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::thread::{Builder, JoinHandle};
 
-use super::catalog::CheckpointId;
+use super::catalog::{CheckpointId, Keep};
 use super::error::CheckpointError;
 use super::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use crate::hf::dtype::Dtype;
@@ -152,7 +152,7 @@ impl OwnedPiece {
 }
 
 impl CheckpointWriter {
-    /// Saves a snapshot like [`CheckpointWriter::save_together`], on its own thread; writer 0 then keeps the newest `keep`
+    /// Saves a snapshot like [`CheckpointWriter::save_together`], on its own thread; writer 0 then keeps those of `keep`
     /// checkpoints, if given. `complete` adds the bytes that come later, first of all on that thread; if it fails, no writer
     /// commits. `sum` must not use a group of the training step, because its order among the step's
     /// collectives would depend on timing: it needs its own group, or the launcher.
@@ -165,7 +165,7 @@ impl CheckpointWriter {
         writer_rank: WriterRank,
         snapshot: Snapshot,
         complete: impl FnOnce(&mut Snapshot) -> Result<(), CheckpointError> + Send + 'static,
-        keep: Option<usize>,
+        keep: Option<Keep>,
         sum: impl FnMut(u64) -> Result<u64, E> + Send + 'static,
     ) -> Result<BackgroundSave, CheckpointError> {
         let writer = self.clone();

@@ -122,10 +122,25 @@ fn newest_valid(
     Ok((None, skipped))
 }
 
-/// Keeps the newest valid checkpoint up to `saved` and the `keep - 1` ones before it whose marker and manifest verify, and
-/// damaged ones among them; removes older ones and remains of unfinished saves before the newest. Newer ones stay: they are
-/// evidence of damage, or belong to an earlier run that got further. A checkpoint that cannot be read stays, because it may
-/// be intact. Returns the removed directories. Removes nothing while no checkpoint is valid.
+/// Which checkpoints of a run are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Number of newest ones.
+    pub newest: usize,
+    /// The step whose checkpoint is kept besides them.
+    pub also: Option<u64>,
+}
+
+impl From<usize> for Keep {
+    fn from(newest: usize) -> Keep {
+        Keep { newest, also: None }
+    }
+}
+
+/// Keeps the newest valid checkpoint up to `saved`, that of the step `keep.also`, and `keep.newest - 1` others before it whose
+/// marker and manifest verify, and damaged ones among them; removes older ones and remains of unfinished saves before the
+/// newest. Newer ones stay: they are evidence of damage, or belong to an earlier run that got further. A checkpoint that cannot
+/// be read stays, because it may be intact. Returns the removed directories. Removes nothing while no checkpoint is valid.
 ///
 /// Reads the whole newest checkpoint on the calling thread only, so that it can run beside training.
 ///
@@ -134,7 +149,7 @@ fn newest_valid(
 pub fn retain(
     store: &Arc<dyn Store>,
     root: &Path,
-    keep: usize,
+    keep: Keep,
     saved: &CheckpointId,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
     store.sweep(root)?;
@@ -148,10 +163,10 @@ pub fn retain(
         let stays = match failure {
             Some(ReadFailure::Unreadable) => true,
             Some(ReadFailure::Unfinished) => false,
-            Some(ReadFailure::Damaged) | None => kept < keep,
+            Some(ReadFailure::Damaged) | None => kept < keep.newest || keep.also == Some(id.step),
         };
         if stays {
-            kept += usize::from(failure.is_none());
+            kept += usize::from(failure.is_none() && keep.also != Some(id.step));
             continue;
         }
         store.remove(&id.path)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::catalog::{self, CheckpointId};
+use super::catalog::{self, CheckpointId, Keep};
 use super::error::CheckpointError;
 use super::pending::PendingCheckpoint;
 use super::pieces;
@@ -250,8 +250,8 @@ impl CheckpointWriter {
     ///
     /// # Errors
     /// As [`catalog::retain`].
-    pub fn retain(&self, keep: usize, saved: &CheckpointId) -> Result<Vec<PathBuf>, CheckpointError> {
-        catalog::retain(&self.store, &self.root, keep, saved)
+    pub fn retain(&self, keep: impl Into<Keep>, saved: &CheckpointId) -> Result<Vec<PathBuf>, CheckpointError> {
+        catalog::retain(&self.store, &self.root, keep.into(), saved)
     }
 }
 

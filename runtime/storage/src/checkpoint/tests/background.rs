@@ -70,7 +70,7 @@ fn snapshot_is_reused_and_the_leader_removes_old_checkpoints() {
             add(&mut snapshot, writer_rank as usize * 4, &[step as f32; 4]);
             let (writer_rank, board) = (WriterRank { writer: writer_rank, n_writers: 2 }, board.clone());
             let sum = move |value| board.sum(value);
-            writer.save_in_background(meta(step), writer_rank, snapshot, |_| Ok(()), Some(2), sum).unwrap()
+            writer.save_in_background(meta(step), writer_rank, snapshot, |_| Ok(()), Some(2.into()), sum).unwrap()
         });
         snapshots = savings.map(|saving| {
             let EndedSave { snapshot, saved, .. } = saving.wait();

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::catalog::{latest_compared, list};
+use crate::checkpoint::catalog::{Keep, latest_compared, list};
 
 fn steps(root: &Path) -> Vec<(u64, u64)> {
     list(root).unwrap().iter().map(|id| (id.step, id.generation)).collect()
@@ -90,6 +90,20 @@ fn retention_keeps_the_newest_and_removes_remains_of_unfinished_saves() {
     assert_eq!(steps(root.path()), [(5, 3), (4, 3)]);
     assert_eq!(removed.len(), 3);
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn retention_keeps_the_checkpoint_of_a_named_step_besides_the_newest() {
+    let root = tempfile::tempdir().unwrap();
+    let writer = quick_writer(root.path());
+    for step in 1..=5 {
+        save_state(&writer, step).unwrap();
+    }
+
+    writer.retain(Keep { newest: 2, also: Some(2) }, &newest(root.path())).unwrap();
+
+    let kept: Vec<u64> = steps(root.path()).into_iter().map(|(step, _)| step).collect();
+    assert_eq!(kept, [5, 4, 2]);
 }
 
 #[test]

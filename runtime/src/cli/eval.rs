@@ -1,0 +1,178 @@
+//! `phalanx eval`.
+
+use super::{JobArgs, right};
+use crate::config::JobConfig;
+use crate::console::Console;
+use crate::data::rows::Rows;
+use crate::devices;
+use crate::error::JobError;
+use crate::error::command::CommandError;
+use crate::events::Event;
+use crate::train::evaluation::{Evaluation, Subject};
+use crate::train::progress::{Evaluating, Tokenising};
+use crate::train::{plan, preparation};
+use crate::units::human_duration;
+use comfy_table::{Table, presets};
+use phalanx_strategies::passes::precision::Precision;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub(super) const HELP: &str = "Examples:
+  phalanx eval my.yaml                        the model that this job trained
+  phalanx eval my.yaml --model models/base    another model, for comparison
+  phalanx eval my.yaml --model outputs/checkpoints/step-0000000100.g0001
+  phalanx eval my.yaml --json --bf16 false
+
+The data is that of the job: `test_datasets`, else the samples that
+`val_set_size` holds out, else all of `datasets`. Keys of the file can be
+overridden, and the flags may follow the file.";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Model, adapter or checkpoint directory, or output_dir of a run [default: the model that the job trained].
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Print the result as a JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+impl Args {
+    /// Takes flags of this command from among the overrides after the file.
+    fn gathered(&self) -> Result<Args, CommandError> {
+        let job = JobArgs { config: self.job.config.clone(), overrides: Vec::new() };
+        let mut all = Args { model: self.model.clone(), json: self.json, job };
+        let mut words = self.job.overrides.iter();
+        while let Some(word) = words.next() {
+            match word.split_once('=').map_or((word.as_str(), None), |(key, value)| (key, Some(value))) {
+                ("--json", None) => all.json = true,
+                ("--model", Some(value)) => all.model = Some(value.into()),
+                ("--model", None) => {
+                    let missing = || CommandError::NoValue { word: word.clone() };
+                    all.model = Some(words.next().ok_or_else(missing)?.into());
+                }
+                _ => {
+                    all.job.overrides.push(word.clone());
+                    // A value may look like a flag.
+                    all.job.overrides.extend(words.next().filter(|_| !word.contains('=')).cloned());
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
+    let args = args.gathered()?;
+    let config = args.job.load()?;
+    let base_model = config.model.base_model.as_deref();
+    let (subject, skipped) = match &args.model {
+        Some(path) => Subject::find(path, base_model)?,
+        None => Subject::trained_by(&config)?,
+    };
+    let note = |line: &str| if args.json { console.err().say(line) } else { console.say(line) };
+    skipped.iter().for_each(|line| note(line));
+    let (tokenizer, model) = (subject.tokenizer()?, subject.architecture()?);
+    let mut tokenising = Tokenising::new(console);
+    let mut on_event = |event: &Event| {
+        tokenising.see(event);
+        if let Event::Note(text) = event {
+            note(text);
+        }
+    };
+    let prepared = preparation::prepare_rows(&config, model.vocab_size(), &tokenizer, &mut on_event)?;
+    let rows = prepared.validation.as_ref().unwrap_or(&prepared.train);
+    let device = devices::chosen(&config.precision)?.0;
+    let n_threads = config.precision.threads.unwrap_or_else(|| device.available_threads());
+    let bar = Evaluating::new(console, rows.len());
+    let begin = Instant::now();
+    let found = device.on_device_thread(n_threads, || subject.evaluate(&config, rows, &*device, |n| bar.see(n)))??;
+    bar.finish();
+    let precision = plan::precision(&config, &model, &*device);
+    let result = Outcome { subject, config: &config, rows, found, precision, seconds: begin.elapsed().as_secs_f64() };
+    console.say(if args.json { result.json().to_string() } else { result.table() });
+    Ok(())
+}
+
+/// What was measured.
+struct Outcome<'a> {
+    subject: Subject,
+    config: &'a JobConfig,
+    rows: &'a Rows,
+    found: Evaluation,
+    precision: Precision,
+    seconds: f64,
+}
+
+impl Outcome<'_> {
+    /// Which data it was.
+    fn data(&self) -> &'static str {
+        match (self.config.data.test_datasets.is_empty(), self.config.data.evaluates()) {
+            (false, _) => "test_datasets",
+            (true, true) => "val_set_size",
+            (true, false) => "datasets",
+        }
+    }
+
+    fn precision(&self) -> &'static str {
+        match self.precision {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::F16 => "fp16",
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let (kind, path) = self.subject.kind();
+        json!({
+            "kind": kind,
+            "model": path,
+            "data": self.data(),
+            "rows": self.rows.len(),
+            "predicted_tokens": self.found.predicted_tokens,
+            "loss": self.found.loss(),
+            "perplexity": self.found.perplexity(),
+            "precision": self.precision(),
+            "seconds": self.seconds,
+        })
+    }
+
+    fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY).set_header([self.subject.describe().as_str(), ""]);
+        let data = match self.data() {
+            "val_set_size" => "rows that `val_set_size` holds out".to_owned(),
+            key => format!("rows of `{key}`"),
+        };
+        table.add_row([data, self.rows.len().to_string()]);
+        table.add_row(["predicted tokens".into(), self.found.predicted_tokens.to_string()]);
+        table.add_row(["loss (nats per token)".into(), format!("{:.5}", self.found.loss())]);
+        table.add_row(["perplexity".into(), format!("{:.4}", self.found.perplexity())]);
+        table.add_row(["number format".into(), self.precision().to_owned()]);
+        table.add_row(["time".into(), human_duration(Duration::from_secs_f64(self.seconds))]);
+        right(&mut table, &[1]);
+        table.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(overrides: &[&str]) -> Args {
+        let overrides = overrides.iter().map(|word| (*word).to_owned()).collect();
+        Args { model: None, json: false, job: JobArgs { config: "my.yaml".into(), overrides } }
+    }
+
+    #[test]
+    fn flags_may_follow_the_file_and_keys_of_the_section_model_stay_overrides() {
+        let found = args(&["--model.hidden_size", "64", "--model", "m", "--json", "--seed=7"]).gathered().unwrap();
+
+        assert_eq!((found.model, found.json), (Some("m".into()), true));
+        assert_eq!(found.job.overrides, ["--model.hidden_size", "64", "--seed=7"]);
+        assert!(args(&["--model"]).gathered().is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! `phalanx serve`.
+
+use super::chat::template_source;
+use super::model_args::ModelArgs;
+use super::signals::on_signal;
+use crate::api::generate::with_model;
+use crate::api::sampling::Sampling;
+use crate::config::precision::DeviceChoice;
+use crate::console::Console;
+use crate::error::JobError;
+use crate::error::command::CommandError;
+use crate::serve::{Settings, Stop, Templates, serve};
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(super) const HELP: &str = "Examples:
+  phalanx serve outputs/model
+  phalanx serve outputs/adapter --listen 127.0.0.1:8080 --max-len 8192
+  phalanx serve outputs/model --listen 0.0.0.0:8000 --api-key-file key.txt
+
+Requests are answered one after the other:
+  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
+  lm_eval --model local-completions --tasks arc_easy --model_args \\
+    model=outputs/model,base_url=http://localhost:8000/v1/completions";
+
+/// Fewest characters of a key.
+const KEY_LEN_MIN: usize = 16;
+/// Most bytes of its file.
+const KEY_BYTES_MAX: u64 = 4096;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Address and port; other addresses than those of this machine alone need a key.
+    #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// File with the key that requests have to send; at least 16 characters.
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Name of the model in requests and answers [default: the directory as given].
+    #[arg(long)]
+    name: Option<String>,
+    /// Maximum number of tokens of a prompt and its continuation.
+    #[arg(long, alias = "max_len", default_value_t = 4096)]
+    max_len: usize,
+    /// Maximum number of requests that wait while one is answered; further ones get status 429.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    queue: u16,
+    /// Name or file of a chat template [default: that of the tokenizer].
+    #[arg(long, alias = "chat_template", value_name = "TEMPLATE")]
+    chat_template: Option<String>,
+}
+
+pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
+    let key = args.api_key_file.as_deref().map(read_key).transpose()?;
+    let address = args.listen;
+    if key.is_none() && !address.ip().is_loopback() {
+        return Err(CommandError::OpenToAll { address }.into());
+    }
+    let source = args.model.source()?;
+    let tokenizer = source.tokenizer()?;
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+    let templates = Templates {
+        source: template_source(&tokenizer, args.chat_template.as_deref())?,
+        bos: text(tokenizer.bos_id()),
+        eos: text(tokenizer.eos_id()),
+    };
+    let name = args.name.clone().unwrap_or_else(|| args.model.model.display().to_string());
+    let sampling = Sampling::of_api(&source.generation_config()?);
+    let settings = Settings { name, sampling, templates, key, queue_len: args.queue.into() };
+    // Bound before the model is loaded, so that an address in use is reported at once.
+    let listener = TcpListener::bind(address).map_err(|source| CommandError::Listen { address, source })?;
+    let address = listener.local_addr().map_err(|source| CommandError::Listen { address, source })?;
+    let stop = Arc::new(Stop::default());
+    let of_signal = Arc::clone(&stop);
+    on_signal(move || of_signal.stop())?;
+    with_model(DeviceChoice::Auto, &source, args.max_len, args.model.threads, |generator| {
+        let longest = generator.max_len();
+        console.say(format_args!("{} on http://{address}/v1, texts of at most {longest} tokens", settings.name));
+        Ok(serve(generator, listener, settings, &stop)?)
+    })?;
+    console.say("stopped");
+    Ok(())
+}
+
+/// The key in a file.
+fn read_key(path: &Path) -> Result<String, JobError> {
+    let io = |source| JobError::Io { action: "read", path: path.to_owned(), source };
+    let mut text = String::new();
+    std::fs::File::open(path).map_err(io)?.take(KEY_BYTES_MAX).read_to_string(&mut text).map_err(io)?;
+    let key = text.trim();
+    if key.len() < KEY_LEN_MIN || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(CommandError::Key { path: path.to_owned(), least: KEY_LEN_MIN }.into());
+    }
+    Ok(key.to_owned())
+}

@@ -1,0 +1,309 @@
+//! The HTTP side: connections, routes, keys, and limits of everything that a client can send.
+
+use super::answer::{Events, Gathered, Header, Shape};
+use super::refusal::Refusal;
+use super::request::{Offer, Request};
+use super::worker::{Part, Work};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::net::{IpAddr, TcpListener};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::{Notify, Semaphore};
+
+/// Most bytes of a request's body.
+const BODY_BYTES_MAX: usize = 2 << 20;
+/// Most bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+/// Most open connections; further ones wait until one ends.
+const CONNECTIONS_MAX: usize = 128;
+/// How long a client may take for the head of a request, and a connection may have no request.
+const HEAD_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a client may take for the body of a request.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
+/// How long answers under way may take after the server was told to stop.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What all connections share.
+pub(super) struct Front {
+    pub(super) offer: Offer,
+    /// Hash of the key that requests need, if they need one.
+    pub(super) key: Option<blake3::Hash>,
+    pub(super) queue: Sender<Work>,
+    /// Most waiting requests.
+    pub(super) queue_len: usize,
+    pub(super) n_requests: AtomicU64,
+}
+
+/// Serves connections until told to stop, then waits for answers under way, but not for long.
+///
+/// # Errors
+/// When the system has no more sockets or threads.
+pub(super) fn serve(listener: TcpListener, front: Front, stop: &Arc<Notify>) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let (front, room) = (Arc::new(front), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+        let mut stopped = pin!(stop.notified());
+        loop {
+            let Ok(place) = Arc::clone(&room).acquire_owned().await else { break };
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = &mut stopped => break,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let front = Arc::clone(&front);
+                    tokio::spawn(async move {
+                        connection(stream, front).await;
+                        drop(place);
+                    });
+                }
+                // A connection that ended before it was accepted, or too few file descriptors for now.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        drop((listener, front));
+        let all_ended = room.acquire_many(CONNECTIONS_MAX as u32);
+        let _ = tokio::time::timeout(END_PATIENCE, all_ended).await;
+        Ok(())
+    })
+}
+
+async fn connection(stream: TcpStream, front: Arc<Front>) {
+    let answer = hyper::service::service_fn(|request| {
+        let front = Arc::clone(&front);
+        async move { Ok::<_, Infallible>(front.answer(request).await) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_PATIENCE)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), answer)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// The body of an answer.
+pub(super) enum Content {
+    Whole(Option<Bytes>),
+    /// Server-sent events, made from the parts as they come, after `head`.
+    Stream {
+        head: String,
+        parts: Receiver<Part>,
+        events: Events,
+        is_done: bool,
+    },
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Stream { head, .. } if !head.is_empty() => {
+                Poll::Ready(Some(Ok(Frame::data(std::mem::take(head).into()))))
+            }
+            Content::Stream { is_done: true, .. } => Poll::Ready(None),
+            Content::Stream { parts, events, is_done, .. } => loop {
+                let part = match parts.poll_recv(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(part) => part.unwrap_or_else(|| Part::Refused(Refusal::stopping())),
+                };
+                *is_done = matches!(part, Part::Refused(_) | Part::Done { .. });
+                let text = events.of(part);
+                if !text.is_empty() {
+                    return Poll::Ready(Some(Ok(Frame::data(text.into()))));
+                }
+            },
+        }
+    }
+}
+
+impl Front {
+    async fn answer(&self, request: hyper::Request<Incoming>) -> Response<Content> {
+        match self.route(request).await {
+            Ok(answer) => answer,
+            Err(refusal) => {
+                let mut answer = of_json(&refusal.json());
+                *answer.status_mut() = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_REQUEST);
+                if refusal.status == 429 {
+                    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+                }
+                answer
+            }
+        }
+    }
+
+    async fn route(&self, request: hyper::Request<Incoming>) -> Result<Response<Content>, Refusal> {
+        self.authorise(request.headers())?;
+        let path = request.uri().path().to_owned();
+        let wanted = match path.as_str() {
+            "/v1/completions" | "/v1/chat/completions" => Method::POST,
+            "/v1/models" | "/health" => Method::GET,
+            path if path.starts_with("/v1/models/") => Method::GET,
+            _ => {
+                let path: String = path.chars().take(80).collect();
+                return Err(Refusal::of_path(
+                    404,
+                    format!("there is no {path}; see /v1/models, /v1/completions and /v1/chat/completions"),
+                ));
+            }
+        };
+        if *request.method() != wanted {
+            return Err(Refusal::of_path(405, format!("{path} takes {wanted} only")));
+        }
+        match path.as_str() {
+            "/health" => Ok(of_json(&json!({"status": "ok"}))),
+            "/v1/models" => Ok(of_json(&json!({"object": "list", "data": [self.model()]}))),
+            "/v1/completions" => self.complete(request, Shape::Completion).await,
+            "/v1/chat/completions" => self.complete(request, Shape::Chat).await,
+            path => match path.strip_prefix("/v1/models/") {
+                Some(name) if name == self.offer.name => Ok(of_json(&self.model())),
+                name => Err(Refusal::unknown_model(name.unwrap_or_default(), &self.offer.name)),
+            },
+        }
+    }
+
+    /// Without a key, a page of another site in a browser of this machine could use the server: it can send no JSON without
+    /// asking, and its name for this machine is another one.
+    fn authorise(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(key) = &self.key else {
+            let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+            return if host.is_none_or(is_loopback) { Ok(()) } else { Err(Refusal::foreign_host()) };
+        };
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        // Hashes are compared in constant time.
+        match given.is_some_and(|given| blake3::hash(given.trim_ascii()) == *key) {
+            true => Ok(()),
+            false => Err(Refusal::unauthorised()),
+        }
+    }
+
+    fn model(&self) -> Value {
+        let Offer { name, max_len, .. } = &self.offer;
+        json!({"id": name, "object": "model", "created": 0, "owned_by": "phalanx", "max_model_len": max_len})
+    }
+
+    async fn complete(&self, request: hyper::Request<Incoming>, shape: Shape) -> Result<Response<Content>, Refusal> {
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+            return Err(Refusal::of_body(415, "the request needs the header `Content-Type: application/json`"));
+        }
+        let body = body(request.into_body()).await?;
+        let request = match shape {
+            Shape::Completion => Request::completion(&body, &self.offer)?,
+            Shape::Chat => Request::chat(&body, &self.offer)?,
+        };
+        drop(body);
+        let header = self.header(shape);
+        let (answer, mut parts) = channel(self.n_parts_max(&request));
+        let work = Work { request: request.clone(), answer };
+        self.queue.try_send(work).map_err(|error| match error {
+            TrySendError::Full(_) => Refusal::busy(self.queue_len),
+            TrySendError::Closed(_) => Refusal::stopping(),
+        })?;
+        if request.stream {
+            let first = parts.recv().await.ok_or_else(Refusal::stopping)?;
+            if let Part::Refused(refusal) = first {
+                return Err(refusal);
+            }
+            return Ok(streamed(parts, Events::new(header, &request), first));
+        }
+        let mut gathered = Gathered::new(header, &request);
+        loop {
+            let part = parts.recv().await.ok_or_else(Refusal::stopping)?;
+            if let Some(whole) = gathered.take(part) {
+                return whole.map(|whole| of_json(&whole));
+            }
+        }
+    }
+
+    /// The answer waits in memory if its client reads slowly: every part has a place, and there are few tokens in all.
+    fn n_parts_max(&self, request: &Request) -> usize {
+        let of_choice = request.completion.max_new.min(self.offer.max_len) + 4;
+        2 + request.n_choices() * of_choice
+    }
+
+    fn header(&self, shape: Shape) -> Header {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let number = self.n_requests.fetch_add(1, Ordering::Relaxed);
+        let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
+        Header { shape, id: format!("{prefix}-{created:x}-{number:x}"), created, model: self.offer.name.clone() }
+    }
+}
+
+/// The body of a request, within its limits.
+async fn body(body: Incoming) -> Result<Bytes, Refusal> {
+    let collected = tokio::time::timeout(BODY_PATIENCE, Limited::new(body, BODY_BYTES_MAX).collect());
+    match collected.await {
+        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Refusal::of_body(413, format!("the body has more than {BODY_BYTES_MAX} bytes, the most that are read")))
+        }
+        Ok(Err(error)) => Err(Refusal::of_body(400, format!("the body cannot be read: {error}"))),
+        Err(_) => Err(Refusal::of_body(408, format!("the body did not come within {} s", BODY_PATIENCE.as_secs()))),
+    }
+}
+
+fn of_json(value: &Value) -> Response<Content> {
+    let mut answer = Response::new(Content::Whole(Some(value.to_string().into())));
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+}
+
+/// A stream whose first part has come already.
+fn streamed(parts: Receiver<Part>, mut events: Events, first: Part) -> Response<Content> {
+    let head = events.of(first);
+    let mut answer = Response::new(Content::Stream { head, parts, events, is_done: false });
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// Whether the value of a `Host` header names this machine for itself.
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // SERVE-3
+    #[test]
+    fn names_of_other_machines_are_no_loopback_addresses() {
+        for host in ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.9.9.9", "[::1]:8000", "[::1]"] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in
+            ["evil.example", "localhost.evil.example:8000", "10.0.0.1:8000", "127.0.0.1.evil.example", "[::2]:80", ""]
+        {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+}

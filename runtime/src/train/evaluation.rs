@@ -1,0 +1,260 @@
+//! The mean loss of a model over rows: during a run, and of a model by itself.
+
+use super::architecture::Architecture;
+use super::export::{CONFIG_JSON, parse_job};
+use super::model_source::{ModelSource, forward_spec};
+use super::plan;
+use super::saving::read;
+use super::staging::{Staging, inputs};
+use super::weights;
+use crate::config::JobConfig;
+use crate::data::prepare::PrepareError;
+use crate::data::rows::Rows;
+use crate::data::tokenizer::Tokenizer;
+use crate::error::JobError;
+use crate::error::export::ExportError;
+use crate::error::plan::PlanError;
+use phalanx_device::groups::Groups;
+use phalanx_device::{Backing, Device, Machine, OpaqueModel, Run};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
+use phalanx_storage::checkpoint::reader::Checkpoint;
+use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
+use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
+use phalanx_strategies::mesh::{Axis, MeshRank};
+use phalanx_strategies::model::{BatchShape, Head};
+use phalanx_strategies::program::Role;
+use phalanx_strategies::rng::CounterRng;
+use std::path::Path;
+
+/// The loss of a model over rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Evaluation {
+    /// Sum of the negative log-likelihoods of the predicted tokens, nats.
+    pub(crate) loss_sum: f64,
+    pub(crate) predicted_tokens: u64,
+}
+
+impl Evaluation {
+    /// Mean negative log-likelihood, nats.
+    pub(crate) fn loss(&self) -> f64 {
+        self.loss_sum / self.predicted_tokens.max(1) as f64
+    }
+
+    /// `exp(loss)`.
+    pub(crate) fn perplexity(&self) -> f64 {
+        self.loss().exp()
+    }
+}
+
+/// What evaluates rows: a forward program that ends at its loss, with the weights in its machine.
+pub(super) struct Evaluator<'a> {
+    pub(super) compiled: &'a Compiled,
+    pub(super) machine: &'a mut dyn Machine,
+    pub(super) models: &'a mut [Box<dyn OpaqueModel>],
+    pub(super) groups: &'a mut Groups,
+    pub(super) staging: &'a mut Staging,
+    pub(super) mesh_rank: MeshRank,
+    /// Rows of a microbatch.
+    pub(super) n_rows: usize,
+}
+
+impl Evaluator<'_> {
+    /// The loss over all rows; `done` is called with the number of rows so far. The last microbatch is filled up with rows
+    /// whose labels do not count.
+    ///
+    /// # Errors
+    /// When the token cache cannot be read, or a peer is lost.
+    pub(super) fn over(self, rows: &Rows, mut done: impl FnMut(usize)) -> Result<Evaluation, JobError> {
+        let Evaluator { compiled: c, machine, models, groups, staging, mesh_rank, n_rows } = self;
+        let inputs = inputs(c);
+        let data_ranks = mesh_rank.mesh.data_ranks();
+        let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
+        let mut found = Evaluation { loss_sum: 0.0, predicted_tokens: 0 };
+        for first in (0..rows.len()).step_by(n_rows * data_ranks) {
+            let end = rows.len().min(first + n_rows * data_ranks);
+            let all: Vec<u64> = (first as u64..end as u64).collect();
+            found.predicted_tokens += rows.n_predicted(&all).map_err(PrepareError::from)? as u64;
+            // The last row fills the rest of the microbatch; labels of these copies do not count.
+            let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
+            let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
+            if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
+                staging.fill(rows, &indices, mesh_rank.on(Axis::Cp), CounterRng::new(0))?;
+                staging.ignore(own.iter().filter(|i| **i < end).count());
+                staging.copy_to(machine, c, inputs);
+            }
+            machine.run(c, 0..c.program.instrs.len(), &mut Run { groups, models, timings: None })?;
+            let loss_sum = c.program.bound(Role::LossSum).next().map(|v| machine.first::<f64>(c, v));
+            found.loss_sum += loss_sum.unwrap_or(f64::NAN);
+            done(end);
+        }
+        Ok(found)
+    }
+}
+
+/// A trained model to evaluate: a model directory, an adapter with its base model, or a checkpoint.
+pub(crate) enum Subject {
+    Model(ModelSource),
+    Checkpoint {
+        checkpoint: Box<Checkpoint>,
+        /// The job that saved it.
+        job: Box<JobConfig>,
+        config: serde_json::Value,
+    },
+}
+
+impl Subject {
+    /// The model at `path`, or the newest valid checkpoint of the run there, with a line for each newer one that is skipped.
+    /// An adapter whose own base model is not there is for `base_model`.
+    ///
+    /// # Errors
+    /// When there is no model, or its files cannot be read.
+    pub(crate) fn find(path: &Path, base_model: Option<&Path>) -> Result<(Subject, Vec<String>), JobError> {
+        if CheckpointId::from_dir(path).is_some() {
+            return Ok((Subject::of(Checkpoint::open(path)?)?, Vec::new()));
+        }
+        let has = |name: &str| path.join(name).is_file();
+        if path.is_dir() && !has("config.json") && !has(ADAPTER_CONFIG) {
+            let mut lines = Vec::new();
+            for root in [path.join("checkpoints"), path.to_owned()] {
+                let (found, skipped) = latest_valid(&root)?;
+                lines.extend(skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)));
+                if let Some(checkpoint) = found {
+                    return Ok((Subject::of(checkpoint)?, lines));
+                }
+            }
+            return Err(JobError::NoCheckpoint { path: path.to_owned(), why: ", and no model".into() });
+        }
+        let own = ModelSource::find(path, None);
+        let source = match base_model.filter(|_| own.is_err() && has(ADAPTER_CONFIG)) {
+            Some(base) => ModelSource::find(path, Some(base))?,
+            None => own?,
+        };
+        Ok((Subject::Model(source), Vec::new()))
+    }
+
+    /// The model that a job has trained: the exported one, or its newest valid checkpoint.
+    ///
+    /// # Errors
+    /// When there is none yet.
+    pub(crate) fn trained_by(job: &JobConfig) -> Result<(Subject, Vec<String>), JobError> {
+        let exported = job.output.folder().join("model");
+        if ["config.json", ADAPTER_CONFIG].iter().any(|name| exported.join(name).is_file()) {
+            return Subject::find(&exported, job.model.base_model.as_deref());
+        }
+        let (found, skipped) = latest_valid(&job.output.checkpoints())?;
+        let lines = skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)).collect();
+        match found {
+            Some(checkpoint) => Ok((Subject::of(checkpoint)?, lines)),
+            None => Err(PlanError::NothingTrained { dir: job.output.output_dir.clone() }.into()),
+        }
+    }
+
+    fn of(checkpoint: Checkpoint) -> Result<Subject, JobError> {
+        let extra = |name: &'static str| Ok::<_, JobError>((name.to_owned(), checkpoint.extra(name)?));
+        let job = Box::new(parse_job(&[extra(super::export::JOB_YAML)?])?);
+        let config = serde_json::from_slice(&extra(CONFIG_JSON)?.1)
+            .map_err(|source| ExportError::Json { file: CONFIG_JSON.into(), source })?;
+        Ok(Subject::Checkpoint { checkpoint: Box::new(checkpoint), job, config })
+    }
+
+    /// What it is, for people.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Subject::Model(ModelSource { base, adapter: None }) => format!("model {}", base.display()),
+            Subject::Model(ModelSource { base, adapter: Some(adapter) }) => {
+                format!("adapter {} on {}", adapter.display(), base.display())
+            }
+            Subject::Checkpoint { checkpoint, .. } => {
+                let id = checkpoint.id();
+                format!("checkpoint {} (step {})", id.path.display(), id.step)
+            }
+        }
+    }
+
+    /// The kind of model and its place, for programs.
+    pub(crate) fn kind(&self) -> (&'static str, &Path) {
+        match self {
+            Subject::Model(ModelSource { base, adapter: None }) => ("model", base),
+            Subject::Model(ModelSource { adapter: Some(adapter), .. }) => ("adapter", adapter),
+            Subject::Checkpoint { checkpoint, .. } => ("checkpoint", &checkpoint.id().path),
+        }
+    }
+
+    /// The tokenizer that belongs to it.
+    ///
+    /// # Errors
+    /// When its files cannot be read.
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, JobError> {
+        match self {
+            Subject::Model(source) => source.tokenizer(),
+            Subject::Checkpoint { checkpoint, .. } => {
+                let files = checkpoint.extras().map(|name| Ok((name.to_owned(), checkpoint.extra(name)?)));
+                let files = files.collect::<Result<Vec<_>, JobError>>()?;
+                Ok(Tokenizer::from_named_files(&checkpoint.id().path, files)?)
+            }
+        }
+    }
+
+    /// The architecture.
+    ///
+    /// # Errors
+    /// When it is not supported, or exists only in the program that trained it.
+    pub(crate) fn architecture(&self) -> Result<Architecture, JobError> {
+        let model = match self {
+            Subject::Model(source) => Architecture::Known(source.model()?),
+            Subject::Checkpoint { config, .. } => Architecture::parse(config, CONFIG_JSON)?,
+        };
+        match model.known() {
+            Some(_) => Ok(model),
+            None => Err(PlanError::UserDefinedElsewhere.into()),
+        }
+    }
+
+    /// The loss over `rows` on this thread, computed as the evaluations of `config` are, on one rank.
+    ///
+    /// # Errors
+    /// When the model does not fit its files or the device.
+    pub(crate) fn evaluate(
+        &self,
+        config: &JobConfig,
+        rows: &Rows,
+        device: &dyn Device,
+        done: impl FnMut(usize),
+    ) -> Result<Evaluation, JobError> {
+        let model = self.architecture()?;
+        let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: rows.row_len() };
+        let path = || self.kind().1.display().to_string();
+        let forward = model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })?;
+        let precision = plan::precision(config, &model, device);
+        let spec = match self {
+            Subject::Model(_) => StepSpec { precision, ..forward_spec() },
+            Subject::Checkpoint { job, .. } => {
+                let trained = plan::step_spec(job, &model, device)?;
+                let parallel = Parallel::default();
+                StepSpec { precision, n_microbatches: 1, offload_optimizer: false, parallel, ..trained }
+            }
+        };
+        let compiled = compile_forward(forward, &spec, device.target())?;
+        let mut machine = device.machine(&[&compiled], &Backing::default())?;
+        match self {
+            Subject::Model(source) => source.load(&mut *machine, &compiled, &source.model()?)?,
+            Subject::Checkpoint { checkpoint, .. } => {
+                // Constants first: a checkpoint has none.
+                weights::fill_constants(&mut *machine, &compiled, model.known());
+                for tensor in weights::parameters(&compiled) {
+                    read(checkpoint, &tensor, &mut *machine, &compiled)?;
+                }
+            }
+        }
+        let evaluator = Evaluator {
+            compiled: &compiled,
+            machine: &mut *machine,
+            models: &mut [],
+            groups: &mut Groups::none(),
+            staging: &mut Staging::new(batch, 1),
+            mesh_rank: MeshRank::default(),
+            n_rows: batch.n_rows,
+        };
+        evaluator.over(rows, done)
+    }
+}
