@@ -97,6 +97,17 @@ fn regular_expression_that_adapts_nothing_is_refused_with_a_path_that_exists() {
 }
 
 #[test]
+fn patterns_of_trained_parameters_that_fit_none_or_half_of_a_product_are_refused() {
+    let p = Project::new();
+    let trained = |pattern: &'static str| ["--trained_parameters", pattern];
+    p.train(&trained("[lm_head$]")).refuses(&["trained_parameters", "a name is model.embed_tokens.weight"]);
+    let half = "[model.layers.0.self_attn.q_proj]";
+    p.train(&trained(half)).refuses(&["self_attn.q_proj.weight without model.layers.0.self_attn.k_proj.weight"]);
+    p.train(&trained("['(']")).refuses(&["trained_parameters", "\"(\""]);
+    assert!(!p.path("out").exists(), "nothing was written");
+}
+
+#[test]
 fn row_longer_than_the_positions_of_the_model_is_refused() {
     let p = Project::new();
     p.train(&["--sequence_len", "65"]).refuses(&["sequence_len 65", "max_position_embeddings 64"]);

@@ -185,11 +185,44 @@ fn init_asks_for_ranks_and_for_full_or_low_rank_training() {
 fn notes_about_keys_of_another_tool_are_on_standard_error() {
     let p = Project::new();
 
-    let run = p.run(&["estimate", "--json", "job.yaml", "--tf32", "true", "--optimizer", "adamw_bnb_8bit"]).succeeds();
+    let run = p.run(&["estimate", "--json", "job.yaml", "--tf32", "true", "--optimizer", "adamw_hf"]).succeeds();
 
     assert!(serde_json::from_str::<Value>(&run.stdout).is_ok(), "{}", run.stdout);
     assert!(run.stderr.contains("note: keys without effect here: tf32"), "{}", run.stderr);
-    assert!(run.stderr.contains("adamw_bnb_8bit means adamw here"), "{}", run.stderr);
+    assert!(run.stderr.contains("adamw_hf means adamw here"), "{}", run.stderr);
+}
+
+#[test]
+fn estimate_counts_what_is_stored_in_fewer_bits_and_names_the_tensor_whose_blocks_a_mesh_cuts() {
+    let p = Project::new();
+    let of =
+        |keys: &[&str]| p.run(&[&["estimate", "--json", "job.yaml", "--model.hidden_size", "128"][..], keys].concat());
+    let bytes = |of_what: &str, keys: &[&str]| -> f64 {
+        let estimate: Value = serde_json::from_str(&of(keys).succeeds().stdout).unwrap();
+        estimate["memory_bytes"][of_what].as_f64().unwrap_or_else(|| panic!("{estimate}"))
+    };
+
+    let [whole, in_blocks] =
+        ["adamw", "adamw_bnb_8bit"].map(|optimizer| bytes("optimizer state", &["--optimizer", optimizer]));
+    let adapters = ["--adapter", "lora", "--lora_target_linear", "true", "--bf16"];
+    let [rounded, stored] = ["true", "full"].map(|bf16| bytes("parameters", &[&adapters[..], &[bf16]].concat()));
+
+    assert!(in_blocks < 0.6 * whole, "{in_blocks} bytes instead of {whole}");
+    assert!(stored < 0.7 * rounded, "{stored} bytes instead of {rounded}");
+    of(&["--optimizer", "adamw_8bit", "--tensor_parallel_size", "2"]).refuses(&["o_proj.weight", "`optimizer: adamw`"]);
+}
+
+#[test]
+fn paths_of_a_model_with_images_name_the_layers_of_the_language_model() {
+    let p = Project::new();
+    let trained = |targets: &[&str]| {
+        let run = p.run(&[&["estimate", "--json", "job.yaml", "--adapter", "lora"], targets].concat()).succeeds();
+        serde_json::from_str::<Value>(&run.stdout).unwrap()["trainable_parameters"].clone()
+    };
+
+    let pattern = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj";
+
+    assert_eq!(trained(&["--lora_target_modules", pattern]), trained(&["--lora_target_linear", "true"]));
 }
 
 #[test]

@@ -4,13 +4,14 @@ use crate::support::Project;
 use phalanx::api::generate::with_generator;
 use phalanx::api::sampling::Sampling;
 
-/// A project with a base model in `base/model`, and adapters for it in `adapter` and, merged into it, `merged`.
-fn with_adapter() -> Project {
+/// A project with a base model in `base/model`, and adapters for it in `adapter` and, merged into it, `merged`. They are trained with
+/// these further keys.
+fn with_adapter(more: &str) -> Project {
     let p = Project::new();
     p.train(&["--max_steps", "10", "--output_dir", "base"]).succeeds();
     let yaml = crate::support::YAML.split_once("datasets:").unwrap().1;
     let keys = "adapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\n";
-    p.write("lora.yaml", &format!("base_model: DIR/base/model\n{keys}datasets:{yaml}"));
+    p.write("lora.yaml", &format!("base_model: DIR/base/model\n{keys}{more}datasets:{yaml}"));
     p.run(&["train", "lora.yaml", "--max_steps", "10", "--output_dir", "tuned", "--learning_rate", "0.1"]).succeeds();
     p.run(&["export", "tuned", "adapter"]).succeeds();
     p.run(&["export", "tuned", "merged", "--merge"]).succeeds();
@@ -19,17 +20,37 @@ fn with_adapter() -> Project {
 
 #[test]
 fn adapter_beside_its_base_model_continues_a_text_as_the_merged_model_does() {
-    let p = with_adapter();
-    let generate =
-        |args: &[&str]| p.run(&[&["generate"], args, &["--prompt", "The", "--max-new-tokens", "40"]].concat());
+    for keys in ["", "peft_use_dora: true\n"] {
+        let p = with_adapter(keys);
+        let generate =
+            |args: &[&str]| p.run(&[&["generate"], args, &["--prompt", "The", "--max-new-tokens", "40"]].concat());
 
-    let adapted = generate(&["adapter"]).succeeds().stdout;
+        let adapted = generate(&["adapter"]).succeeds().stdout;
 
-    assert_eq!(adapted, generate(&["merged"]).succeeds().stdout);
-    assert_ne!(adapted, generate(&["base/model"]).succeeds().stdout);
-    assert_eq!(adapted, generate(&["adapter", "--base_model", "base/model"]).succeeds().stdout);
-    generate(&["adapter", "--base_model", "nowhere"]).refuses(&["nowhere", "--base_model"]);
-    generate(&["merged", "--base_model", "base/model"]).refuses(&["no adapter"]);
+        assert_eq!(adapted, generate(&["merged"]).succeeds().stdout, "{keys}");
+        assert_ne!(adapted, generate(&["base/model"]).succeeds().stdout, "{keys}");
+        assert_eq!(adapted, generate(&["adapter", "--base_model", "base/model"]).succeeds().stdout, "{keys}");
+        generate(&["adapter", "--base_model", "nowhere"]).refuses(&["nowhere", "--base_model"]);
+        generate(&["merged", "--base_model", "base/model"]).refuses(&["no adapter"]);
+    }
+}
+
+#[test]
+fn run_continues_from_magnitudes_and_without_dora_the_adapter_is_refused() {
+    let p = with_adapter("peft_use_dora: true\n");
+    let first_loss = |run: &str, keys: &[&str]| {
+        p.run(&[&["train", "lora.yaml", "--max_steps", "1", "--output_dir", run], keys].concat()).succeeds();
+        f64::from_bits(p.metrics(run)[0].1)
+    };
+
+    let continued = first_loss("continued", &["--lora_model_dir", "adapter"]);
+    let of_merged = first_loss("of_merged", &["--base_model", "merged"]);
+    let anew = first_loss("anew", &[]);
+
+    assert!((continued - of_merged).abs() < 1e-5, "{continued} {of_merged}");
+    assert!((continued - anew).abs() > 1e-2, "{continued} {anew}");
+    let other = ["train", "lora.yaml", "--lora_model_dir", "adapter", "--peft_use_dora", "false"];
+    p.run(&other).refuses(&["set `peft_use_dora: true`"]);
 }
 
 #[test]
@@ -104,7 +125,7 @@ fn prompt_of_several_chunks_has_the_logits_of_its_tokens_one_by_one() {
 
 #[test]
 fn model_is_exported_in_the_wanted_type_and_an_adapter_carries_its_tokenizer() {
-    let p = with_adapter();
+    let p = with_adapter("");
     let dtype = |dir: &str| {
         let config = std::fs::read_to_string(p.path(dir).join("config.json")).unwrap();
         serde_json::from_str::<serde_json::Value>(&config).unwrap()["torch_dtype"].as_str().unwrap().to_owned()
@@ -131,7 +152,7 @@ fn model_is_exported_in_the_wanted_type_and_an_adapter_carries_its_tokenizer() {
 
 #[test]
 fn file_of_llama_cpp_is_written_for_families_that_it_can_express() {
-    let p = with_adapter();
+    let p = with_adapter("");
 
     p.run(&["export", "base/model", "m.gguf", "--gguf", "q8_0"]).succeeds();
     p.run(&["export", "adapter", "a.gguf", "--gguf", "f16", "--merge"]).succeeds();
