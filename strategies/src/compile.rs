@@ -1,7 +1,7 @@
 //! Compiles a forward program to the program of a step by applying the passes in order.
 
 use crate::mesh::{Axis, MeshRank};
-use crate::optimizer::OptimizerSpec;
+use crate::optimizer::{OptimizerSpec, STATE_BLOCK};
 use crate::passes::accumulate::{Chunk, accumulate};
 use crate::passes::backward::{BackwardError, Carry, Differentiated, backward, needs_grad};
 use crate::passes::cache::{CacheError, CacheUse, cache};
@@ -30,6 +30,7 @@ use crate::passes::shadow::shadow;
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::passes::tensor_sums::Exchange;
 use crate::pipeline::{ScheduleKind, Slot, Work, message_order, order};
+use crate::program::blocks::CutState;
 use crate::program::{Program, Role};
 use crate::target::Target;
 use crate::verify::{VerifyError, verify};
@@ -54,6 +55,15 @@ pub struct StepSpec {
     pub offload_optimizer: bool,
     /// How ranks share the work; the mesh itself is part of the forward program.
     pub parallel: Parallel,
+}
+
+impl StepSpec {
+    /// Every shard begins at a multiple of this number of elements; a reproducible run cuts at blocks of the norm, and state in
+    /// blocks is not cut within one.
+    fn shard_unit(&self) -> usize {
+        const { assert!(BLOCK.is_multiple_of(STATE_BLOCK)) };
+        if self.parallel.logical_shards.is_some() || self.optimizer.has_blocks() { BLOCK } else { UNIT }
+    }
 }
 
 /// How the axes of the mesh are used.
@@ -96,14 +106,9 @@ impl Parallel {
         if mesh_rank.mesh.pp == 1 { ScheduleKind::OneF1B } else { self.schedule }
     }
 
-    /// Every shard begins at a multiple of this number of elements; a reproducible run cuts at blocks of the norm.
-    const fn shard_unit(&self) -> usize {
-        if self.logical_shards.is_some() { BLOCK } else { UNIT }
-    }
-
     /// How ranks obtain the sums that optimizers need.
-    fn exchange_of_sums(&self) -> Exchange {
-        let (unit, weights) = (self.shard_unit(), self.zero_stage != ZeroStage::One);
+    fn exchange_of_sums(&self, unit: usize) -> Exchange {
+        let weights = self.zero_stage != ZeroStage::One;
         match self.logical_shards {
             None => Exchange::Sums,
             Some(_) => Exchange::Elements { unit, bucket_bytes: self.bucket_bytes, weights },
@@ -130,6 +135,9 @@ pub enum CompileError {
     /// Packed weights that cannot be shared by tensor-parallel ranks.
     #[error(transparent)]
     Packed(#[from] CutBlocks),
+    /// State in blocks that the mesh would cut.
+    #[error(transparent)]
+    State(#[from] CutState),
     /// The bits of the result would depend on this axis.
     #[error("reproducible runs do not support context parallelism: context_parallel_size is {cp}, expected 1")]
     ReproducibleAxis {
@@ -213,7 +221,7 @@ impl Eq for Identity {}
 /// See [`CompileError`].
 pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
     prepare(&mut forward, spec)?;
-    let (mesh_rank, parallel) = (forward.mesh_rank, &spec.parallel);
+    let (mesh_rank, parallel, unit) = (forward.mesh_rank, &spec.parallel, spec.shard_unit());
     let needs = needs_grad(&forward)?;
     check_reproducible(parallel, &mesh_rank)?;
     let apart = parallel.logical_shards.is_some();
@@ -234,9 +242,9 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
     let step = accumulate(&forward, &chunks, &order);
     let mut program = step.program;
     launch_order(&mut program, &message_order(parallel.schedule(&mesh_rank), mesh_rank.mesh.pp, spec.n_microbatches));
-    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, parallel.shard_unit());
+    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, unit);
     let mut grads = match parallel.logical_shards {
-        None => data_parallel(&mut program, &step.grads, parallel.bucket_bytes),
+        None => data_parallel(&mut program, &step.grads, parallel.bucket_bytes, unit),
         Some(n_leaves) => sum_along_tree(&mut program, &step.grads, n_leaves, parallel.bucket_bytes),
     };
     complete(&mut program, &mut grads, parallel.bucket_bytes);
@@ -247,10 +255,10 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
             clip_and_loss(&mut program, &grads, &step.losses, n_leaves, spec.max_grad_norm)
         }
     };
-    optimizer(&mut program, &grads, coefficient, &spec.optimizer, &parallel.exchange_of_sums());
+    optimizer(&mut program, &grads, coefficient, &spec.optimizer, &parallel.exchange_of_sums(unit))?;
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
     if parallel.zero_stage == ZeroStage::One {
-        gather_updated(&mut program, &trained, parallel.bucket_bytes, parallel.shard_unit());
+        gather_updated(&mut program, &trained, parallel.bucket_bytes, unit);
     }
     if spec.offload_optimizer {
         offload(&mut program);
@@ -297,7 +305,7 @@ fn without_gradients(mut forward: Program, spec: &StepSpec, target: &dyn Target)
     let slot = |chunk| Slot { chunk, microbatch: 0, work: Work::Forward };
     let order: Vec<Slot> = (0..chunks.len() as u32).map(slot).collect();
     let mut program = accumulate(&forward, &chunks, &order).program;
-    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, parallel.shard_unit());
+    fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, spec.shard_unit());
     if program.bound(Role::Logits).next().is_none() {
         complete_loss(&mut program);
     }

@@ -8,7 +8,7 @@ Writes, for every name, below DIR:
                           bf16 and fp16 autocast over float32 weights
   numbers/NAME.safetensors  every weight after the last step of the float64 run, rounded to float32
 The runs of optimizers other than AdamW are numbers/tiny-llama3-OPTIMIZER.*, from the weights of models/tiny-llama3. Those of
-adapters are numbers/NAME-lora.*, from the weights of models/NAME; PEFT computes them.
+adapters are numbers/NAME-lora.* and NAME-dora.*, from the weights of models/NAME; PEFT computes them.
 
 The seed is fixed: the models have the same bytes on every machine; the numbers agree to the rounding of sums.
 """
@@ -94,6 +94,11 @@ ADAPTERS = {
     "tiny-gpt2-lora": {
         "lora_r": 3, "lora_alpha": 12.0, "lora_target_modules": ["c_attn", "mlp.c_proj"], "peft_layers_to_transform": [1],
         "lora_modules_to_save": ["ln_f"]},
+    # With biases, and adapters that add to the residual stream.
+    "tiny-qwen2-dora": {
+        "lora_r": 4, "lora_alpha": 6.0, "lora_target_modules": ["q_proj", "v_proj", "down_proj"], "peft_use_dora": True},
+    "tiny-gpt2-dora": {
+        "lora_r": 3, "lora_alpha": 12.0, "lora_target_modules": ["c_attn", "mlp.c_proj"], "peft_use_dora": True},
 }
 # The seed of a job that sets none, from which adapters are drawn.
 ADAPTER_SEED = 42
@@ -276,7 +281,7 @@ def normal(key, i):
 def adapted(model, keys):
     """The model with PEFT's adapters, which begin as those of Phalanx."""
     names = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules",
-             "lora_modules_to_save": "modules_to_save", "peft_use_rslora": "use_rslora",
+             "lora_modules_to_save": "modules_to_save", "peft_use_rslora": "use_rslora", "peft_use_dora": "use_dora",
              "peft_layers_to_transform": "layers_to_transform"}
     config = {names[key]: value for key, value in keys.items() if key in names}
     is_gpt2 = model.config.model_type == "gpt2"
@@ -338,7 +343,7 @@ def train(model, ids, kind, keys, autocast=None):
 
 def make_numbers(name, kind, text, out):
     keys = ADAPTERS.get(name, {})
-    model_name = name.removesuffix("-lora").removesuffix(f"-{kind}")
+    model_name = name.removesuffix("-lora").removesuffix("-dora").removesuffix(f"-{kind}")
     ids = encode(out, model_name, text)
     numbers = {
         "model": model_name,

@@ -105,6 +105,17 @@ fn adafactor_ends_with_the_bits_of_one_rank() {
     assert_bits_of_one_rank(&[("reproducible", "true"), ("optimizer", "adafactor"), ("learning_rate", "1e-2")]);
 }
 
+/// Projections have their state in blocks.
+#[test]
+fn adamw_of_8_bits_ends_with_the_bits_of_one_rank() {
+    assert_bits_of_one_rank(&[
+        ("reproducible", "true"),
+        ("optimizer", "adamw_8bit"),
+        ("model.hidden_size", "64"),
+        ("model.n_embd", "64"),
+    ]);
+}
+
 #[test]
 fn every_arrangement_of_the_other_axes_ends_with_the_same_bits_at_a_fixed_tp() {
     let with_tp = |tp: usize, cell: Cell, sequence_parallel: bool| Cell {

@@ -10,6 +10,7 @@ use phalanx_cpu::kernels::{
 };
 use phalanx_device::float::Float;
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
+use phalanx_strategies::program::Blocks;
 use phalanx_strategies::program::tiles::Tiles;
 use std::hint::black_box;
 
@@ -144,7 +145,7 @@ fn whole_buffers(criterion: &mut Criterion) {
     let n = 1 << 22;
     let (mut p, mut m, mut v, g) = (values::<f32>(n), vec![0.0; n], vec![0.0; n], values::<f32>(n));
     let rule = OptimizerSpec::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() });
-    let whole = optimizer::Whole { tiles: &Tiles::default(), sums: &[] };
+    let whole = optimizer::Whole { tiles: &Tiles::default(), blocks: &Blocks::default(), sums: &[] };
     let step = optimizer::Step { lr: 1e-3, scalars: rule.scalars(1), grad_scale: 1.0 };
     criterion.bench_function("adamw/4Mi", |b| {
         b.iter(|| optimizer::update(&rule, black_box(&mut p), &mut [&mut m, &mut v], &g, &whole, &step));

@@ -1,4 +1,4 @@
-// Embedding and its adjoint. Y: element type of activations; tables are f32.
+// Embedding and its adjoint. Y: element type of activations; tables are f32, and frozen ones perhaps bf16.
 constexpr int WIDTH = 8;
 
 // A row of a table that holds the ids from `first` on.
@@ -8,7 +8,7 @@ __device__ __forceinline__ Place place_of(int id, int first, int rows) {
     return {row >= 0 && row < rows, row};
 }
 
-template <int N> __device__ __forceinline__ void embedding_by(const int* __restrict__ ids, const float* __restrict__ table, const Y* residual, Y* x, unsigned cols, int first, int rows, float absent, unsigned n_vectors) {
+template <int N, class T> __device__ __forceinline__ void embedding_by(const int* __restrict__ ids, const T* __restrict__ table, const Y* residual, Y* x, unsigned cols, int first, int rows, float absent, unsigned n_vectors) {
     unsigned per_row = cols / N;
     GRID_STRIDE(i, n_vectors) {
         unsigned token = unsigned(i) / per_row, column = (unsigned(i) - token * per_row) * N;
@@ -25,6 +25,10 @@ template <int N> __device__ __forceinline__ void embedding_by(const int* __restr
 }
 // x [n, cols] = (residual +) the row of each id; `absent` for ids without a row in the table. x may be the residual.
 extern "C" __global__ void __launch_bounds__(256, 4) embedding(const int* ids, const float* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
+    if (cols % WIDTH == 0) embedding_by<WIDTH>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
+    else embedding_by<1>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
+}
+extern "C" __global__ void __launch_bounds__(256, 4) embedding_of_bf16(const int* ids, const bf16* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
     if (cols % WIDTH == 0) embedding_by<WIDTH>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
     else embedding_by<1>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
 }

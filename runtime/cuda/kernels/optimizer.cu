@@ -1,4 +1,4 @@
-// Updates of parameters by rules that work element by element, with the bits of the same formulas on the CPU. The scalars of a
+// Updates of parameters by rules that work element by element or in blocks of elements, with the bits of the same formulas on the CPU. The scalars of a
 // step stay in device memory; one thread of a block derives the factors from them, because f64 arithmetic is slow on some GPUs.
 
 // What one update covers: a run of elements of a parameter, its state and its gradient.
@@ -72,16 +72,79 @@ template <class Rule> __device__ __forceinline__ void update_run(const Rule& rul
 // Factors of the gradient that are not finite leave everything unchanged: the gradient overflowed.
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0.0; }
 
+__device__ __forceinline__ AdamW adamw_rule(double scale, double lr, const double* corrections, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
+    double decay = 1.0 - lr * weight_decay, step = lr / corrections[0], inverse_root = 1.0 / sqrt(corrections[1]);
+    return {float(scale), keep1, take1, keep2, take2, float(decay), eps, float(step), float(inverse_root)};
+}
+
 extern "C" __global__ void __launch_bounds__(256) adamw(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
     __shared__ AdamW rule;
     double scale = *coefficient;
     if (!is_finite(scale)) return;
-    if (threadIdx.x == 0) {
-        double decay = 1.0 - *lr * weight_decay, step = *lr / corrections[0], inverse_root = 1.0 / sqrt(corrections[1]);
-        rule = {float(scale), keep1, take1, keep2, take2, float(decay), eps, float(step), float(inverse_root)};
-    }
+    if (threadIdx.x == 0) rule = adamw_rule(scale, *lr, corrections, keep1, take1, keep2, take2, eps, weight_decay);
     __syncthreads();
     update_run(AdamW(rule), runs, n_runs);
+}
+
+// State in blocks: elements of a block, and its words, a scale and codes of 8 bits.
+constexpr int BLOCK = 256, WORDS = 1 + BLOCK / 4;
+
+// The number that a code of 8 bits stands for, for numbers of either sign or for those that are not negative: the numbers of
+// `DynamicMap` of the device crate, with its roundings. Behind each power of 10 are twice as many numbers as behind the one below.
+template <bool SIGNED> __device__ __forceinline__ float dynamic_number(int code) {
+    constexpr int ZERO = SIGNED ? 127 : 0;
+    if (code == ZERO || code == 255) return code == ZERO ? 0.0f : 1.0f;
+    int position = (code < ZERO ? ZERO - code : code - ZERO) + (SIGNED ? 0 : 1), n = 1;
+    float power = SIGNED ? 1e-6f : 1e-7f;
+    for (int exponent = SIGNED ? -6 : -7; 2 * n <= position; n *= 2) {
+        exponent++;
+        power = exponent == -6 ? 1e-6f : exponent == -5 ? 1e-5f : exponent == -4 ? 1e-4f : exponent == -3 ? 1e-3f : exponent == -2 ? 1e-2f : exponent == -1 ? 1e-1f : 1.0f;
+    }
+    int i = position - n, half = (n + 1) / 2;
+    float step = (1.0f - 0.1f) / float(n);
+    float low = i < half ? 0.1f + step * float(i) : 1.0f - step * float(n - i);
+    float high = i + 1 < half ? 0.1f + step * float(i + 1) : 1.0f - step * float(n - i - 1);
+    float number = power * ((low + high) / 2.0f);
+    return code < ZERO ? -number : number;
+}
+// The code of the nearest number; the lower one of two that are as near.
+__device__ __forceinline__ int nearest_code(const float* numbers, float x) {
+    int code = 0;
+    for (int by = BLOCK / 2; by; by /= 2) {
+        int last = code + by;
+        if ((numbers[last - 1] + numbers[last]) / 2.0f < x) code = last;
+    }
+    return code;
+}
+
+// AdamW of a run of elements with state in blocks; each block of threads updates some of them.
+extern "C" __global__ void __launch_bounds__(256) adamw_blocks(float* p, unsigned* m, unsigned* v, const float* g, long long n, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
+    __shared__ AdamW rule;
+    __shared__ float numbers[2][BLOCK];
+    double scale = *coefficient;
+    if (!is_finite(scale)) return;
+    if (threadIdx.x == 0) rule = adamw_rule(scale, *lr, corrections, keep1, take1, keep2, take2, eps, weight_decay);
+    numbers[0][threadIdx.x] = dynamic_number<true>(threadIdx.x);
+    numbers[1][threadIdx.x] = dynamic_number<false>(threadIdx.x);
+    __syncthreads();
+    AdamW own_rule = rule;
+    for (long long block = blockIdx.x; block * BLOCK < n; block += gridDim.x) {
+        long long i = block * BLOCK + threadIdx.x;
+        unsigned* words[2] = {m + block * WORDS, v + block * WORDS};
+        float state[2] = {};
+        if (i < n) {
+            for (int s = 0; s < 2; s++) state[s] = numbers[s][words[s][1 + threadIdx.x / 4] >> threadIdx.x % 4 * 8 & 255u] * __uint_as_float(words[s][0]);
+            float x = p[i];
+            own_rule(x, state, g[i]);
+            p[i] = x;
+        }
+        for (int s = 0; s < 2; s++) {
+            // Behind its barriers all threads have read the words.
+            float largest = block_max(fabsf(state[s])), factor = 1.0f / fmaxf(largest, 1.17549435e-38f);
+            if (threadIdx.x == 0) words[s][0] = __float_as_uint(largest);
+            if (i < n) ((unsigned char*)(words[s] + 1))[threadIdx.x] = (unsigned char)nearest_code(numbers[s], state[s] * factor);
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) sgd(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* coefficient, float momentum, float weight_decay) {

@@ -16,7 +16,7 @@ use crate::train::step_trace::check_writable;
 use crate::units::{human_bytes, human_count};
 use comfy_table::{Table, presets};
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
-use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
+use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::plan::workload::input_bytes;
 use phalanx_strategies::plan::{
     self as search, Candidate, Evaluation, Hardware, Options, Plan, Reason, Workload, report,
@@ -200,9 +200,7 @@ impl Planner {
         let model = plan.model.known().cloned();
         let model = model.ok_or(CommandError::NothingToArrange)?;
         let gpus = hardware(args, config, &plan, &model)?;
-        let forward = model.forward(plan.batch, Head::Loss);
-        let forward = forward.map_err(|source| JobError::Model { path: "model".into(), source })?;
-        let workload = Workload::of(&model, &forward, plan.batch, &plan.spec, config.sequences_per_step())?;
+        let workload = Workload::of(&model, &plan.forward()?, plan.batch, &plan.spec, config.sequences_per_step())?;
         let workload = workload.on(plan.device.target());
         let evaluates = config.data.evaluates();
         Ok(Planner { plan, evaluates, gpus, workload })

@@ -74,6 +74,7 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
         model: Architecture::Known(small),
         weights: None,
         adapter: None,
+        trained: None,
         batch: BatchShape { n_rows, seq_len },
         n_microbatches: 1,
         spec,

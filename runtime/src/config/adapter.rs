@@ -23,7 +23,7 @@ section! {
         /// The product of the matrices is scaled by `lora_alpha / lora_r`; if not set, 16.
         pub lora_alpha: Option<f64> = None => POSITIVE;
         /// Linear layers that get an adapter: a list of paths or ends of paths, such as q_proj, or one regular expression for
-        /// whole paths.
+        /// whole paths, which may also be those of a model with images (model.language_model.…).
         pub lora_target_modules: Targets = Targets::default();
         /// Add an adapter to every linear layer of the blocks.
         pub lora_target_linear: bool = false;
@@ -35,6 +35,12 @@ section! {
         pub lora_model_dir: Option<PathBuf> = None;
         /// Scale by `lora_alpha / sqrt(lora_r)` instead (rsLoRA, Kalajdzievski 2023).
         pub peft_use_rslora: bool = false;
+        /// Without adapters, train only parameters whose names begin with a match of one of these regular expressions, in which
+        /// dots are dots; empty for all.
+        pub trained_parameters: Vec<String> = Vec::new();
+        /// Train the lengths of the rows of the adapted weights too (DoRA, Liu et al. 2024); without dropout and tensor
+        /// parallelism.
+        pub peft_use_dora: bool = false;
         /// Probability with which an element of an adapter's input is zeroed in training.
         pub lora_dropout: f64 = 0.0 => DROPOUT;
         /// Learning rate of the matrices B over that of the matrices A (LoRA+, Hayou et al. 2024); if not set, 1.
@@ -201,6 +207,7 @@ impl AdapterSection {
             ("lora_modules_to_save", !self.lora_modules_to_save.is_empty()),
             ("lora_model_dir", self.lora_model_dir.is_some()),
             ("peft_use_rslora", self.peft_use_rslora),
+            ("peft_use_dora", self.peft_use_dora),
             ("lora_dropout", self.lora_dropout > 0.0),
             ("loraplus_lr_ratio", self.loraplus_lr_ratio.is_some()),
             ("load_in_4bit", self.load_in_4bit),
@@ -211,6 +218,13 @@ impl AdapterSection {
                 first: "load_in_8bit".into(),
                 second: if self.load_in_4bit { "load_in_4bit" } else { "adapter" }.into(),
                 why: "the frozen weights have either 8 bits or 4; remove one of the two, or use `adapter: lora`".into(),
+            });
+        }
+        if self.peft_use_dora && self.lora_dropout > 0.0 {
+            return Err(ConfigError::Conflict {
+                first: "peft_use_dora".into(),
+                second: "lora_dropout".into(),
+                why: "DoRA is trained without dropout; set `lora_dropout: 0`, or remove one of the two".into(),
             });
         }
         match (self.adapter, given.iter().find(|(_, given)| *given)) {

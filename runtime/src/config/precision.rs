@@ -8,7 +8,7 @@ section! {
     /// Number formats, device, memory and threads.
     pub struct PrecisionSection {
         /// Activations and matrix products in bfloat16, weights and sums in f32; auto: only if the machine has fast
-        /// bfloat16 products.
+        /// bfloat16 products; full: as true, and frozen matrices beside adapters are stored in bfloat16 too.
         pub bf16: Bf16 = Bf16::Off;
         /// Activations in float16, weights and sums in f32; the loss is scaled so that small gradients do not
         /// underflow.
@@ -42,7 +42,9 @@ choices! {
         /// No.
         Off = "false";
         /// Yes.
-        On = "true" | "full";
+        On = "true";
+        /// Yes, and so are frozen matrices that only products read, which round them anyway.
+        Full = "full";
         /// Only if the machine has fast bfloat16 matrix products.
         Auto = "auto";
     }
@@ -112,7 +114,7 @@ impl PrecisionSection {
     pub fn precision(&self, machine_has_fast_bf16: bool) -> Precision {
         match (self.fp16, self.bf16) {
             (true, _) => Precision::Fp16,
-            (false, Bf16::On) => Precision::Bf16,
+            (false, Bf16::On | Bf16::Full) => Precision::Bf16,
             (false, Bf16::Auto) if machine_has_fast_bf16 => Precision::Bf16,
             (false, _) => Precision::F32,
         }

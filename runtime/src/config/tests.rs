@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use phalanx_strategies::model::{HfConfig, ModelConfig, ModelError};
-use phalanx_strategies::optimizer::{Lion, OptimizerSpec, Range};
+use phalanx_strategies::optimizer::{AdamW8bit, Lion, OptimizerSpec, Range};
 use proptest::prelude::*;
 
 use super::datasets::{DatasetType, ValSetSize};
@@ -131,7 +131,7 @@ fn wrong_type_is_named_with_the_found_value_and_the_accepted_values() {
         refusal("save_total_limit: 0"),
         "`save_total_limit` (line 6) is 0, but must be a whole number of at least 1, or none"
     );
-    assert!(refusal("optimizer: muon").contains("one of adamw, adamw_torch, adamw_torch_fused, sgd"));
+    assert!(refusal("optimizer: muon").contains("one of adamw, adamw_torch, adamw_torch_fused, adamw_8bit"));
     assert!(refusal("bf16: sometimes").contains("one of false, true, full, auto"));
     assert!(refusal("learning_rate: .nan").contains("must be a number"));
     assert!(refusal("val_set_size: 1.5").contains("a whole number of samples"));
@@ -145,6 +145,9 @@ fn each_rule_has_its_own_default_of_a_key_that_rules_share() {
     assert_eq!(rule("optimizer: lion_pytorch").get("adam_beta2"), Some(0.99));
     assert_eq!(rule("optimizer: lion\nadam_beta2: 0.999").get("adam_beta2"), Some(0.999));
     assert_eq!(rule("optimizer: adamw").get("adam_beta2"), Some(0.999));
+    for word in ["adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"] {
+        assert_eq!(rule(&format!("optimizer: {word}")), OptimizerSpec::AdamW8bit(AdamW8bit::default()));
+    }
     let doc = reference().into_iter().find(|doc| doc.key == "adam_beta2").unwrap();
     assert!(doc.doc.contains("`lion`: decay of the average of gradients, by default 0.99"), "{}", doc.doc);
 }
@@ -185,6 +188,12 @@ fn violated_relation_names_both_keys() {
         ("model: {model_type: llama}", "base_model", "model"),
         ("lora_r: 4", "lora_r", "adapter"),
         ("peft_use_rslora: true", "peft_use_rslora", "adapter"),
+        ("peft_use_dora: true", "peft_use_dora", "adapter"),
+        (
+            "adapter: lora\nlora_target_linear: true\npeft_use_dora: true\nlora_dropout: 0.1",
+            "peft_use_dora",
+            "lora_dropout",
+        ),
         ("eval_steps: 5", "eval_steps", "val_set_size"),
         ("cosine_min_lr_ratio: 0.1\nlr_scheduler: linear", "cosine_min_lr_ratio", "lr_scheduler"),
         ("decay_ratio: 0.1", "decay_ratio", "lr_scheduler"),

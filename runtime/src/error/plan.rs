@@ -62,6 +62,15 @@ pub enum PlanError {
     /// A regular expression needs too many steps.
     #[error("lora_target_modules: {0}")]
     Targets(Box<fancy_regex::Error>),
+    /// A pattern of trained parameters cannot be used.
+    #[error("trained_parameters has the regular expression {pattern:?}: {source}")]
+    TrainedPattern { pattern: String, source: Box<fancy_regex::Error> },
+    /// No parameter is trained.
+    #[error("trained_parameters matches no parameter of this model; a name is {example}")]
+    NoneTrained { example: String },
+    /// Parameters that are computed together are trained or frozen together.
+    #[error("trained_parameters matches {trained} without {frozen}, which is computed with it; match both or none")]
+    TrainedApart { trained: String, frozen: String },
     /// An adapter computes something else than the job's own adapters.
     #[error("lora_model_dir {}: `{key}` is {found}, but {wanted}", dir.display())]
     Adapter { dir: PathBuf, key: &'static str, found: String, wanted: String },

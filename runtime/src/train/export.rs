@@ -5,6 +5,7 @@ use super::inputs::INPUTS_JSON;
 use super::merge::{LowRank, is_stored_in_out};
 use super::packed_weights::read_unpacked;
 use super::plan;
+use super::row_lengths::MAGNITUDE;
 use super::saving::read;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
@@ -144,7 +145,8 @@ fn merge_adapters(machine: &mut dyn Machine, c: &Compiled, scale: f64) {
             continue;
         };
         let (a_values, b_values) = (weights::packed(machine, c, a), weights::packed(machine, c, b));
-        let low_rank = LowRank { a: &a_values, b: &b_values, scale, magnitude: None };
+        let magnitude = find(&format!("{module}{MAGNITUDE}")).map(|m| weights::packed(machine, c, m));
+        let low_rank = LowRank { a: &a_values, b: &b_values, scale, magnitude: magnitude.as_deref() };
         let mut weight = weights::packed(machine, c, w).into_owned();
         low_rank.add_to(&mut weight, b.shape[0], a.shape[1], is_stored_in_out(c, w));
         weights::unpack_from_whole(machine, c, w, &weight);
@@ -187,6 +189,7 @@ fn export_lora(
             alpha: lora.alpha,
             dropout: lora.section.lora_dropout,
             use_rslora: lora.section.peft_use_rslora,
+            use_dora: lora.section.peft_use_dora,
             target_modules: &modules,
             modules_to_save: &lora.section.lora_modules_to_save,
             fan_in_fan_out: adapts_stored_in_out(from.compiled, tensors),

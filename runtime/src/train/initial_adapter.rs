@@ -55,7 +55,7 @@ fn check_config(dir: &Path, job: &Lora<'_>, config: &Value) -> Result<(), PlanEr
     if kind != "LORA" {
         return refuse("peft_type", kind, "only \"LORA\" can be continued".into());
     }
-    for key in ["use_dora", "lora_bias", "rank_pattern", "alpha_pattern"] {
+    for key in ["lora_bias", "rank_pattern", "alpha_pattern"] {
         let value = &config[key];
         let is_empty = value.as_object().is_some_and(|map| map.is_empty());
         if !(value.is_null() || *value == false || is_empty) {
@@ -69,10 +69,14 @@ fn check_config(dir: &Path, job: &Lora<'_>, config: &Value) -> Result<(), PlanEr
     if let Some((key, own, wanted, found)) = numbers.into_iter().find(|(_, _, wanted, found)| wanted != found) {
         return refuse(key, &found.into(), format!("this job has `{own}: {wanted}`; set `{own}: {found}`"));
     }
-    let (wanted, found) = (job.section.peft_use_rslora, config["use_rslora"].as_bool().unwrap_or(false));
-    match wanted == found {
-        true => Ok(()),
-        false => refuse("use_rslora", &found.into(), format!("set `peft_use_rslora: {found}`")),
+    let switches = [
+        ("use_rslora", "peft_use_rslora", job.section.peft_use_rslora),
+        ("use_dora", "peft_use_dora", job.section.peft_use_dora),
+    ];
+    let differs = switches.into_iter().find(|(key, _, wanted)| config[key].as_bool().unwrap_or(false) != *wanted);
+    match differs {
+        None => Ok(()),
+        Some((key, own, wanted)) => refuse(key, &(!wanted).into(), format!("set `{own}: {}`", !wanted)),
     }
 }
 
@@ -102,7 +106,7 @@ mod tests {
         assert!(with("r", json!(16)).contains("set `lora_r: 16`"), "{}", with("r", json!(16)));
         assert!(with("lora_alpha", json!(32)).contains("set `lora_alpha: 32`"));
         assert!(with("use_rslora", json!(true)).contains("set `peft_use_rslora: true`"));
-        assert!(with("use_dora", json!(true)).contains("use_dora"));
+        assert!(with("use_dora", json!(true)).contains("set `peft_use_dora: true`"));
         assert!(with("rank_pattern", json!({"q_proj": 2})).contains("rank_pattern"));
         assert!(with("peft_type", json!("IA3")).contains("IA3"));
     }

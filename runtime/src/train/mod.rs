@@ -3,8 +3,8 @@
 //! - [`architecture`]: what computes a model.
 //! - [`plan`]: all parts of a run, resolved before a buffer exists; `programs`: its compiled programs; `fit`: whether they
 //!   fit in memory; `preparation`: the data; `quantised`: weights that cannot be read;
-//!   `initial_adapter`: the adapter that a run continues.
-//! - `weights`: parameters into and out of the machine.
+//!   `initial_adapter`: the adapter that a run continues; `frozen`: parameters that are not trained.
+//! - `weights`: parameters into and out of the machine; `row_lengths`: those that depend on other ones.
 //! - `trainer`: the loop, on the device thread; `trainer::catching_up`: how a member catches up while others train.
 //! - `team`: the ranks of a run and what they agree on; `links`: messages between two members, by way of `lane` and
 //!   `catch_up_transfer`; `shadow`: a copy of another rank's state.
@@ -36,6 +36,7 @@ pub(crate) mod event_sink;
 pub mod export;
 pub(crate) mod fingerprints;
 pub(crate) mod fit;
+mod frozen;
 pub(crate) mod gguf;
 mod grown_rows;
 mod initial_adapter;
@@ -55,6 +56,7 @@ pub(crate) mod programs;
 pub mod progress;
 mod quantised;
 pub mod reexport;
+mod row_lengths;
 pub(crate) mod same_run;
 pub(crate) mod saving;
 pub(crate) mod shadow;

@@ -38,6 +38,26 @@ pub(super) fn fill<E>(
     })
 }
 
+/// All weights of a tensor of this shape, packed and unpacked again.
+///
+/// # Errors
+/// The first one of `read`.
+pub(super) fn rounded<E>(
+    packing: Packing,
+    [n_rows, n_columns]: [usize; 2],
+    read: &mut ReadWeights<'_, E>,
+) -> Result<Vec<f32>, E> {
+    let mut packer = Packer { packing, n_columns, scales: Vec::new(), read };
+    if packing == (Packing::Nf4 { double: true }) {
+        packer.find_scales(n_rows)?;
+    }
+    let mut words = vec![0; packing.words(n_rows * n_columns)];
+    packer.pack_run(0, &mut words)?;
+    let mut weights = vec![0.0; n_rows * n_columns];
+    packed::unpack(packing, &words, &mut weights);
+    Ok(weights)
+}
+
 struct Packer<'a, 'r, E> {
     packing: Packing,
     n_columns: usize,

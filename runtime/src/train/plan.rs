@@ -1,6 +1,7 @@
 //! All parts of a run, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined};
+use super::frozen;
 use super::grown_rows::Grown;
 use super::initial_adapter;
 use super::located as models;
@@ -38,9 +39,10 @@ use phalanx_strategies::model::{BatchShape, Family, Head, HfConfig, ModelConfig}
 use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::Program;
+use phalanx_strategies::program::{Packing, Param, Program};
 use phalanx_strategies::schedule::{Schedule, Shape};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -57,6 +59,8 @@ pub struct ModelPlan {
     pub(crate) grown: Option<Grown>,
     /// Directory of the adapters with which the run begins; `None` draws them.
     pub adapter: Option<PathBuf>,
+    /// Names of the tensors that are trained, if others are frozen without adapters.
+    pub(crate) trained: Option<BTreeSet<String>>,
     /// One microbatch.
     pub batch: BatchShape,
     /// Microbatches of a step, over all ranks: the same for every mesh.
@@ -96,7 +100,13 @@ impl ModelPlan {
     /// One microbatch up to its loss.
     pub(crate) fn forward(&self) -> Result<Program, JobError> {
         let path = || self.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
-        self.model.forward(self.batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })
+        let forward = self.model.forward(self.batch, Head::Loss);
+        let mut forward = forward.map_err(|source| JobError::Model { path: path(), source })?;
+        if let Some(trained) = &self.trained {
+            let is_trained = |param: &Param| param.parts.iter().all(|part| trained.contains(&part.name));
+            forward.params.iter_mut().for_each(|param| param.trainable = is_trained(param));
+        }
+        Ok(forward)
     }
 
     /// Sources of the initial values of its parameters.
@@ -311,7 +321,8 @@ pub(crate) fn model_plan_on(
     if let (Some(dir), Some(lora), Some(spec)) = (&adapter, config.adapter.lora(), &spec.lora) {
         initial_adapter::check(dir, &lora, spec, smallest(&model)?)?;
     }
-    Ok(ModelPlan { model, hf_config, weights, grown, adapter, batch, n_microbatches, spec, device, no_gpu })
+    let trained = frozen::trained(&config.adapter, &model)?;
+    Ok(ModelPlan { model, hf_config, weights, grown, adapter, trained, batch, n_microbatches, spec, device, no_gpu })
 }
 
 /// Resolves a job whose model the user wrote.
@@ -338,6 +349,7 @@ pub(crate) fn user_plan(
         weights: None,
         grown: None,
         adapter: None,
+        trained: None,
         batch,
         n_microbatches: config.microbatches_per_step(),
         spec,
@@ -378,11 +390,12 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
     let other = described.as_object().and_then(|keys| keys.keys().find(|k| *k != "model_type"));
     let keys = [
         (other.map(|key| format!("model.{key}")), true),
-        (Some("bf16".into()), config.precision.bf16 == Bf16::On),
+        (Some("bf16".into()), matches!(config.precision.bf16, Bf16::On | Bf16::Full)),
         (Some("fp16".into()), config.precision.fp16),
         (Some("device".into()), config.precision.device == DeviceChoice::Cuda),
         (Some("gradient_checkpointing".into()), config.precision.gradient_checkpointing != GradientCheckpointing::Off),
         (Some("adapter".into()), config.adapter.adapter.is_some()),
+        (Some("trained_parameters".into()), !config.adapter.trained_parameters.is_empty()),
     ];
     match keys.into_iter().find_map(|(key, asked)| key.filter(|_| asked)) {
         None => Ok(()),
@@ -461,7 +474,10 @@ fn loss_scale(config: &JobConfig) -> LossScale {
 
 pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn Device) -> Result<StepSpec, JobError> {
     let o = &config.optimizer;
-    let lora = config.adapter.lora().map(|lora| lora_spec(&lora, model)).transpose()?;
+    let mut lora = config.adapter.lora().map(|lora| lora_spec(&lora, model)).transpose()?;
+    if let Some(lora) = lora.as_mut().filter(|_| config.precision.bf16 == Bf16::Full) {
+        lora.packing = lora.packing.or(Some(Packing::Bf16));
+    }
     Ok(StepSpec {
         n_microbatches: config.microbatches_per_rank(),
         precision: precision(config, model, device),
@@ -504,25 +520,32 @@ fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError
         blocks: lora.section.peft_layers_to_transform.clone(),
         modules_to_save: lora.section.lora_modules_to_save.clone(),
         dropout: lora.section.lora_dropout as f32,
+        magnitudes: lora.section.peft_use_dora,
         rate_ratio: lora.section.loraplus_lr_ratio,
         packing: lora.section.packing(),
     })
 }
 
 /// The model on the smallest batch, for what does not depend on the batch.
-fn smallest(model: &Architecture) -> Result<Program, JobError> {
+pub(super) fn smallest(model: &Architecture) -> Result<Program, JobError> {
     let forward = model.forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss);
     forward.map_err(|source| JobError::Model { path: "model".into(), source })
 }
 
-/// Paths of the linear layers that a regular expression matches.
+/// The path of a layer in a model that also reads images, where the language model is a part.
+pub(super) fn path_beside_images(path: &str) -> String {
+    path.replacen("model.", "model.language_model.", 1)
+}
+
+/// Paths of the linear layers that a regular expression matches, also if it is written for a model that also reads images.
 fn matching_modules(pattern: &str, model: &Architecture) -> Result<Vec<String>, JobError> {
     let regex = whole(pattern).map_err(PlanError::Targets)?;
     let paths = linear_modules(&smallest(model)?);
     let example = paths.first().cloned().unwrap_or_default();
     let mut found = Vec::new();
     for path in paths {
-        if regex.is_match(&path).map_err(|error| PlanError::Targets(Box::new(error)))? {
+        let matches = |path: &str| regex.is_match(path).map_err(|error| PlanError::Targets(Box::new(error)));
+        if matches(&path)? || matches(&path_beside_images(&path))? {
             found.push(path);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::grown_rows::Grown;
 use super::packed_weights;
+use super::row_lengths::{self, Weights};
 use crate::frontend::UserParam;
 use phalanx_device::Machine;
 use phalanx_device::span::SpanRef;
@@ -99,7 +100,7 @@ fn state_of(c: &Compiled, wanted: impl Fn(&Param) -> bool) -> Vec<Tensor> {
 }
 
 /// The tensors of a run of a parameter's elements, which its value holds from element `first` on.
-fn tensors(param: &Param, run: &Range<usize>, first: usize) -> Vec<Tensor> {
+pub(super) fn tensors(param: &Param, run: &Range<usize>, first: usize) -> Vec<Tensor> {
     let behind = |held: HeldBox| HeldBox { start: held.start + first, ..held };
     param.boxes(run).into_iter().map(|held| tensor(behind(held), param.value, param.trainable)).collect()
 }
@@ -148,6 +149,9 @@ pub(crate) fn initialise(
                 held.iter().for_each(|tensor| unpack_from_whole(machine, c, tensor, &user.values));
             }
             (None, Some(adapter), _) => load(machine, c, param, adapter, None, peft_name)?,
+            (None, None, source) if matches!(param.init, Init::RowLengths { .. }) => {
+                row_lengths::fill(machine, c, param, Weights { source: source.as_ref(), prefix, rng })?;
+            }
             (None, None, Some(source)) if !is_adapter => {
                 let grown = grown.map(|grown| (grown, rng));
                 load(machine, c, param, source, grown, |name| name_in(source, name, prefix).into())?;
@@ -259,7 +263,7 @@ pub(crate) fn sources<'a>(
 }
 
 /// Names in files of a model without its head, such as GPT-2 on the hub, have no family prefix.
-fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
+pub(super) fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
     let short = name.strip_prefix(prefix).filter(|short| source.contains(short));
     if source.contains(name) { name } else { short.unwrap_or(name) }
 }
@@ -282,10 +286,11 @@ fn draw(machine: &mut dyn Machine, c: &Compiled, param: &Param, rng: CounterRng)
     }
 }
 
-fn draw_run(init: Init, stream: CounterRng, index: usize, run: &mut [f32]) {
+pub(super) fn draw_run(init: Init, stream: CounterRng, index: usize, run: &mut [f32]) {
     match init {
         Init::Zeros => run.fill(0.0),
         Init::Ones => run.fill(1.0),
+        Init::RowLengths { .. } => unreachable!("lengths are those of another parameter"),
         Init::Normal { std } => run.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
             *x = std * stream.normal((index + i) as u64) as f32;
         }),

@@ -185,10 +185,12 @@ impl Supervisor {
 
     /// A process has exited, as reported by the kernel.
     pub fn handle_exited(&mut self, now: Instant, worker: Worker) {
-        let leaving = self.leaving;
+        let (leaving, generation) = (self.leaving, self.desired_state_id().generation);
         let Some(slot) = self.slot(worker) else { return };
+        // SUPERVISOR-4. A later world may have been announced, or the rank evicted, while it ended by itself.
         let rests = |(status_report, _): &(MemberReport, Instant)| {
-            status_report.phase == MemberPhase::Done || status_report.failure.is_some()
+            let is_done = status_report.phase == MemberPhase::Done && status_report.generation >= generation;
+            is_done || status_report.failure.is_some()
         };
         if leaving.is_some() {
             self.slots.retain(|slot| slot.worker != worker);
@@ -233,6 +235,7 @@ impl Supervisor {
         let state = |status_report: &MemberReport| (status_report.generation, status_report.phase, status_report.saved);
         let news = state(last) != state(&status_report)
             || last.failure != status_report.failure
+            || last.settled != status_report.settled
             || last.holds != status_report.holds;
         slot.status_report = Some((status_report, now));
         let returns = std::mem::replace(&mut slot.hangs, false);
@@ -490,8 +493,8 @@ mod device_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elastic::identity::{Generation, Term};
-    use crate::elastic::message::Requests;
+    use crate::elastic::identity::{Generation, Step, Term};
+    use crate::elastic::message::{Requests, Settled};
     use crate::elastic::shadow::Shard;
     use std::time::Duration;
 
@@ -642,6 +645,33 @@ mod tests {
         supervisor.handle_desired_state(now, stop(1, 1, vec![])).unwrap();
         let successor = Worker { incarnation: Incarnation(6), ..worker };
         assert!(drain(&mut supervisor).contains(&Command::Spawn(successor)));
+    }
+
+    // SUPERVISOR-4
+    #[test]
+    fn finished_worker_that_is_evicted_before_it_has_exited_gets_a_successor() {
+        let now = Instant::now();
+        let (mut supervisor, worker, status_report) = started(now);
+        supervisor.handle_status_report(now, in_phase(&status_report, MemberPhase::Done));
+        supervisor.handle_desired_state(now, stop(1, 1, vec![worker])).unwrap();
+        drain(&mut supervisor);
+
+        supervisor.handle_exited(now, worker);
+
+        let commands = drain(&mut supervisor);
+        assert!(commands.contains(&Command::Spawn(Worker { incarnation: Incarnation(6), ..worker })), "{commands:?}");
+        assert_eq!(reports(commands)[0].members, [], "the coordinator learns of its end at once");
+    }
+
+    #[test]
+    fn outcome_of_a_repeated_step_is_reported_at_once() {
+        let now = Instant::now();
+        let (mut supervisor, _, status_report) = started(now);
+        let settled = Some(Settled { step: Step(4), suspects: vec![1] });
+
+        supervisor.handle_status_report(now, MemberReport { settled: settled.clone(), ..status_report });
+
+        assert_eq!(reports(drain(&mut supervisor))[0].members[0].settled, settled);
     }
 
     // SUPERVISOR-4

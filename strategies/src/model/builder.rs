@@ -93,6 +93,7 @@ impl ForwardBuilder {
 
     fn embed(&mut self, ids: Tensor, table: Tensor, residual: Option<Tensor>) -> Tensor {
         let shape = [self.batch.n_tokens(), self.columns(table)];
+        self.program.params.iter_mut().filter(|param| param.value == table).for_each(|param| param.is_table = true);
         let reads = [ids, table].into_iter().chain(residual).collect();
         self.emit("embedding", Op::Embedding { residual: residual.is_some(), first: 0 }, reads, &shape)
     }

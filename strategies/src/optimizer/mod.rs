@@ -8,17 +8,19 @@
 //! or column of a tensor ([`Extent`]). Such a rule sums over whole tensors, and each rank has only some of the elements: the
 //! ranks add their sums before they vote on the step ([`crate::passes::tensor_sums`]), then each updates alone.
 //!
-//! State is f32, like the parameters.
+//! State is f32, like the parameters, or blocks of 8-bit numbers (`crate::program::blocks`).
 //!
 //! Deliberately absent: arithmetic on elements (in the kernel) and the learning rate (an input of each step).
 
 mod adafactor;
 mod adamw;
+mod adamw_8bit;
 mod lion;
 mod sgd;
 
 pub use adafactor::Adafactor;
 pub use adamw::AdamW;
+pub use adamw_8bit::AdamW8bit;
 pub use lion::Lion;
 pub use sgd::Sgd;
 
@@ -53,6 +55,11 @@ pub trait Rule {
 /// Scalars that a rule derives from the number of the update.
 pub const N_SCALARS: usize = 2;
 
+/// Elements of a block of state ([`Extent::Blocks`]).
+pub const STATE_BLOCK: usize = 256;
+/// Words of a block: its scale, an f32 number, and four elements in each of the others, the first in the lowest bits.
+pub const STATE_WORDS: usize = 1 + STATE_BLOCK / 4;
+
 /// A tensor of a rule's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateTensor {
@@ -81,6 +88,9 @@ pub enum Extent {
     Columns,
     /// The tensor.
     Tensor,
+    /// The elements that this rank updates, in words of 32 bits: blocks of 8-bit numbers with their scales, or an f32 number for
+    /// each element (`crate::program::blocks`).
+    Blocks,
 }
 
 /// A configuration key of a rule.
@@ -164,6 +174,8 @@ macro_rules! optimizers {
 optimizers! {
     /// Adam with decoupled weight decay.
     AdamW,
+    /// The same with averages in 8 bits.
+    AdamW8bit,
     /// Stochastic gradient descent with momentum.
     Sgd,
     /// The sign of averaged gradients.
@@ -222,6 +234,21 @@ impl OptimizerSpec {
     /// Values of its state for each element of a matrix, without state of rows and columns.
     pub fn n_state_of_elements(&self) -> usize {
         self.state(2).iter().filter(|tensor| tensor.extent == Extent::Elements).count()
+    }
+
+    /// The least words of 32 bits that its state takes for each element of a matrix, without state of rows and columns.
+    pub fn words_of_element(&self) -> f64 {
+        let words = |tensor: &StateTensor| match tensor.extent {
+            Extent::Elements => 1.0,
+            Extent::Blocks => STATE_WORDS as f64 / STATE_BLOCK as f64,
+            Extent::Rows | Extent::Columns | Extent::Tensor => 0.0,
+        };
+        self.state(2).iter().map(words).sum()
+    }
+
+    /// Whether its state is stored in blocks, which are never cut.
+    pub fn has_blocks(&self) -> bool {
+        self.state(2).iter().any(|tensor| tensor.extent == Extent::Blocks)
     }
 
     /// See [`Rule::scalars`].

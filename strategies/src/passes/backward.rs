@@ -219,6 +219,7 @@ impl Backward {
                 self.give(instr.reads[0], dy);
                 self.bias(instr.reads[1], None, dy);
             }
+            Op::Magnitude(columns) => self.magnitude(instr, *columns, dy),
             Op::Enter { group } => {
                 let sum = Collective::new(CollectiveKind::AllReduce, *group);
                 let dx = self.grad_of(instr.reads[0]);
@@ -382,6 +383,16 @@ impl Backward {
             self.emit(op, [dy].into_iter().chain(carried).collect(), &[db]);
             self.give(bias, db);
         }
+    }
+
+    fn magnitude(&mut self, instr: &Instr, columns: Columns, dy: ValueId) {
+        let [x, magnitude, lengths] = instr.reads[..] else { unreachable!("the verifier counts operands") };
+        let carried = self.take(magnitude);
+        let reads = [x, magnitude, lengths, dy].into_iter().chain(carried).collect();
+        let writes = [x, magnitude].map(|v| self.grad_of(v));
+        self.emit(Op::MagnitudeBackward { columns, residual: carried.is_some() }, reads, &writes);
+        self.give(magnitude, writes[1]);
+        self.give(x, writes[0]);
     }
 
     fn norm(&mut self, instr: &Instr, kind: NormKind, dy: ValueId) {

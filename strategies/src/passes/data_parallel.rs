@@ -5,7 +5,7 @@
 //! ZeRO, §5, for scattering the sum (arXiv:1910.02054). A bucket is one collective over several tensors, without a copy
 //! into one buffer.
 
-use super::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage};
+use super::fully_sharded::{GROUP as SHARDS, ZeroStage};
 use crate::mesh::{Axis, Group};
 use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Phase, Program, Site, ValueId};
 use std::collections::BTreeMap;
@@ -20,11 +20,13 @@ pub fn reduces_each_microbatch(stage: ZeroStage, n_shards: usize) -> bool {
     n_shards > 1 && stage != ZeroStage::One
 }
 
-/// Sums the terms of every gradient over the data; returns this rank's part of each: `(parameter, value)`.
+/// Sums the terms of every gradient over the data; returns this rank's part of each: `(parameter, value)`. Shards begin at
+/// multiples of `unit` elements.
 pub fn data_parallel(
     program: &mut Program,
     grads: &[(usize, Vec<ValueId>)],
     bucket_bytes: usize,
+    unit: usize,
 ) -> Vec<(usize, ValueId)> {
     let n_shards = program.mesh_rank.group_size(SHARDS);
     let mut terms: Vec<(usize, ValueId)> = grads.iter().flat_map(|(p, terms)| terms.iter().map(|t| (*p, *t))).collect();
@@ -33,7 +35,7 @@ pub fn data_parallel(
     let mut kept: BTreeMap<usize, Vec<ValueId>> = BTreeMap::new();
     let mut insert = Insertions::default();
     if n_shards > 1 {
-        let c = Collective { unit: UNIT, ..Collective::new(CollectiveKind::ReduceScatter, SHARDS) };
+        let c = Collective { unit, ..Collective::new(CollectiveKind::ReduceScatter, SHARDS) };
         let microbatch = |(_, term): (usize, ValueId)| program.instrs[written[term.0 as usize]].site.microbatch;
         for bucket in buckets_within(program, &terms, |(p, _)| p, microbatch, bucket_bytes) {
             let at = bucket.iter().map(|(_, t)| written[t.0 as usize]).max().unwrap_or(0);

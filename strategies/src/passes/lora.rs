@@ -5,8 +5,8 @@
 //! that the first step computes the base model. B of a target within a fused projection adds only to the target's columns.
 
 use crate::program::{
-    Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart, Program, Role,
-    ValueId,
+    AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart,
+    Program, Role, Site, ValueId,
 };
 use std::collections::BTreeSet;
 
@@ -27,6 +27,8 @@ pub struct LoraSpec {
     pub modules_to_save: Vec<String>,
     /// Probability with which an element of an adapter's input is zeroed in training.
     pub dropout: f32,
+    /// Scale the rows of each adapted weight to trained lengths. Source: Liu et al. 2024, DoRA (arXiv:2402.09353).
+    pub magnitudes: bool,
     /// Learning rate of B, and of vectors that are trained whole, over that of matrices, if they differ.
     /// Source: Hayou et al. 2024, LoRA+ (arXiv:2402.12354).
     pub rate_ratio: Option<f64>,
@@ -103,6 +105,12 @@ pub enum LoraError {
     /// Rank zero.
     #[error("lora_r must be at least 1")]
     ZeroRank,
+    /// Rows of adapted weights that are on several ranks.
+    #[error("peft_use_dora needs whole rows of the adapted weights: tensor_parallel_size is {tp}, expected 1")]
+    CutRows {
+        /// Size of the tensor-parallel axis.
+        tp: usize,
+    },
 }
 
 /// Freezes the base, except modules that are trained whole, and adds adapters to a forward program.
@@ -112,6 +120,10 @@ pub enum LoraError {
 pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
     if spec.rank == 0 {
         return Err(LoraError::ZeroRank);
+    }
+    let tp = program.mesh_rank.mesh.tp;
+    if spec.magnitudes && tp > 1 {
+        return Err(LoraError::CutRows { tp });
     }
     check_targets(program, spec)?;
     let saved = saved_params(program, spec)?;
@@ -130,6 +142,10 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
             *v = renamed.get(v.0 as usize).copied().unwrap_or(*v);
         }
         let targets = targets_of(program, &instr, spec);
+        if spec.magnitudes && !targets.is_empty() {
+            adapt_with_magnitudes(program, &targets, instr);
+            continue;
+        }
         let (x, mut y) = (instr.reads.first().copied(), instr.writes.first().copied());
         let site = instr.site;
         let original = y;
@@ -229,7 +245,9 @@ struct Target {
     module: String,
     columns: Columns,
     rank: usize,
-    /// Factor of the update: [`LoraSpec::scale`] times the factor of the base's own product.
+    /// [`LoraSpec::scale`].
+    scale: f32,
+    /// Factor of the update: the scale times the factor of the base's own product.
     factor: f32,
     /// B has a learning rate of its own.
     own_rate: bool,
@@ -292,9 +310,9 @@ fn targets_of(program: &Program, instr: &Instr, spec: &LoraSpec) -> Vec<Target> 
         let len = if m.trans_b { part.rows() } else { program.value(param.value).n_columns() };
         let module = module_of(&part.name).to_string();
         if spec.adapts(&module) {
-            let (rank, factor) = (spec.rank, m.alpha * spec.scale());
+            let (rank, scale, columns) = (spec.rank, spec.scale(), Columns { start, len });
             let own_rate = spec.rate_ratio.is_some();
-            targets.push(Target { module, columns: Columns { start, len }, rank, factor, own_rate });
+            targets.push(Target { module, columns, rank, scale, factor: m.alpha * scale, own_rate });
         }
         start += len;
     }
@@ -302,28 +320,76 @@ fn targets_of(program: &Program, instr: &Instr, spec: &LoraSpec) -> Vec<Target> 
 }
 
 /// Emits `u = x A^T; z = y + factor u B^T` and returns `z`.
-fn adapt(program: &mut Program, target: &Target, x: ValueId, y: ValueId, site: crate::program::Site) -> ValueId {
-    let (n, n_in, n_out) = (program.value(x).n_rows(), program.value(x).n_columns(), program.value(y).n_columns());
+fn adapt(program: &mut Program, target: &Target, x: ValueId, y: ValueId, site: Site) -> ValueId {
+    let [a, b] = matrices(program, target, program.value(x).n_columns());
+    let kind = program.value(y).kind;
+    program.values[y.0 as usize].kind = Kind::Activation;
+    let z = add_product(program, target, [x, a, b], y, site);
+    program.values[z.0 as usize].kind = kind;
+    program.bindings.iter_mut().filter(|bound| bound.value == y).for_each(|bound| bound.value = z);
+    z
+}
+
+/// Creates A and B.
+fn matrices(program: &mut Program, target: &Target, n_in: usize) -> [ValueId; 2] {
     let std = 1.0 / (n_in as f32).sqrt();
-    let a = adapter(program, &format!("{}.lora_A.weight", target.module), &[target.rank, n_in], Init::Normal { std });
-    let b =
-        adapter(program, &format!("{}.lora_B.weight", target.module), &[target.columns.len, target.rank], Init::Zeros);
+    let a = adapter(program, target, "lora_A.weight", &[target.rank, n_in], Init::Normal { std });
+    let b = adapter(program, target, "lora_B.weight", &[target.columns.len, target.rank], Init::Zeros);
     if let Some(param) = program.params.last_mut().filter(|_| target.own_rate) {
         param.rate = Hyper::ADAPTER_LEARNING_RATE;
     }
+    [a, b]
+}
+
+/// Emits the adapter's product, which adds to the target's columns of `y`.
+fn add_product(program: &mut Program, target: &Target, [x, a, b]: [ValueId; 3], y: ValueId, site: Site) -> ValueId {
+    let n = program.value(x).n_rows();
+    let shape = program.value(y).shape.clone();
     let u = program.add_value("lora.down", &[n, target.rank], DType::F32, Kind::Activation);
-    let kind = program.value(y).kind;
-    program.values[y.0 as usize].kind = Kind::Activation;
-    let z = program.add_value("lora.up", &[n, n_out], DType::F32, kind);
-    program.bindings.iter_mut().filter(|bound| bound.value == y).for_each(|bound| bound.value = z);
+    let z = program.add_value("lora.up", &shape, DType::F32, Kind::Activation);
     program.push(Op::MatMul(MatMul::nt()), vec![x, a], vec![u], site);
     let up = MatMul { residual: true, alpha: target.factor, c_columns: Some(target.columns), ..MatMul::nt() };
     program.push(Op::MatMul(up), vec![u, b, y], vec![z], site);
     z
 }
 
+/// Emits `z = magnitude / |W + s B A| (x W^T + s x A^T B^T)` for the columns of each target, where the lengths of rows are
+/// constants, and then adds the bias and the residual of the base's own product.
+fn adapt_with_magnitudes(program: &mut Program, targets: &[Target], instr: Instr) {
+    let Instr { op: Op::MatMul(m), reads, writes, site } = instr else { unreachable!("only products have targets") };
+    let (x, w, y) = (reads[0], reads[1], writes[0]);
+    let shape = program.value(y).shape.clone();
+    let like = |program: &mut Program, name: &str| program.add_value(name, &shape, DType::F32, Kind::Activation);
+    let mut sum = like(program, "base");
+    program.push(Op::MatMul(MatMul { bias: false, residual: false, ..m }), vec![x, w], vec![sum], site);
+    let is_last = |at: usize| at + 1 == targets.len() && !m.bias && !m.residual;
+    for (at, target) in targets.iter().enumerate() {
+        let [a, b] = matrices(program, target, program.value(x).n_columns());
+        let init = Init::RowLengths { of_columns: !m.trans_b };
+        let magnitude = adapter(program, target, "lora_magnitude_vector", &[target.columns.len], init);
+        if let Some(param) = program.params.last_mut().filter(|_| target.own_rate) {
+            param.rate = Hyper::ADAPTER_LEARNING_RATE;
+        }
+        let lengths = program.add_value("row_lengths", &[target.columns.len], DType::F32, Kind::Activation);
+        let rows = AdaptedRows { columns: target.columns, factor: target.scale, trans_b: m.trans_b };
+        program.push(Op::RowLengths(rows), vec![w, a, b], vec![lengths], site);
+        let adapted = add_product(program, target, [x, a, b], sum, site);
+        let scaled = if is_last(at) { y } else { like(program, "scaled") };
+        program.push(Op::Magnitude(target.columns), vec![adapted, magnitude, lengths], vec![scaled], site);
+        sum = scaled;
+    }
+    if m.bias {
+        let with_bias = if m.residual { like(program, "with_bias") } else { y };
+        program.push(Op::AddBias, vec![sum, reads[2]], vec![with_bias], site);
+        sum = with_bias;
+    }
+    if m.residual {
+        program.push(Op::Add, vec![reads[reads.len() - 1], sum], vec![y], site);
+    }
+}
+
 /// Zeroes elements of an adapter's input; every target has draws of its own, as in PEFT.
-fn dropped_out(program: &mut Program, x: ValueId, rate: f32, stream: u32, site: crate::program::Site) -> ValueId {
+fn dropped_out(program: &mut Program, x: ValueId, rate: f32, stream: u32, site: Site) -> ValueId {
     let bound = program.bound(Role::DropoutKeys).next();
     let keys = bound.unwrap_or_else(|| {
         let keys = program.add_value("dropout_keys", &[program.value(x).n_rows()], DType::I32, Kind::Input);
@@ -336,8 +402,9 @@ fn dropped_out(program: &mut Program, x: ValueId, rate: f32, stream: u32, site: 
     y
 }
 
-fn adapter(program: &mut Program, name: &str, shape: &[usize], init: Init) -> ValueId {
-    let value = program.add_value(name, shape, DType::F32, Kind::Parameter);
+fn adapter(program: &mut Program, target: &Target, part: &str, shape: &[usize], init: Init) -> ValueId {
+    let name = format!("{}.{part}", target.module);
+    let value = program.add_value(name.clone(), shape, DType::F32, Kind::Parameter);
     let parts = vec![ParamPart::whole(name, shape)];
     program.params.push(Param::whole(value, shape, parts, init));
     value
@@ -380,6 +447,29 @@ mod tests {
         lora(&mut p, &LoraSpec { blocks: vec![1], ..spec(&["o_proj", "up_proj"], &[]) }).unwrap();
         let expected = ["model.layers.1.self_attn.o_proj", "model.layers.1.mlp.up_proj"];
         assert_eq!(trained(&p), expected.map(|module| format!("{module}.lora_B.weight")));
+    }
+
+    #[test]
+    fn magnitudes_scale_products_before_bias_and_residual_are_added() {
+        let mut p = model(r#", "attention_bias": true"#);
+        let biased = "model.layers.1.self_attn.q_proj";
+        let in_stream = "model.layers.1.mlp.down_proj";
+
+        lora(&mut p, &LoraSpec { magnitudes: true, ..spec(&[biased, in_stream], &[]) }).unwrap();
+
+        let at = |module: &str| {
+            let name = format!("{module}.lora_magnitude_vector");
+            let magnitude = p.params.iter().find(|param| param.parts[0].name == name).unwrap().value;
+            p.instrs.iter().position(|instr| instr.reads.get(1) == Some(&magnitude)).unwrap()
+        };
+        let names = |from: usize| p.instrs[from - 4..from + 2].iter().map(|i| i.op.name()).collect::<Vec<_>>();
+        let base = ["matmul", "row_lengths", "matmul", "matmul", "magnitude"];
+        assert_eq!(names(at(biased)), [&base[..], &["add_bias"]].concat());
+        assert_eq!(names(at(in_stream)), [&base[..], &["add"]].concat());
+        let mut p = model("");
+        p.mesh_rank.mesh.tp = 2;
+        let error = lora(&mut p, &LoraSpec { magnitudes: true, ..spec(&["q_proj"], &[]) }).unwrap_err();
+        assert_eq!(error, LoraError::CutRows { tp: 2 });
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub struct CutBlocks {
     pub packing: Packing,
 }
 
-/// Packs the frozen matrices that only products read: those of blocks as `packing` says, and others as bf16 if products are. The
-/// choice depends on whole tensors only, so that it is the same on every mesh.
+/// Packs the frozen matrices that only products read: those of blocks as `packing` says, and others as bf16 if products are. Beside
+/// weights of fewer bits, so are tables of embeddings. The choice depends on whole tensors only, so that it is the same on every mesh.
 ///
 /// # Errors
 /// When a block of weights would be on two ranks.
@@ -44,7 +44,9 @@ pub fn pack(program: &mut Program, packing: Packing, precision: Precision) -> Re
         let wanted = match uses.get(&param.value) {
             Some(Use::InBlock) => [Some(packing), half],
             Some(Use::Outside) => [half, None],
-            Some(Use::Other) | None => continue,
+            // Products round what they read, but a table of f32 numbers would change.
+            Some(Use::Table) if packing != Packing::Bf16 => [half, None],
+            Some(Use::Table | Use::Other) | None => continue,
         };
         if let Some(packing) = wanted.into_iter().flatten().find(|packing| fits(param, *packing)) {
             check_columns(param, packing)?;
@@ -71,7 +73,8 @@ pub fn unpack(program: &mut Program) {
                     packed.insert(*whole, packing);
                 }
             }
-        } else if let Some((weight, packing)) = operand(&instr, &packed) {
+        } else if let Some((at, packing)) = operand(&instr, &packed) {
+            let weight = instr.reads[at];
             let dtype = dtype(&instr);
             let reusable = last.filter(|last| (last.0, last.1, last.2) == (weight, dtype, instr.site));
             let unpacked = match reusable.filter(|_| instr.site.block.is_none()) {
@@ -79,7 +82,7 @@ pub fn unpack(program: &mut Program) {
                 None => unpack_one(program, (weight, packing), dtype, instr.site),
             };
             last = Some((weight, dtype, instr.site, unpacked));
-            instr.reads[1] = unpacked;
+            instr.reads[at] = unpacked;
         }
         program.instrs.push(instr);
     }
@@ -92,6 +95,8 @@ enum Use {
     InBlock,
     /// Products outside blocks.
     Outside,
+    /// Embeddings.
+    Table,
     /// Not only products.
     Other,
 }
@@ -101,8 +106,9 @@ fn uses(program: &Program) -> BTreeMap<ValueId, Use> {
     for instr in &program.instrs {
         for (i, v) in instr.reads.iter().enumerate() {
             let here = match (&instr.op, i) {
-                (Op::MatMul(_), 1) if instr.site.block.is_some() => Use::InBlock,
-                (Op::MatMul(_), 1) => Use::Outside,
+                (Op::MatMul(_), 1) | (Op::RowLengths(_), 0) if instr.site.block.is_some() => Use::InBlock,
+                (Op::MatMul(_), 1) | (Op::RowLengths(_), 0) => Use::Outside,
+                (Op::Embedding { .. }, 1) => Use::Table,
                 _ => Use::Other,
             };
             let known = uses.entry(*v).or_insert(here);
@@ -145,10 +151,14 @@ fn store(program: &mut Program, at: usize, packing: Packing) {
     (value.shape, value.dtype) = (param.shape.clone(), DType::I32);
 }
 
-/// The packed operand of a product.
-fn operand(instr: &Instr, packed: &BTreeMap<ValueId, Packing>) -> Option<(ValueId, Packing)> {
-    let weight = matches!(instr.op, Op::MatMul(_)).then(|| instr.reads[1])?;
-    Some((weight, *packed.get(&weight)?))
+/// The position of the packed operand of an instruction.
+fn operand(instr: &Instr, packed: &BTreeMap<ValueId, Packing>) -> Option<(usize, Packing)> {
+    let at = match instr.op {
+        Op::MatMul(_) => 1,
+        Op::RowLengths(_) => 0,
+        _ => return None,
+    };
+    Some((at, *packed.get(&instr.reads[at])?))
 }
 
 /// The element type in which a product multiplies.

@@ -61,6 +61,26 @@ fn other_reads_than_products_keep_a_weight_as_it_is() {
     assert_eq!(p.instrs.len(), 2);
 }
 
+#[test]
+fn frozen_table_is_packed_as_bf16_beside_weights_of_fewer_bits() {
+    for (packing, precision, expected) in [
+        (NF4, Precision::Bf16, Some(Packing::Bf16)),
+        (NF4, Precision::F32, None),
+        (Packing::Bf16, Precision::Bf16, None),
+    ] {
+        let mut p = Program::default();
+        let table = frozen(&mut p, "table", &[128, 128]);
+        let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
+        p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, table], vec![x], site(None));
+
+        pack(&mut p, packing, precision).unwrap();
+        unpack(&mut p);
+
+        assert_eq!(packing_of(&p, "table"), expected, "{packing} {precision:?}");
+        assert_eq!(p.instrs.len(), 1, "rows are unpacked where they are looked up");
+    }
+}
+
 /// A rank with columns 64..128 of a tensor has whole blocks of them; one with columns 32..64 has not.
 #[test]
 fn columns_of_a_rank_are_packed_or_refused_if_they_are_no_blocks() {

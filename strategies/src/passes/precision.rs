@@ -60,8 +60,8 @@ pub fn precision(program: &mut Program, precision: Precision) {
 
 /// Whether an operation's results have the element types of its operands.
 fn is_moved(op: &Op) -> bool {
-    use Op::{AddBias, Dropout, Enter, Scale, SplitColumns, Start};
-    matches!(op, Start(_) | AddBias | Scale { .. } | Dropout(_) | Enter { .. } | SplitColumns)
+    use Op::{AddBias, Dropout, Enter, Magnitude, Scale, SplitColumns, Start};
+    matches!(op, Start(_) | AddBias | Scale { .. } | Dropout(_) | Enter { .. } | SplitColumns | Magnitude(_))
 }
 
 /// Values that are only moved, summed or split keep their element type.
@@ -79,7 +79,8 @@ fn follow_operands(program: &mut Program, i: usize) {
 fn read_as_f32(program: &Program) -> Vec<bool> {
     let mut wide = vec![false; program.values.len()];
     for instr in program.instrs.iter().rev() {
-        let passes_on = matches!(instr.op, Op::Start(_) | Op::AddBias | Op::Scale { .. } | Op::Enter { .. });
+        use Op::{AddBias, Enter, Magnitude, Scale, Start};
+        let passes_on = matches!(instr.op, Start(_) | AddBias | Scale { .. } | Enter { .. } | Magnitude(_));
         if matches!(instr.op, Op::CrossEntropy { .. } | Op::CrossEntropyStats(_) | Op::Add | Op::Embedding { .. }) {
             instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
         } else if passes_on && instr.writes.iter().any(|v| wide[v.0 as usize]) {

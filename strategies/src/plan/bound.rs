@@ -246,7 +246,7 @@ impl<'a> MeshBound<'a> {
             ZeroStage::Zero1 => collective_seconds(self.hardware, Kind::AllGather, trained, self.shards),
             _ => 0.0,
         };
-        let streams = 3.0 + 2.0 * self.workload.optimizer.n_state_of_elements() as f64;
+        let streams = 3.0 + 2.0 * self.workload.optimizer.words_of_element();
         let rate = self.hardware.streaming(self.workload.optimizer.name());
         trained / self.mesh.shards() as f64 * streams / rate + gather
     }
@@ -260,7 +260,7 @@ impl<'a> MeshBound<'a> {
         let over = |from: ZeroStage| if candidate.zero >= from { shards } else { 1.0 };
         // Gradients that no later microbatch adds to are scattered as soon as they exist.
         let scattered = if candidate.n_microbatches == 1 { ZeroStage::Zero1 } else { ZeroStage::Zero2 };
-        let n_state = w.optimizer.n_state_of_elements() as f64;
+        let n_state = w.optimizer.words_of_element();
         let (gradients, moments) = (1.0 / over(scattered), n_state / over(ZeroStage::Zero1));
         let state = |n_params: f64, with_gradients: bool| {
             let trained = moments + if with_gradients { gradients } else { 0.0 };

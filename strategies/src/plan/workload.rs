@@ -113,8 +113,8 @@ impl Workload {
             global_batch_rows,
             compute: if spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },
             activation_bytes,
-            // Packed weights have less than a byte each.
-            gathered_bytes: if packing.is_some() { 0 } else { 4 },
+            // Whole bytes: those of nf4 have less than one each.
+            gathered_bytes: packing.map_or(4, |packing| 4 * packing.n_words() / packing.n_weights()),
             stored_bits: packing.map_or(32, |packing| 32 * packing.n_words() / packing.n_weights()),
             head_tokens_max: None,
             layer_streamed_bytes: blocks.map(|bytes| bytes / model.n_layers),

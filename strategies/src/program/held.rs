@@ -61,19 +61,23 @@ impl HeldBox {
 impl Param {
     /// The boxes of the model file's tensors that make up `elements` of this parameter, which a value holds from its start.
     pub fn boxes(&self, elements: &Range<usize>) -> Vec<HeldBox> {
-        let mut first = 0;
-        let mut boxes = Vec::new();
-        for part in &self.parts {
-            let here = first..first + part.n_elements();
-            first = here.end;
-            let run = elements.start.max(here.start)..elements.end.min(here.end);
-            if run.start < run.end {
-                let in_part = run.start - here.start..run.end - here.start;
-                part_boxes(part, &in_part, run.start - elements.start, &mut boxes);
-            }
-        }
-        boxes
+        boxes_of(&self.parts, elements)
     }
+}
+
+fn boxes_of(parts: &[ParamPart], elements: &Range<usize>) -> Vec<HeldBox> {
+    let mut first = 0;
+    let mut boxes = Vec::new();
+    for part in parts {
+        let here = first..first + part.n_elements();
+        first = here.end;
+        let run = elements.start.max(here.start)..elements.end.min(here.end);
+        if run.start < run.end {
+            let in_part = run.start - here.start..run.end - here.start;
+            part_boxes(part, &in_part, run.start - elements.start, &mut boxes);
+        }
+    }
+    boxes
 }
 
 /// A rank's part of the optimizer's state for a parameter.
@@ -109,6 +113,8 @@ impl Param {
     pub fn n_state(&self, optimizer: &OptimizerSpec) -> usize {
         let n_values = |tensor: &StateTensor| match tensor.extent {
             Extent::Elements => self.updated.len(),
+            // A rank that would have a part of a block compiles no step.
+            Extent::Blocks => self.blocks().map_or(0, |blocks| blocks.n_words()),
             extent => Tiles::of(self, &self.updated).n_values(extent),
         };
         optimizer.state(self.shape.len()).iter().map(n_values).sum()
@@ -119,6 +125,10 @@ impl Param {
         let named = |held: HeldBox| HeldBox { name: format!("{}.{}", tensor.name, held.name), ..held };
         if tensor.extent == Extent::Elements {
             return self.boxes(&self.updated).into_iter().map(named).collect();
+        }
+        if tensor.extent == Extent::Blocks {
+            let (stored, _) = self.stored_state().expect("the optimizer's pass refuses parts of blocks");
+            return boxes_of(&stored.parts, &stored.words).into_iter().map(named).collect();
         }
         let owned = mesh_rank.position(SHARING) == 0;
         let mut start = 0;

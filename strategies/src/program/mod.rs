@@ -5,6 +5,7 @@
 //! writes its cache. Programs do not specify which values share memory; [`crate::passes::memory`] decides that from what
 //! each operation permits.
 
+pub mod blocks;
 pub mod collective;
 mod display;
 pub mod dtype;
@@ -14,11 +15,12 @@ pub mod packing;
 pub mod param;
 pub mod tiles;
 
+pub use blocks::Blocks;
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
 pub use op::{
-    ActivationFn, Attention, AttentionPart, CachedAttention, Columns, Compute, Dropout, MatMul, NormKind, Op,
-    QkColumns, QkNorm, Update, VocabShard,
+    ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Columns, Compute, Dropout, MatMul, NormKind,
+    Op, QkColumns, QkNorm, Update, VocabShard,
 };
 pub use packing::Packing;
 pub use param::{GradSum, Init, Param, ParamPart};

@@ -6,6 +6,7 @@
 
 use super::DType;
 use super::Packing;
+use super::blocks::Blocks;
 use super::collective::{Collective, CollectiveKind};
 use super::tiles::Tiles;
 use crate::mesh::Group;
@@ -224,6 +225,17 @@ const fn mix(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
+/// Rows of an adapted weight, one for each column of its product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaptedRows {
+    /// The columns of the product.
+    pub columns: Columns,
+    /// Factor of the product of the adapter's matrices.
+    pub factor: f32,
+    /// The weight is stored `[out, in]`, so its rows are rows; otherwise its columns are.
+    pub trans_b: bool,
+}
+
 /// The update of a parameter, or the sums that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
@@ -239,6 +251,8 @@ pub struct Update {
     pub n_rounds: usize,
     /// Rows and columns of the gradient's elements, if the rule needs them.
     pub tiles: Tiles,
+    /// How the state of the gradient's elements is stored, if in blocks.
+    pub blocks: Blocks,
 }
 
 /// Operands of an [`Update`].
@@ -293,7 +307,7 @@ impl Update {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `[ids N, table [V, C], (residual [N, C])] -> [x [N, C]]`: rows of the table, which holds the ids from `first` on;
-    /// other ids have rows of zeros.
+    /// other ids have rows of zeros. The table may be packed as bf16: `[V, C / 2]` words.
     Embedding {
         /// A residual is added.
         residual: bool,
@@ -417,6 +431,19 @@ pub enum Op {
     Dropout(Dropout),
     /// `[x [N, C], bias [C]] -> [x + bias]`.
     AddBias,
+    /// `[w, a [r, I], b [K, r]] -> [lengths K]`: the lengths of rows of `w + factor b a`, f32. They count as constants: nothing
+    /// has a gradient through them.
+    RowLengths(AdaptedRows),
+    /// `[x [N, C], magnitude K, lengths K] -> [y]`: these columns times `magnitude / length`, and the others as they are.
+    /// Source: Liu et al. 2024, DoRA, §4 (arXiv:2402.09353).
+    Magnitude(Columns),
+    /// `[x, magnitude, lengths, dy, (dmagnitude0)] -> [dx, dmagnitude]`.
+    MagnitudeBackward {
+        /// The columns.
+        columns: Columns,
+        /// A previous gradient is added to that of the magnitude.
+        residual: bool,
+    },
     /// `[x] -> [x]`: the beginning of a tensor-parallel region. The value does not change; its gradient, which has a part
     /// on every rank, is summed over the group. Erased once the program is differentiated.
     Enter {
@@ -541,6 +568,9 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::Dropout(_) => "dropout",
             Op::AddBias => "add_bias",
+            Op::RowLengths(_) => "row_lengths",
+            Op::Magnitude(_) => "magnitude",
+            Op::MagnitudeBackward { .. } => "magnitude_backward",
             Op::Enter { .. } => "enter",
             Op::Slice { .. } => "slice",
             Op::Paste { .. } => "paste",
@@ -585,7 +615,8 @@ impl Op {
             Op::QkNormBackward { residual: true, .. } => vec![(5, 2), (6, 3)],
             Op::Rotary { .. } | Op::ActivationBackward(ActivationFn::SwiGlu) => vec![(0, 0)],
             Op::Add => vec![(0, 0), (1, 0)],
-            Op::AddBias | Op::Scale { .. } | Op::Dropout(_) | Op::Paste { .. } => vec![(0, 0)],
+            Op::AddBias | Op::Scale { .. } | Op::Dropout(_) | Op::Paste { .. } | Op::Magnitude(_) => vec![(0, 0)],
+            Op::MagnitudeBackward { residual: true, .. } => vec![(4, 1)],
             Op::CacheWrite(_) => vec![(2, 0)],
             Op::AttentionPart(AttentionPart { carried: true, .. }) => vec![(3, 0), (4, 1)],
             Op::AttentionPartBackward { carried_q, carried_kv, .. } => {

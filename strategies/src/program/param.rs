@@ -16,6 +16,11 @@ pub enum Init {
     Zeros,
     /// All ones: gains of norms.
     Ones,
+    /// Lengths of the rows of the weight that an adapter adapts, as they are at the start: DoRA's magnitudes.
+    RowLengths {
+        /// The weight is stored `[in, out]`: lengths of its columns.
+        of_columns: bool,
+    },
 }
 
 /// A tensor of a model file, or a rank's part of it, as a slice of a parameter along its first dim.
@@ -91,6 +96,8 @@ pub struct Param {
     pub packing: Option<Packing>,
     /// Whether weight decay applies: by convention to tensors with two or more dims.
     pub decay: bool,
+    /// Whether it is the table of an embedding, whose optimizer state is never rounded.
+    pub is_table: bool,
     /// Shape of the parameter on this tensor-parallel rank; `value` may hold only some of its elements.
     pub shape: Vec<usize>,
     /// Elements that `value` holds, in row-major order.
@@ -117,6 +124,7 @@ impl Param {
             packing: None,
             rate: Hyper::LEARNING_RATE,
             decay: shape.len() >= 2,
+            is_table: false,
             shape: shape.to_vec(),
             held: all.clone(),
             updated: all,

@@ -119,6 +119,7 @@ impl Tiles {
     pub fn n_values(&self, extent: Extent) -> usize {
         match extent {
             Extent::Elements => self.tiles.iter().map(|tile| tile.n_rows * tile.n_columns).sum(),
+            Extent::Blocks => 0,
             Extent::Rows => self.tensors.iter().map(|t| t.n_matrices * t.n_rows).sum(),
             Extent::Columns => self.tensors.iter().map(|t| t.n_matrices * t.n_columns).sum(),
             Extent::Tensor => self.tensors.len(),
@@ -151,7 +152,9 @@ pub fn shape_of_values(shape: &[usize], extent: Extent) -> Vec<usize> {
         Extent::Rows => of.truncate(n_dims.saturating_sub(1)),
         Extent::Columns if n_dims >= 2 => drop(of.remove(n_dims - 2)),
         Extent::Columns => {}
-        Extent::Elements | Extent::Tensor => unreachable!("{extent:?} are not the rows or columns of a tensor"),
+        Extent::Elements | Extent::Tensor | Extent::Blocks => {
+            unreachable!("{extent:?} are not the rows or columns of a tensor")
+        }
     }
     of
 }

@@ -4,8 +4,8 @@ use crate::mesh::MeshRank;
 use crate::optimizer::Extent;
 use crate::program::op::UpdateOperands;
 use crate::program::{
-    ActivationFn, Attention, AttentionPart, CachedAttention, Collective, CollectiveKind, Columns, DType, Hyper, Instr,
-    MatMul, NormKind, Op, Packing, Program, QkColumns, QkNorm, Update, Value, VocabShard,
+    ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Collective, CollectiveKind, Columns, DType,
+    Hyper, Instr, MatMul, NormKind, Op, Packing, Program, QkColumns, QkNorm, Update, Value, VocabShard,
 };
 
 /// Checks one instruction against the signature of its operation.
@@ -41,6 +41,9 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         }
         Op::Scale { .. } | Op::Dropout(_) => s.scale(matches!(instr.op, Op::Dropout(_))),
         Op::AddBias => s.add_bias(),
+        Op::RowLengths(rows) => s.row_lengths(rows),
+        Op::Magnitude(c) => s.magnitude(*c, false, false),
+        Op::MagnitudeBackward { columns, residual } => s.magnitude(*columns, true, *residual),
         Op::Slice { start } | Op::Paste { start } => s.slice(*start, matches!(instr.op, Op::Paste { .. })),
         Op::Sum => {
             s.count(reads.len(), 1)?;
@@ -129,7 +132,9 @@ impl Signature<'_> {
 
     fn embedding(&self, residual: bool) -> Result<(), String> {
         self.count(2 + usize::from(residual), 1)?;
-        let (_, c) = self.matrix(self.reads[1])?;
+        let (_, stored) = self.matrix(self.reads[1])?;
+        // A frozen table may be packed as bf16.
+        let c = if self.reads[1].dtype == DType::I32 { Packing::Bf16.weights(stored) } else { stored };
         let n = self.reads[0].n_elements();
         self.shape(self.reads[0], &[n], Some(DType::I32))?;
         self.shape(self.writes[0], &[n, c], None)?;
@@ -180,6 +185,28 @@ impl Signature<'_> {
         }
         self.shape(self.reads[0], &[rows, words], Some(DType::I32))?;
         self.shape(self.writes[0], &[rows, packing.weights(words)], None)
+    }
+
+    fn row_lengths(&self, rows: &AdaptedRows) -> Result<(), String> {
+        self.count(3, 1)?;
+        let stored = self.matrix(self.reads[0])?;
+        let (n_out, n_in) = if rows.trans_b { stored } else { (stored.1, stored.0) };
+        let n = columns(Some(rows.columns), n_out)?;
+        let (rank, _) = self.matrix(self.reads[1])?;
+        let shapes = [vec![stored.0, stored.1], vec![rank, n_in], vec![n, rank]];
+        self.reads.iter().zip(shapes).try_for_each(|(v, shape)| self.shape(v, &shape, Some(DType::F32)))?;
+        self.shape(self.writes[0], &[n], Some(DType::F32))
+    }
+
+    fn magnitude(&self, cols: Columns, is_adjoint: bool, residual: bool) -> Result<(), String> {
+        let (n_reads, n_writes) = if is_adjoint { (4 + usize::from(residual), 2) } else { (3, 1) };
+        self.count(n_reads, n_writes)?;
+        let (_, stored) = self.matrix(self.reads[0])?;
+        let n = columns(Some(cols), stored)?;
+        let vectors = self.reads[1..3].iter().chain(self.reads.get(4)).chain(self.writes.get(1));
+        vectors.into_iter().try_for_each(|v| self.shape(v, &[n], Some(DType::F32)))?;
+        let others = self.reads.get(3).copied().unwrap_or(self.reads[0]);
+        [others, self.writes[0]].iter().try_for_each(|v| self.shape(v, &self.reads[0].shape, Some(self.reads[0].dtype)))
     }
 
     fn column_sum(&self, residual: bool, cols: Option<Columns>) -> Result<(), String> {
@@ -501,7 +528,7 @@ impl Signature<'_> {
         }
         self.count(update.n_reads(), 1 + update.n_state())?;
         self.update_operands(update)?;
-        self.writes.iter().zip(self.reads).try_for_each(|(w, r)| self.shape(w, &r.shape, Some(DType::F32)))
+        self.writes.iter().zip(self.reads).try_for_each(|(w, r)| self.shape(w, &r.shape, Some(r.dtype)))
     }
 
     fn update_sums(&self, update: &Update) -> Result<(), String> {
@@ -531,6 +558,10 @@ impl Signature<'_> {
                 return Err(format!("{tile:?} does not lie in {n} elements of {stack:?}"));
             }
         }
+        let n_in_blocks = if update.rule.has_blocks() { n } else { 0 };
+        if update.blocks.n_elements() != n_in_blocks {
+            return Err(format!("blocks of {} elements, expected {n_in_blocks}", update.blocks.n_elements()));
+        }
         self.values(update, state, update.rule.state(update.n_dims).iter().map(|tensor| tensor.extent))?;
         let rounds = update.rule.sums(update.n_dims)[..update.n_rounds].iter();
         self.values(update, sums, rounds.flat_map(|round| round.iter().copied()))?;
@@ -542,11 +573,12 @@ impl Signature<'_> {
     fn values(&self, update: &Update, values: &[&Value], extents: impl Iterator<Item = Extent>) -> Result<(), String> {
         let UpdateOperands { grad, .. } = update.operands(self.reads);
         for (v, extent) in values.iter().zip(extents) {
-            let n = match extent {
-                Extent::Elements => grad.n_elements(),
-                extent => update.tiles.n_values(extent),
+            let (n, dtype) = match extent {
+                Extent::Elements => (grad.n_elements(), DType::F32),
+                Extent::Blocks => (update.blocks.n_words(), DType::I32),
+                extent => (update.tiles.n_values(extent), DType::F32),
             };
-            self.shape(v, &v.shape, Some(DType::F32))?;
+            self.shape(v, &v.shape, Some(dtype))?;
             if v.n_elements() != n {
                 return Err(format!("`{}` has {} elements, expected {n}", v.name, v.n_elements()));
             }

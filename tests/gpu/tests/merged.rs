@@ -8,6 +8,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::optimizer::{AdamW, Lion, OptimizerSpec, Sgd};
 use phalanx_strategies::passes::commit::StepPhases;
 use phalanx_strategies::passes::memory::memory;
+use phalanx_strategies::program::blocks::Blocks;
 use phalanx_strategies::program::tiles::Tiles;
 use phalanx_strategies::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site, Update, ValueId};
 
@@ -73,8 +74,8 @@ fn merged_updates_have_the_bits_of_the_cpu() {
             );
             let grad = p.add_value(format!("g{i}"), &[n], DType::F32, Kind::Constant);
             let rule = if i % 3 == 2 { rule.without_decay() } else { rule };
-            let update =
-                Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles: Tiles::default() };
+            let (tiles, blocks) = (Tiles::default(), Blocks::default());
+            let update = Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles, blocks };
             let reads = own.iter().copied().chain([grad, hyper, coefficient]).collect();
             p.push(Op::Update(update), reads, own.clone(), SITE);
             state.extend(own);

@@ -26,7 +26,7 @@ pub const MODELS: [&str; 9] = [
 /// Runs of optimizers other than AdamW.
 const OTHER_OPTIMIZERS: [&str; 3] = ["tiny-llama3-sgd", "tiny-llama3-lion", "tiny-llama3-adafactor"];
 /// Runs of adapters, which PEFT computed.
-const ADAPTERS: [&str; 2] = ["tiny-qwen3-lora", "tiny-gpt2-lora"];
+const ADAPTERS: [&str; 4] = ["tiny-qwen3-lora", "tiny-gpt2-lora", "tiny-qwen2-dora", "tiny-gpt2-dora"];
 
 /// Largest relative distance of logits.
 const LOGITS_BOUND: f64 = 5e-6;

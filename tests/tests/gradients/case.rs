@@ -124,7 +124,7 @@ impl Case {
             let normal = |i: usize| stream.normal(i as u64) as f32;
             let element = |i| match p.init {
                 Init::Normal { .. } => std * normal(i),
-                Init::Ones => 1.0 + 0.2 * normal(i),
+                Init::Ones | Init::RowLengths { .. } => 1.0 + 0.2 * normal(i),
                 Init::Zeros => 0.2 * normal(i),
             };
             (value.name.clone(), (0..value.n_elements()).map(element).collect())

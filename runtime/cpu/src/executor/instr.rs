@@ -6,7 +6,7 @@ use super::parts::SumPlan;
 use super::product::product;
 use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
-    head_norm, layer_norm, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
+    head_norm, layer_norm, magnitude, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
 };
 use crate::tasks::{Cut, Tasks};
 use half::{bf16, f16};
@@ -16,8 +16,8 @@ use phalanx_device::{ElementType, ExecError, OpaqueModel, Operand, RawBuffer};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::op::UpdateOperands;
 use phalanx_strategies::program::{
-    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, QkColumns, QkNorm, Update,
-    ValueId, VocabShard,
+    ActivationFn, AdaptedRows, Attention, Collective, CollectiveKind, Columns, DType, Hyper, Instr, NormKind, Op,
+    QkColumns, QkNorm, Update, ValueId, VocabShard,
 };
 use std::sync::Arc;
 
@@ -320,6 +320,11 @@ impl Operands<'_> {
                     });
                 }
                 Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
+                Op::RowLengths(rows) => self.row_lengths(rows),
+                Op::Magnitude(columns) => with_element!(self.writes[0].dtype, T => self.magnitude::<T>(*columns)),
+                Op::MagnitudeBackward { columns, residual } => {
+                    with_element!(self.writes[0].dtype, T => self.magnitude_backward::<T>(*columns, *residual));
+                }
                 Op::Slice { start } => self.slice(*start),
                 Op::Paste { start } => self.paste(*start),
                 Op::TreeSum { .. } => {
@@ -358,10 +363,14 @@ impl Operands<'_> {
                 copy(self.reads[2], self.writes[0]);
             }
             let (ids, table, x) = (self.reads[0].slice(), self.reads[1], self.writes[0]);
-            let id_is_elsewhere = first > 0 || self.is_part;
-            with_element!(x.dtype, T => match id_is_elsewhere {
-                true => embedding::embedding_part::<T>(ids, table.slice(), table.cols, first, x.slice_mut(), residual),
-                false => embedding::embedding::<T>(ids, table.slice(), table.cols, x.slice_mut(), residual),
+            let part = (first > 0 || self.is_part).then_some(first);
+            with_element!(x.dtype, Y => match table.dtype {
+                // Words of two bf16 numbers each.
+                DType::I32 => {
+                    let numbers: &[bf16] = bytemuck::cast_slice(table.slice::<u32>());
+                    look_up::<Y, bf16>(ids, numbers, part, x.slice_mut(), x.cols, residual);
+                }
+                _ => look_up::<Y, f32>(ids, table.slice(), part, x.slice_mut(), x.cols, residual),
             });
         }
     }
@@ -598,6 +607,47 @@ impl Operands<'_> {
         }
     }
 
+    unsafe fn row_lengths(&mut self, rows: &AdaptedRows) {
+        // SAFETY: the result overlaps no operand (`Op::in_place_pairs` names no pair).
+        unsafe {
+            let [weight, a, b] = [0, 1, 2].map(|i| self.reads[i].slice());
+            let adapted = magnitude::Adapted {
+                weight,
+                a,
+                b,
+                n_in: self.reads[1].cols,
+                factor: rows.factor,
+                is_transposed: !rows.trans_b,
+            };
+            magnitude::row_lengths(&adapted, rows.columns.start, self.writes[0].slice_mut());
+        }
+    }
+
+    unsafe fn magnitude<T: Float>(&mut self, columns: Columns) {
+        // SAFETY: the result may be operand 0, which is not read after `copy`; the vectors do not overlap it.
+        unsafe {
+            copy(self.reads[0], self.writes[0]);
+            let (y, [magnitude, lengths]) = (self.writes[0], [1, 2].map(|i| self.reads[i].slice()));
+            magnitude::scale_columns::<T>(y.slice_mut(), y.cols, columns.start, magnitude, lengths);
+        }
+    }
+
+    unsafe fn magnitude_backward<T: Float>(&mut self, columns: Columns, residual: bool) {
+        // SAFETY: the gradient of the magnitude may be its carried operand, which is not read after `copy`; nothing else overlaps.
+        unsafe {
+            if residual {
+                copy(self.reads[4], self.writes[1]);
+            }
+            let (x, dy, dx) = (self.reads[0], self.reads[3], self.writes[0]);
+            let [magnitude, lengths] = [1, 2].map(|i| self.reads[i].slice());
+            copy(dy, dx);
+            magnitude::scale_columns::<T>(dx.slice_mut(), dx.cols, columns.start, magnitude, lengths);
+            let dmagnitude = self.writes[1].slice_mut();
+            let (x, dy) = (x.slice::<T>(), dy.slice());
+            magnitude::magnitude_backward(x, dy, dx.cols, columns.start, lengths, dmagnitude, residual);
+        }
+    }
+
     unsafe fn update_sums(&mut self, update: &Update) {
         let UpdateOperands { param, state, grad, sums, hyper, coefficient } = update.operands(self.reads);
         // SAFETY: no results or operands overlap (`Op::in_place_pairs` names no pair).
@@ -610,7 +660,7 @@ impl Operands<'_> {
             let mut out: [&mut [f32]; MAX_SUMS] = Default::default();
             self.writes.iter().zip(&mut out).for_each(|(w, s)| *s = w.slice_mut());
             let p = &p[update.first..update.first + g.len()];
-            let whole = optimizer::Whole { tiles: &update.tiles, sums: &of_sums[..sums.len()] };
+            let whole = whole(update, &of_sums[..sums.len()]);
             let (state, out) = (&of_state[..state.len()], &mut out[..self.writes.len()]);
             optimizer::sums(&update.rule, p, state, g, &whole, &step_of(update, hyper, coefficient), out);
         }
@@ -627,11 +677,31 @@ impl Operands<'_> {
             let mut of_sums: [&[f32]; MAX_SUMS] = Default::default();
             sums.iter().zip(&mut of_sums).for_each(|(r, s)| *s = r.slice());
             let p = &mut p[update.first..update.first + g.len()];
-            let whole = optimizer::Whole { tiles: &update.tiles, sums: &of_sums[..sums.len()] };
+            let whole = whole(update, &of_sums[..sums.len()]);
             let state = &mut of_state[..state.len()];
             optimizer::update(&update.rule, p, state, g, &whole, &step_of(update, hyper, coefficient));
         }
     }
+}
+
+/// Rows of a table by id; with `part`, the table has the rows from there on, and other ranks have the others.
+fn look_up<Y: Float, T: Float>(
+    ids: &[i32],
+    table: &[T],
+    part: Option<usize>,
+    x: &mut [Y],
+    n_columns: usize,
+    accumulate: bool,
+) {
+    match part {
+        Some(first) => embedding::embedding_part(ids, table, n_columns, first, x, accumulate),
+        None => embedding::embedding(ids, table, n_columns, x, accumulate),
+    }
+}
+
+/// What the elements of an update belong to.
+fn whole<'a>(update: &'a Update, sums: &'a [&'a [f32]]) -> optimizer::Whole<'a> {
+    optimizer::Whole { tiles: &update.tiles, blocks: &update.blocks, sums }
 }
 
 /// The scalars of an update.

@@ -12,7 +12,7 @@ use phalanx_device::float::Float;
 ///
 /// # Panics
 /// If the table has no such id.
-pub fn embedding<Y: Float>(ids: &[i32], table: &[f32], n_columns: usize, out: &mut [Y], accumulate: bool) {
+pub fn embedding<Y: Float, T: Float>(ids: &[i32], table: &[T], n_columns: usize, out: &mut [Y], accumulate: bool) {
     let n_rows = table.len() / n_columns.max(1);
     gather(ids, table, n_columns, |id| Some(row_of(id, n_rows)), out, accumulate);
 }
@@ -26,9 +26,9 @@ pub fn embedding<Y: Float>(ids: &[i32], table: &[f32], n_columns: usize, out: &m
 ///
 /// # Panics
 /// If an id is negative; an id beyond the larger table is treated as a row of another part.
-pub fn embedding_part<Y: Float>(
+pub fn embedding_part<Y: Float, T: Float>(
     ids: &[i32],
-    table: &[f32],
+    table: &[T],
     n_columns: usize,
     first: usize,
     out: &mut [Y],
@@ -72,9 +72,9 @@ pub fn embedding_part_backward<Y: Float>(
 }
 
 /// Copies the row `row_of(id)` of the table for each id, or zeros if there is none.
-fn gather<Y: Float>(
+fn gather<Y: Float, T: Float>(
     ids: &[i32],
-    table: &[f32],
+    table: &[T],
     n_columns: usize,
     row_of: impl Fn(i32) -> Option<usize> + Sync,
     out: &mut [Y],

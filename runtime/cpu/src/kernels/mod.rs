@@ -26,6 +26,7 @@ pub mod embedding;
 pub mod fingerprint;
 pub mod head_norm;
 pub mod layer_norm;
+pub mod magnitude;
 mod math;
 pub mod optimizer;
 mod parallel;

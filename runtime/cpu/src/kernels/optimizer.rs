@@ -2,11 +2,13 @@
 //! ([`phalanx_strategies::optimizer`]); [`sums`] serves rules that need sums over whole tensors.
 
 mod adafactor;
+mod adamw_8bit;
 
 use super::parallel::CHUNK;
 use super::simd::simd;
 use crate::tasks::{Cut, Tasks};
 use phalanx_strategies::optimizer::{AdamW, Lion, N_SCALARS, OptimizerSpec, Sgd};
+use phalanx_strategies::program::Blocks;
 use phalanx_strategies::program::tiles::Tiles;
 
 /// Scalars of one update.
@@ -25,6 +27,8 @@ pub struct Step {
 pub struct Whole<'a> {
     /// Rows and columns of the elements; empty for rules that work element by element.
     pub tiles: &'a Tiles,
+    /// How the state is stored, if in blocks.
+    pub blocks: &'a Blocks,
     /// Sums over whole tensors, in the order of [`OptimizerSpec::sums`].
     pub sums: &'a [&'a [f32]],
 }
@@ -57,7 +61,7 @@ pub fn sums(
 /// unchanged.
 ///
 /// # Shapes
-/// `p`, `g`: equal; each of `state`: equal to them, or as defined by the rule.
+/// `p`, `g`: equal; each of `state`: equal to them, or as defined by the rule; words of blocks are the bits of their numbers.
 ///
 /// # Panics
 /// If shapes differ, or the rule has another number of state tensors.
@@ -69,13 +73,16 @@ pub fn update(
     whole: &Whole<'_>,
     step: &Step,
 ) {
-    let by_element = whole.tiles.tensors.is_empty();
+    let by_element = whole.tiles.tensors.is_empty() && whole.blocks.runs.is_empty();
     assert!(g.len() == p.len() && (!by_element || state.iter().all(|s| s.len() == p.len())));
     if !step.grad_scale.is_finite() {
         return;
     }
     match (rule, state) {
         (OptimizerSpec::AdamW(rule), [m, v]) => adamw(p, m, v, g, rule, step),
+        (OptimizerSpec::AdamW8bit(rule), [m, v]) => {
+            adamw_8bit::update(p, [&mut m[..], &mut v[..]], g, whole.blocks, &rule.0, step);
+        }
         (OptimizerSpec::Sgd(rule), [buffer]) => sgd(p, buffer, g, rule, step),
         (OptimizerSpec::Lion(rule), [m]) => lion(p, m, g, rule, step),
         (OptimizerSpec::Adafactor(rule), averages) => adafactor::update(p, averages, g, rule, whole, step),
@@ -157,7 +164,11 @@ mod tests {
     use phalanx_strategies::program::{Init, Param, ParamPart, ValueId};
 
     const N: usize = 1000;
-    const WHOLE: Whole<'_> = Whole { tiles: &Tiles { tensors: Vec::new(), tiles: Vec::new() }, sums: &[] };
+    const WHOLE: Whole<'_> = Whole {
+        tiles: &Tiles { tensors: Vec::new(), tiles: Vec::new() },
+        blocks: &Blocks { runs: Vec::new() },
+        sums: &[],
+    };
 
     fn step(lr: f64, rule: &OptimizerSpec, t: u64) -> Step {
         Step { lr, scalars: rule.scalars(t), grad_scale: 0.5 }
@@ -233,13 +244,13 @@ mod tests {
     fn overflowed_gradients_change_neither_parameters_nor_state() {
         let before = random(N, 2);
         let param = Param::whole(ValueId(0), &[N], vec![ParamPart::whole("w", &[N])], Init::Zeros);
-        let tiles = Tiles::of(&param, &(0..N));
+        let (tiles, blocks) = (Tiles::of(&param, &(0..N)), param.blocks().unwrap());
         for rule in OptimizerSpec::all() {
             let mut p = before.clone();
             let mut state = vec![before.clone(); rule.state(1).len()];
             let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
             let sums: Vec<&[f32]> = rule.sums(1).iter().flat_map(|round| round.iter().map(|_| &before[..])).collect();
-            let whole = Whole { tiles: &tiles, sums: &sums };
+            let whole = Whole { tiles: &tiles, blocks: &blocks, sums: &sums };
             let step = Step { grad_scale: f64::NAN, ..step(0.1, &rule, 1) };
 
             update(&rule, &mut p, &mut slices, &before, &whole, &step);

@@ -80,6 +80,7 @@ mod tests {
     use super::*;
     use half::bf16;
     use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
+    use phalanx_strategies::program::Blocks;
     use phalanx_strategies::program::tiles::Tiles;
     use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -110,7 +111,7 @@ mod tests {
         let (mut p, mut m, mut v) = (x.clone(), x.clone(), vec![0.5; x.len()]);
         let rule = OptimizerSpec::AdamW(AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 });
         let step = optimizer::Step { lr: 0.1, scalars: [0.1, 0.01], grad_scale: 0.7 };
-        let whole = optimizer::Whole { tiles: &Tiles::default(), sums: &[] };
+        let whole = optimizer::Whole { tiles: &Tiles::default(), blocks: &Blocks::default(), sums: &[] };
         optimizer::update(&rule, &mut p, &mut [&mut m, &mut v], &dlogits, &whole, &step);
         vec![bits(&y), bits(&rstd), bits(&act), bits(&dlogits), bits(&sum), bits(&p), loss.to_le_bytes().to_vec()]
     }

@@ -96,6 +96,8 @@ sources! {
     SUM_PARTS = "sum_parts.cu", &[""];
     /// A bias and its gradient.
     BIAS = "bias.cu", &["X=float V=4", "X=bf16 V=8", "X=f16 V=1"];
+    /// Rows of adapted weights with trained lengths.
+    MAGNITUDE = "magnitude.cu", &["X=float", "X=bf16", "X=f16"];
     /// Columns of a matrix, apart and together.
     COLUMNS = "columns.cu", &["X=bf16 P=bf16 V=8", "X=bf16 P=float V=4", "X=f16 P=float V=1"];
     /// Rotary embedding.
@@ -118,7 +120,7 @@ sources! {
     TREE_SUM = "tree_sum.cu", &[""];
     /// Softmax cross-entropy and its gradient.
     CROSS_ENTROPY = "cross_entropy.cu", &[""];
-    /// Updates by rules that work element by element.
+    /// Updates by rules that work element by element, or in blocks of elements.
     OPTIMIZER = "optimizer.cu" after "runs.cuh", &[""];
     /// Adafactor.
     ADAFACTOR = "adafactor.cu", &[""];

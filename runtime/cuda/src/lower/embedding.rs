@@ -24,7 +24,9 @@ impl Lowering {
         let n_vectors = x.len() / width_of(x.cols);
         let args = Args::new().ptr(ids).ptr(table).ptr_or_null(residual).ptr(x);
         let args = args.int(x.cols).int(first).int(table.rows).float(absent).int(n_vectors);
-        self.launch_strided(kernel("embedding", x), n_vectors, args);
+        // Words of two bf16 numbers each.
+        let name = if table.dtype == DType::I32 { "embedding_of_bf16" } else { "embedding" };
+        self.launch_strided(kernel(name, x), n_vectors, args);
     }
 
     /// `[ids, dx, (residual)] -> [dtable]`: rows are summed by id in the order of tokens, as on the CPU.

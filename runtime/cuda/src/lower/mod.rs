@@ -14,6 +14,7 @@ mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod head_norm;
+mod magnitude;
 mod merged;
 mod norm;
 mod optimizer;
@@ -158,6 +159,9 @@ impl Lowering {
             Op::SplitColumns => self.split_columns(),
             Op::JoinColumns => self.join_columns(),
             Op::AddBias => self.add_bias(),
+            Op::RowLengths(rows) => self.row_lengths(rows),
+            Op::Magnitude(columns) => self.magnitude(*columns),
+            Op::MagnitudeBackward { columns, residual } => self.magnitude_backward(*columns, *residual),
             Op::ColumnSum { residual, columns } => self.column_sum(*residual, *columns),
             // Run by the machine.
             Op::Start(_) | Op::Await(_) | Op::Opaque { .. } => {}

@@ -1,10 +1,10 @@
-//! Updates of parameters by rules that work element by element.
+//! Updates of parameters by rules that work element by element, or in blocks of elements.
 
 use super::{BLOCKS_MAX, Lowering, THREADS};
 use crate::command::{Args, Buffer};
 use crate::kernels::{Instance, OPTIMIZER};
-use phalanx_strategies::optimizer::{AdamW, Lion, N_SCALARS, OptimizerSpec, Sgd};
-use phalanx_strategies::program::{Hyper, Update};
+use phalanx_strategies::optimizer::{AdamW, Lion, N_SCALARS, OptimizerSpec, STATE_BLOCK, Sgd};
+use phalanx_strategies::program::{Blocks, Hyper, Update};
 
 /// Elements of a thread at a time.
 const WIDTH: usize = 4;
@@ -35,11 +35,11 @@ impl Lowering {
         let (g, step) = (*operands.grad, Step::new(update, *operands.hyper, *operands.coefficient));
         let p = self.writes[0].elements(update.first, g.len());
         match &update.rule {
-            OptimizerSpec::AdamW(AdamW { beta1, beta2, eps, weight_decay }) => {
-                let args = self.run_of(p, g).ptr(step.lr).ptr(step.scalars).ptr(step.coefficient);
-                let args = averages(averages(args, *beta1), *beta2).float(*eps as f32).double(*weight_decay);
+            OptimizerSpec::AdamW(rule) => {
+                let args = adamw(self.run_of(p, g), rule, step);
                 self.launch_update("adamw", g.len(), args);
             }
+            OptimizerSpec::AdamW8bit(rule) => self.adamw_8bit(&update.blocks, &rule.0, p, g, step),
             OptimizerSpec::Sgd(Sgd { momentum, weight_decay }) => {
                 let args = self.run_of(p, g).ptr(step.lr).ptr(step.coefficient);
                 self.launch_update("sgd", g.len(), args.float(*momentum as f32).float(*weight_decay as f32));
@@ -60,6 +60,26 @@ impl Lowering {
         }
     }
 
+    /// Updates the elements `p`, whose state is stored in blocks.
+    fn adamw_8bit(&mut self, blocks: &Blocks, rule: &AdamW, p: Buffer, g: Buffer, step: Step) {
+        let [m, v] = self.writes[1..] else { unreachable!("{} tensors of state", self.writes.len() - 1) };
+        let (mut first, mut first_word) = (0, 0);
+        for run in &blocks.runs {
+            let (n, n_words) = (run.n_elements, run.n_words());
+            let [p, g] = [p, g].map(|of| of.elements(first, n));
+            let [m, v] = [m, v].map(|state| state.elements(first_word, n_words));
+            if run.is_coded {
+                let args = adamw(Args::new().ptr(p).ptr(m).ptr(v).ptr(g).long(n), rule, step);
+                let grid = [n.div_ceil(STATE_BLOCK).min(BLOCKS_MAX) as u32, 1, 1];
+                self.launch(Instance::of(OPTIMIZER, "adamw_blocks"), grid, THREADS, 0, args);
+            } else {
+                let run = [p.address, m.address, v.address, g.address, n as u64];
+                self.launch_update("adamw", n, adamw(Args::of_run(&run, n_blocks(n), RUNS), rule, step));
+            }
+            (first, first_word) = (first + n, first_word + n_words);
+        }
+    }
+
     /// The kernels' table of runs.
     fn run_of(&self, p: Buffer, g: Buffer) -> Args {
         let state = |i: usize| self.writes.get(1 + i).map_or(0, |state| state.address);
@@ -74,6 +94,13 @@ impl Lowering {
 /// Blocks for a run of `n` elements.
 fn n_blocks(n: usize) -> usize {
     n.div_ceil(WIDTH * THREADS as usize).min(BLOCKS_MAX)
+}
+
+/// Appends the step's scalars and the hyperparameters of AdamW.
+fn adamw(args: Args, rule: &AdamW, step: Step) -> Args {
+    let AdamW { beta1, beta2, eps, weight_decay } = *rule;
+    let args = args.ptr(step.lr).ptr(step.scalars).ptr(step.coefficient);
+    averages(averages(args, beta1), beta2).float(eps as f32).double(weight_decay)
 }
 
 /// The weights of an exponential average, rounded as on the CPU.

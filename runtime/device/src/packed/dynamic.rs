@@ -11,14 +11,26 @@ const BLOCK: usize = 256;
 pub struct DynamicMap {
     /// The numbers.
     pub numbers: [f32; 256],
-    /// The middle between each number and the next.
-    middles: [f32; 255],
+    /// The middle between each number and the next; infinity after the last one.
+    middles: [f32; 256],
+    /// The code of the least of the numbers that share their 16 leading bits.
+    of_leading_bits: Box<[u8; 1 << 16]>,
 }
 
-/// For numbers of either sign.
 static SIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(true));
+static UNSIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(false));
 
 impl DynamicMap {
+    /// The map for values of either sign.
+    pub fn signed() -> &'static DynamicMap {
+        &SIGNED
+    }
+
+    /// The map for values that are not negative.
+    pub fn unsigned() -> &'static DynamicMap {
+        &UNSIGNED
+    }
+
     /// The numbers for values of either sign, or for those that are not negative.
     pub fn new(is_signed: bool) -> DynamicMap {
         let mut numbers = vec![0.0, 1.0];
@@ -34,13 +46,23 @@ impl DynamicMap {
         }
         numbers.sort_by(f32::total_cmp);
         let numbers: [f32; 256] = numbers.try_into().expect("1 + 2 + ... + 64 fractions, twice, and two more");
-        let middles = std::array::from_fn(|i| f32::midpoint(numbers[i], numbers[i + 1]));
-        DynamicMap { numbers, middles }
+        let middle = |i: usize| numbers.get(i + 1).map_or(f32::INFINITY, |next| f32::midpoint(numbers[i], *next));
+        let middles = std::array::from_fn(middle);
+        let mut of_leading_bits = Box::new([0; 1 << 16]);
+        for (leading, code) in (0..).zip(of_leading_bits.iter_mut()) {
+            let [first, last] = [leading << 16, leading << 16 | 0xffff].map(f32::from_bits);
+            *code = middles.partition_point(|middle| *middle < first.min(last)) as u8;
+        }
+        DynamicMap { numbers, middles, of_leading_bits }
     }
 
     /// The index of the number nearest to `x`; of the lower one of two that are as near.
     pub fn code(&self, x: f32) -> u8 {
-        self.middles.partition_point(|middle| *middle < x) as u8
+        let mut code = self.of_leading_bits[(x.to_bits() >> 16) as usize];
+        while self.middles[code as usize] < x {
+            code += 1;
+        }
+        code
     }
 }
 
@@ -61,7 +83,7 @@ pub fn double_quantised(scales: &mut [f32]) {
         let largest = block.iter().fold(0.0f32, |largest, x| (x - mean).abs().max(largest));
         let factor = 1.0 / largest.max(f32::MIN_POSITIVE);
         for x in block {
-            *x = SIGNED.numbers[SIGNED.code((*x - mean) * factor) as usize] * largest + mean;
+            *x = SIGNED.numbers[usize::from(SIGNED.code((*x - mean) * factor))] * largest + mean;
         }
     }
 }

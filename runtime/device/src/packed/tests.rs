@@ -62,6 +62,22 @@ fn numbers_of_dynamic_maps_are_those_of_bitsandbytes() {
 }
 
 #[test]
+fn codes_of_dynamic_maps_are_those_of_the_nearest_numbers() {
+    for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
+        let nearest = |x: f32| {
+            let distance = |code: &usize| (f64::from(map.numbers[*code]) - f64::from(x)).abs();
+            (0..256).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap() as u8
+        };
+        let of_any_size = (0..40_000u32).map(|i| f32::from_bits(i.wrapping_mul(0x9e37_79b9) & 0xbfff_ffff));
+        let beside_numbers = map.numbers.iter().flat_map(|x| [x.next_down(), *x, x.next_up()]);
+        for x in of_any_size.chain(beside_numbers).filter(|x| x.abs() <= 1.0) {
+            assert_eq!(map.code(x), nearest(x), "{x:e}");
+        }
+        assert_eq!([f32::NEG_INFINITY, f32::INFINITY].map(|x| map.code(x)), [0, 255]);
+    }
+}
+
+#[test]
 fn nf4_has_the_codes_scales_and_numbers_of_bitsandbytes() {
     let packing = Packing::Nf4 { double: false };
 

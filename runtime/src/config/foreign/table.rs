@@ -9,17 +9,9 @@ use super::{Row, Words};
 pub(super) const VALUES: &[Words] = &[
     Words {
         key: "optimizer",
-        words: &[
-            "adamw_8bit",
-            "adamw_bnb_8bit",
-            "paged_adamw_8bit",
-            "adamw_torch_8bit",
-            "adamw_torch_4bit",
-            "ao_adamw_8bit",
-            "ao_adamw_4bit",
-        ],
-        means: "adamw",
-        note: "its state is f32, not quantized",
+        words: &["adamw_torch_8bit", "adamw_torch_4bit", "ao_adamw_8bit", "ao_adamw_4bit"],
+        means: "adamw_8bit",
+        note: "its state is stored in 8 bits, as by bitsandbytes",
     },
     Words {
         key: "optimizer",
@@ -61,7 +53,7 @@ const ONLY_LANGUAGE_MODELS: &str =
 const NOT_QUANTIZED: &str =
     "only `load_in_4bit` and `load_in_8bit` quantize weights, beside adapters; use one of them, or remove the line";
 const LORA_BASICS: &str =
-    "adapters have a rank, alpha, targets, dropout, rank-stabilised scale and LoRA+ only; remove the line";
+    "adapters have a rank, alpha, targets, dropout, rank-stabilised scale, DoRA and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
 const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
 pub(super) const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
@@ -387,14 +379,13 @@ pub(super) const TABLE: &[Row] = &[
         verdict: Refused(NOT_QUANTIZED),
     },
     Row { keys: &["bnb_config_kwargs"], verdict: Translated(bnb_config) },
+    Row { keys: &["lora_target_parameters"], verdict: Translated(lora_target_parameters) },
     Row {
         keys: &[
-            "lora_target_parameters",
             "lora_rank_pattern",
             "lora_alpha_pattern",
             "peft",
             "peft_layers_pattern",
-            "peft_use_dora",
             "peft_layer_replication",
             "peft_init_lora_weights",
             "peft_trainable_token_indices",

@@ -91,17 +91,36 @@ fn no_key_of_an_entry_is_ignored_without_a_note() {
 }
 
 #[test]
-fn patterns_of_trained_parameters_must_mean_the_whole_language_model() {
-    let of = |patterns: &str| {
-        let keys = format!("unfrozen_parameters: [{patterns}]\n");
-        JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).map(|job| job.notes.join("\n"))
+fn patterns_of_trained_parameters_have_no_effect_beside_adapters_or_for_the_whole_language_model() {
+    let of = |patterns: &str, more: &str| {
+        let keys = format!("unfrozen_parameters: [{patterns}]\n{more}");
+        JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[])
     };
 
     for whole in ["^model.language_model.*, ^lm_head.*", "model.language_model.*, lm_head, embed_tokens", "model.*"] {
-        assert!(of(whole).unwrap().contains("unfrozen_parameters (the language model"), "{whole}");
+        let notes = of(whole, "").unwrap().notes.join("\n");
+        assert!(notes.contains("unfrozen_parameters (the language model"), "{notes}");
     }
-    for part in ["^lm_head.weight$", "'model.layers.4[4-9]+.mlp'", "model.*, model.vision_tower.*", "x"] {
-        assert!(of(part).unwrap_err().to_string().contains("`unfrozen_parameters`"), "{part}");
+    let part = "^lm_head.weight$, 'model.layers.4[4-9]+.mlp.gate'";
+    let beside = of(part, "adapter: lora\nlora_target_linear: true\n").unwrap();
+    assert!(beside.notes.join("\n").contains("unfrozen_parameters (the parameters beside adapters are frozen"));
+    assert_eq!(beside.adapter.trained_parameters, Vec::<String>::new());
+    assert_eq!(of(part, "").unwrap().adapter.trained_parameters, ["^lm_head.weight$", "model.layers.4[4-9]+.mlp.gate"]);
+    let rows = of("'^model.embed_tokens.weight$[:32000]'", "").unwrap_err().to_string();
+    assert!(rows.contains("rows of a parameter cannot be trained alone"), "{rows}");
+}
+
+#[test]
+fn adapters_of_experts_have_no_effect_and_those_of_other_parameters_are_refused() {
+    let of = |names: &str| {
+        let keys = format!("adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [{names}]\n");
+        JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).map(|job| job.notes.join("\n"))
+    };
+
+    let experts = "mlp.experts.gate_up_proj, experts.down_proj";
+    assert!(of(experts).unwrap().contains("lora_target_parameters (models have no experts"), "{experts}");
+    for other in ["experts.down_proj, q_proj.weight", "mlp.gate.weight"] {
+        assert!(of(other).unwrap_err().to_string().contains("`lora_target_modules`"), "{other}");
     }
 }
 
@@ -149,10 +168,15 @@ fn keys_without_effect_share_one_sentence() {
 #[test]
 fn word_of_another_tool_is_replaced_and_named_with_its_line() {
     let of = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}\n"), &[]).unwrap();
-    let job = of("optimizer: adamw_bnb_8bit");
+    let job = of("optimizer: adamw_torch_4bit");
 
-    assert_eq!(job.optimizer.rule.name(), "adamw");
-    assert_eq!(job.notes, ["`optimizer` (line 6): adamw_bnb_8bit means adamw here: its state is f32, not quantized"]);
+    assert_eq!(job.optimizer.rule.name(), "adamw_8bit");
+    assert_eq!(
+        job.notes,
+        [
+            "`optimizer` (line 6): adamw_torch_4bit means adamw_8bit here: its state is stored in 8 bits, as by bitsandbytes"
+        ]
+    );
     assert_eq!(of("batch_size: 8\nmicro_batch_size: 2").schedule.gradient_accumulation_steps, 4);
     assert!(!of("curriculum_sampling: true").data.shuffle);
     assert!(of("float16: true").precision.fp16);
@@ -422,10 +446,8 @@ mode = \"full\"
 
 #[test]
 fn job_of_axolotl_is_imported_as_a_whole() {
-    let job = imported(&[(
-        "a.yml",
-        "base_model: m\nrl: dpo\ntf32: true\noptimizer: adamw_bnb_8bit\nwandb_project:\nseed: 3\n",
-    )]);
+    let job =
+        imported(&[("a.yml", "base_model: m\nrl: dpo\ntf32: true\noptimizer: paged_adamw\nwandb_project:\nseed: 3\n")]);
 
     assert_eq!((job.tool, job.is_whole), ("Axolotl", true));
     assert_eq!(shown_keys(&job), set(&["base_model: m", "optimizer: adamw", "seed: 3"]));

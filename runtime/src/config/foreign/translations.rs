@@ -110,9 +110,20 @@ pub(super) fn bnb_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     Said(format!("it means `bnb_4bit_use_double_quant: {double}` here; weights of 4 bits are nf4"))
 }
 
-/// Patterns of parameters that are trained while all others are frozen. Files for models with images ask with them for the
-/// whole language model, which is all that there is here.
-pub(super) fn unfrozen_parameters(value: &Value, _: &mut Draft<'_>) -> Outcome {
+/// Parameters that get adapters although they belong to no linear layer. Files name the stacked weights of experts with it; where a
+/// model has none, PEFT adapts the other targets only.
+pub(super) fn lora_target_parameters(value: &Value, _: &mut Draft<'_>) -> Outcome {
+    let names: Vec<String> = value.as_sequence().into_iter().flatten().map(shown).collect();
+    let is_of_experts = |name: &String| name.split('.').any(|part| part == "experts");
+    match !names.is_empty() && names.iter().all(is_of_experts) {
+        true => NoEffect(table::NO_EXPERTS),
+        false => Refused("name the layers in `lora_target_modules` instead, and remove the line".into()),
+    }
+}
+
+/// Patterns of parameters that are trained while all others are frozen. Beside adapters, all are frozen. Files for models with images
+/// ask with them for the whole language model, which is all that there is here.
+pub(super) fn unfrozen_parameters(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     const LANGUAGE_MODEL: [&str; 4] = ["model", "language_model", "model.language_model", "language_model.model"];
     const OTHERS: [&str; 3] = ["lm_head", "embed_tokens", "model.embed_tokens"];
     let patterns: Vec<String> = value.as_sequence().into_iter().flatten().map(shown).collect();
@@ -121,10 +132,17 @@ pub(super) fn unfrozen_parameters(value: &Value, _: &mut Draft<'_>) -> Outcome {
         .map(|pattern| pattern.trim_start_matches('^').trim_end_matches(['*', '$', '.']).trim_end_matches(".weight"))
         .collect();
     let is_whole = named.iter().any(|name| LANGUAGE_MODEL.contains(name));
-    match is_whole && named.iter().all(|name| LANGUAGE_MODEL.contains(name) || OTHERS.contains(name)) {
-        true => NoEffect("the language model is all of the model, and is trained as `adapter` says"),
-        false => Refused("all parameters are trained, or adapters beside frozen ones; remove the line".into()),
+    if is_whole && named.iter().all(|name| LANGUAGE_MODEL.contains(name) || OTHERS.contains(name)) {
+        return NoEffect("the language model is all of the model, and is trained as `adapter` says");
     }
+    if draft.given("adapter").is_some_and(|adapter| !adapter.is_null()) {
+        return NoEffect("the parameters beside adapters are frozen; `lora_modules_to_save` names those that are not");
+    }
+    if patterns.is_empty() || patterns.iter().any(|pattern| pattern.ends_with(']') && pattern.contains('[')) {
+        return Refused("it must be a list of patterns, and rows of a parameter cannot be trained alone".into());
+    }
+    draft.default("trained_parameters", patterns);
+    Said("it means `trained_parameters` here".into())
 }
 
 /// Samples of a rank in a step.

@@ -28,6 +28,8 @@ pub struct AdapterExport<'a> {
     pub dropout: f64,
     /// Whether the scale is relative to the root of the rank.
     pub use_rslora: bool,
+    /// Whether the rows of adapted weights have trained lengths.
+    pub use_dora: bool,
     /// Adapted layers: their paths, or ends of paths such as `q_proj`.
     pub target_modules: &'a [String],
     /// Whether the base model stores its weights as `[in, out]`, as GPT-2 does.
@@ -60,6 +62,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
             (Some(name), [rank, _]) if name.ends_with(".lora_A.weight") => Some(*rank),
             (Some(name), [_, rank]) if name.ends_with(".lora_B.weight") => Some(*rank),
             (Some(name), _) if !name.contains(".lora_") => continue,
+            (Some(name), [_]) if adapter.use_dora && name.ends_with(".lora_magnitude_vector") => continue,
             _ => None,
         };
         if rank_dim != Some(adapter.rank) {
@@ -82,6 +85,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
         "inference_mode": true,
         "modules_to_save": (!adapter.modules_to_save.is_empty()).then_some(adapter.modules_to_save),
         "use_rslora": adapter.use_rslora,
+        "use_dora": adapter.use_dora,
     });
     write_json(&mut staging, ADAPTER_CONFIG, &config)?;
     for (name, content) in adapter.files {
@@ -103,11 +107,12 @@ mod tests {
         let (a, b) = ([1.0f32, 2.0, 3.0], [4.0f32, 5.0]);
         let module = "model.layers.0.self_attn.q_proj";
         let names = ["A", "B"].map(|matrix| peft_name(&format!("{module}.lora_{matrix}.weight")));
-        let saved = peft_name("lm_head.weight");
+        let (saved, magnitude) = (peft_name("lm_head.weight"), peft_name(&format!("{module}.lora_magnitude_vector")));
         let tensors = [
             ExportTensor { name: &names[0], shape: &[1, 3], values: Values::Here(&a) },
             ExportTensor { name: &names[1], shape: &[2, 1], values: Values::Here(&b) },
             ExportTensor { name: &saved, shape: &[3], values: Values::Here(&a) },
+            ExportTensor { name: &magnitude, shape: &[2], values: Values::Here(&b) },
         ];
         let targets = ["q_proj".to_owned()];
         let mut adapter = AdapterExport {
@@ -116,6 +121,7 @@ mod tests {
             alpha: 16.0,
             dropout: 0.05,
             use_rslora: true,
+            use_dora: true,
             target_modules: &targets,
             modules_to_save: &["lm_head".to_owned()],
             fan_in_fan_out: false,
@@ -129,12 +135,16 @@ mod tests {
 
         let source = TensorSource::open_file(&out.join("adapter_model.safetensors")).unwrap();
         let [a, b] = ["A", "B"].map(|m| format!("base_model.model.{module}.lora_{m}.weight"));
-        let expected = ["base_model.model.lm_head.weight".to_owned(), a, b];
+        let expected = ["base_model.model.lm_head.weight".to_owned(), a, b, magnitude.clone()];
         assert_eq!(source.names().collect::<Vec<_>>(), expected);
         let config = read_json(&out.join("adapter_config.json")).unwrap();
         assert_eq!((&config["r"], &config["peft_type"]), (&json!(1), &json!("LORA")));
         assert_eq!((&config["use_rslora"], &config["modules_to_save"]), (&json!(true), &json!(["lm_head"])));
         assert_eq!(std::fs::read(out.join("tokenizer.json")).unwrap(), b"{}");
+        assert_eq!(config["use_dora"], json!(true));
+        adapter.use_dora = false;
+        assert!(export_adapter(&out, &adapter).unwrap_err().to_string().contains("lora_magnitude_vector"));
+        adapter.use_dora = true;
         adapter.rank = 2;
         assert!(export_adapter(&out, &adapter).unwrap_err().to_string().contains("rank-2"));
     }

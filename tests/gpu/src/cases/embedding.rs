@@ -20,6 +20,9 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(backward(N, columns, dtype, residual, part));
         }
     }
+    for (columns, residual, part) in [(40, false, Part::Whole), (38, true, Part::Second)] {
+        cases.push(packed(forward(N, columns, DType::Bf16, residual, part)));
+    }
     // More columns than one block has.
     cases.push(backward(N, 1036, DType::Bf16, false, Part::Whole));
     cases
@@ -70,6 +73,16 @@ fn forward(n: usize, columns: usize, dtype: DType, residual: bool, part: Part) -
     // One addition and one rounding.
     let op = Op::Embedding { residual, first: part.first() };
     part.on_mesh(Case::new(name, op, reads, Tolerance::EXACT).writing(&[n, columns], dtype))
+}
+
+/// The case with its table in words of two bf16 numbers.
+fn packed(case: Case) -> Case {
+    let mut reads = case.reads;
+    let rounded = |x: f64| (x as f32).to_bits() >> 16;
+    let pairs = reads[1].elements.chunks(2).map(|pair| rounded(pair[0]) | rounded(pair[1]) << 16);
+    let words = pairs.map(|word| f64::from(word.cast_signed())).collect();
+    reads[1] = Operand::of(&[V, reads[1].shape[1] / 2], DType::I32, words);
+    Case { name: format!("{}, packed", case.name), reads, ..case }
 }
 
 fn backward(n: usize, columns: usize, dtype: DType, residual: bool, part: Part) -> Case {

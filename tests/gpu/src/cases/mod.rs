@@ -9,6 +9,7 @@ mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod head_norm;
+mod magnitude;
 mod norm;
 mod optimizer;
 mod packed;
@@ -32,6 +33,7 @@ pub fn all() -> Vec<Case> {
         elementwise::cases(),
         embedding::cases(),
         head_norm::cases(),
+        magnitude::cases(),
         norm::cases(),
         optimizer::cases(),
         packed::cases(),

@@ -1,7 +1,8 @@
 //! Updates of parameters, and the sums that they need.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::optimizer::{Adafactor, AdamW, Extent, Lion, OptimizerSpec, Sgd};
+use phalanx_strategies::optimizer::{Adafactor, AdamW, AdamW8bit, Extent, Lion, OptimizerSpec, STATE_WORDS, Sgd};
+use phalanx_strategies::program::blocks::Blocks;
 use phalanx_strategies::program::tiles::Tiles;
 use phalanx_strategies::program::{DType, Hyper, Init, Op, Param, ParamPart, Update, ValueId};
 use std::ops::Range;
@@ -22,6 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend([0, 4, 7].map(|first| by_element(rule, first, 0.37)));
         cases.extend([f64::NAN, f64::INFINITY].map(|coefficient| by_element(rule, 4, coefficient)));
     }
+    cases.extend([0.37, f64::NAN].map(in_blocks));
     for whole in wholes() {
         cases.extend([adafactor(&whole, 0, 0.37), adafactor(&whole, 1, 0.37)]);
         cases.extend([0.37, f64::NAN].map(|coefficient| adafactor(&whole, 2, coefficient)));
@@ -46,7 +48,8 @@ fn gradient(n: usize) -> Operand {
 /// Element by element: the same bits.
 fn by_element(rule: OptimizerSpec, first: usize, coefficient: f64) -> Case {
     let n_state = rule.n_state_of_elements();
-    let update = Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles: Tiles::default() };
+    let (tiles, blocks) = (Tiles::default(), Blocks::default());
+    let update = Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles, blocks };
     let mut reads = vec![Operand::random(&[N_PARAM], DType::F32, 1)];
     reads.extend((0..n_state).map(|i| {
         let mut state = Operand::random(&[N], DType::F32, 2 + i as u64).map(|x| 1e-2 * x);
@@ -59,6 +62,31 @@ fn by_element(rule: OptimizerSpec, first: usize, coefficient: f64) -> Case {
     let name = format!("{} from {first}, coefficient {coefficient}", rule.name());
     let case = Case::new(name, Op::Update(update), reads, Tolerance::EXACT);
     (0..=n_state).fold(case, Case::updating)
+}
+
+/// Several tensors, some of them in blocks, from an odd element of the parameter on: the same bits.
+fn in_blocks(coefficient: f64) -> Case {
+    let rule = OptimizerSpec::AdamW8bit(AdamW8bit(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }));
+    let (first, all) = (256, param(&[&[35 * 256], &[3 * 256], &[17 * 256], &[4096 + 203]]));
+    let blocks = Param { updated: first..all.updated.end, ..all }.blocks().expect("the run begins with a block");
+    let (n, n_words) = (blocks.n_elements(), blocks.n_words());
+    // Words at random, but positive numbers near 0.01 where they are numbers.
+    let state = |seed: u64| {
+        let mut words = Operand::random(&[n_words], DType::F32, seed).map(|x| (x * 1e9).clamp(-2e9, 2e9).trunc());
+        let mut left = &mut words.elements[..];
+        for run in &blocks.runs {
+            let own = left.split_off_mut(..run.n_words()).expect("as many as counted");
+            let numbers = own.iter_mut().step_by(if run.is_coded { STATE_WORDS } else { 1 });
+            numbers.for_each(|x| *x = f64::from(((1e-2 + 1e-12 * *x) as f32).to_bits()));
+        }
+        Operand { dtype: DType::I32, ..words }
+    };
+    let mut reads = vec![Operand::random(&[first + n], DType::F32, 1), state(2), state(3)];
+    reads.extend([gradient(n), hyper(&rule), Operand::of(&[], DType::F64, vec![coefficient])]);
+    let tiles = Tiles::default();
+    let update = Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles, blocks };
+    let case = Case::new(format!("adamw_8bit, coefficient {coefficient}"), Op::Update(update), reads, Tolerance::EXACT);
+    (0..=2).fold(case, Case::updating)
 }
 
 /// A parameter and the elements of it that a rank has.
@@ -120,7 +148,8 @@ fn adafactor(whole: &Whole, n_rounds: usize, coefficient: f64) -> Case {
     let next = rule.sums(n_dims).get(n_rounds);
     let n_state = rule.state(n_dims).len();
     let writes: Vec<usize> = next.iter().flat_map(|round| round.iter()).map(|e| tiles.n_values(*e)).collect();
-    let update = Update { rule, rate: Hyper::LEARNING_RATE, first: run.start, n_dims, n_rounds, tiles };
+    let blocks = Blocks::default();
+    let update = Update { rule, rate: Hyper::LEARNING_RATE, first: run.start, n_dims, n_rounds, tiles, blocks };
     let op = if next.is_some() { Op::UpdateSums(update) } else { Op::Update(update) };
     // f64 sums in another order, rounded to f32.
     let tolerance = Tolerance { absolute: 1e-12, relative: 1e-6 };

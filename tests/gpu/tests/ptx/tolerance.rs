@@ -26,6 +26,8 @@ pub fn of(case: &Case) -> Tolerance {
         Op::Rotary { .. } | Op::QkSquaresBackward { .. } => Tolerance { absolute: 32.0 * F32, relative: 0.0 },
         // A quotient, a sum, a root, a reciprocal and two products.
         Op::QkNorm(_) => Tolerance { absolute: 0.0, relative: 8.0 * F32 },
+        // A quotient and a product.
+        Op::Magnitude(_) => Tolerance { absolute: 0.0, relative: 2.0 * F32 },
         // In f64.
         Op::ClipCoefficient { .. } | Op::Sum => Tolerance { absolute: 0.0, relative: 1e-13 },
         // Rounded once, or not at all.

@@ -1,6 +1,7 @@
 use super::super::super::testing::{bits, close, random, same_on_every_number_of_threads, wide};
 use super::super::{self as optimizer, Step, Whole};
 use phalanx_strategies::optimizer::{Adafactor, OptimizerSpec};
+use phalanx_strategies::program::Blocks;
 use phalanx_strategies::program::tiles::Tiles;
 use phalanx_strategies::program::{Init, Param, ParamPart, ValueId};
 use std::ops::Range;
@@ -42,7 +43,7 @@ fn step(ranks: &mut [Rank], n_dims: usize, g: &[f32], step: &Step) {
             let state: Vec<&[f32]> = rank.state.iter().map(Vec::as_slice).collect();
             let mut out: Vec<Vec<f32>> = totals.iter().map(|total| vec![f32::NAN; total.len()]).collect();
             let mut outs: Vec<&mut [f32]> = out.iter_mut().map(Vec::as_mut_slice).collect();
-            let whole = Whole { tiles: &rank.tiles, sums: &views };
+            let whole = Whole { tiles: &rank.tiles, blocks: &Blocks::default(), sums: &views };
             optimizer::sums(&spec, &rank.p, &state, &g[rank.run.clone()], &whole, step, &mut outs);
             for (total, out) in totals.iter_mut().zip(out) {
                 total.iter_mut().zip(out).for_each(|(total, x)| *total += x);
@@ -53,7 +54,7 @@ fn step(ranks: &mut [Rank], n_dims: usize, g: &[f32], step: &Step) {
     let views: Vec<&[f32]> = sums.iter().map(Vec::as_slice).collect();
     for rank in ranks {
         let mut state: Vec<&mut [f32]> = rank.state.iter_mut().map(Vec::as_mut_slice).collect();
-        let whole = Whole { tiles: &rank.tiles, sums: &views };
+        let whole = Whole { tiles: &rank.tiles, blocks: &Blocks::default(), sums: &views };
         optimizer::update(&spec, &mut rank.p, &mut state, &g[rank.run.clone()], &whole, step);
     }
 }

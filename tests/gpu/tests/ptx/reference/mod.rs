@@ -2,6 +2,7 @@
 
 mod attention;
 mod loss;
+mod magnitude;
 mod norms;
 mod optimizers;
 
@@ -52,7 +53,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::AttentionPartBackward { part, carried_q, carried_kv } => {
             attention::part_backward(part, *carried_q, *carried_kv, &x)
         }
-        Op::Embedding { residual, first } => vec![embedding(&x, *residual, *first)],
+        Op::Embedding { residual, first } => vec![embedding(case.reads[1].dtype, &x, *residual, *first)],
         Op::EmbeddingBackward { residual, first } => vec![embedding_backward(&x, *residual, *first, n_written(0))],
         Op::Activation(f) => vec![activation(*f, &x)],
         Op::ActivationBackward(f) => vec![activation_backward(*f, &x)],
@@ -100,6 +101,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
             vec![x[0].rows().zip(x[1].rows()).flat_map(|(left, right)| [left, right].concat()).collect()]
         }
         Op::AddBias => vec![x[0].rows().flat_map(|row| row.iter().zip(&x[1].at).map(|(x, b)| x + b)).collect()],
+        Op::RowLengths(_) | Op::Magnitude(_) | Op::MagnitudeBackward { .. } => magnitude::reference(&case.op, &x),
         Op::ColumnSum { residual, columns } => vec![column_sum(&x, *residual, *columns)],
         Op::Start(_) | Op::Await(_) | Op::Opaque { .. } | Op::Enter { .. } => {
             unreachable!("{} has no kernel", case.op.name())
@@ -154,8 +156,10 @@ fn product(m: &MatMul, x: &[Matrix]) -> Vec<f64> {
     c
 }
 
-fn embedding(x: &[Matrix], residual: bool, first: usize) -> Vec<f64> {
-    let (ids, table) = (&x[0].at, &x[1]);
+fn embedding(of_table: DType, x: &[Matrix], residual: bool, first: usize) -> Vec<f64> {
+    let unpacked = (of_table == DType::I32)
+        .then(|| Matrix { cols: Packing::Bf16.weights(x[1].cols), at: unpack(Packing::Bf16, &x[1]) });
+    let (ids, table) = (&x[0].at, unpacked.as_ref().unwrap_or(&x[1]));
     let mut y = if residual { x[2].at.clone() } else { vec![0.0; ids.len() * table.cols] };
     for (id, y) in ids.iter().zip(y.chunks_exact_mut(table.cols)) {
         if let Some(row) = (*id as usize).checked_sub(first).filter(|row| *row < table.n_rows()) {

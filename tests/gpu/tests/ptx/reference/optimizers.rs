@@ -1,7 +1,10 @@
 //! Updates of parameters, and the sums that they need; formulas of `phalanx_strategies::optimizer`.
 
 use super::{Matrix, squares};
-use phalanx_strategies::optimizer::{Adafactor, AdamW, Lion, OptimizerSpec, Sgd};
+use phalanx_device::packed::DynamicMap;
+use phalanx_strategies::optimizer::{
+    Adafactor, AdamW, Lion, OptimizerSpec, STATE_BLOCK as BLOCK, STATE_WORDS as WORDS, Sgd,
+};
 use phalanx_strategies::program::tiles::Tile;
 use phalanx_strategies::program::{Hyper, Update};
 
@@ -43,6 +46,7 @@ pub fn update(update: &Update, x: &[Matrix]) -> Vec<Vec<f64>> {
         let p = &mut param[update.first..][..step.g.len()];
         match &update.rule {
             OptimizerSpec::Adafactor(rule) => adafactor(rule, &mut step, p),
+            OptimizerSpec::AdamW8bit(rule) => in_blocks(OptimizerSpec::AdamW(rule.0), &mut step, p),
             rule => p.iter_mut().enumerate().for_each(|(i, p)| by_element(rule, &mut step, i, p)),
         }
     }
@@ -70,7 +74,56 @@ fn by_element(rule: &OptimizerSpec, step: &mut Step<'_>, i: usize, p: &mut f64) 
             *p = *p * (1.0 - lr * weight_decay) - lr * sign;
             *m = beta2 * *m + (1.0 - beta2) * g;
         }
+        OptimizerSpec::AdamW8bit(_) => unreachable!("works on blocks"),
         OptimizerSpec::Adafactor(_) => unreachable!("works on whole tensors"),
+    }
+}
+
+/// Updates by the rule of f32 state, whose state is read from words and written to words.
+fn in_blocks(rule: OptimizerSpec, step: &mut Step<'_>, p: &mut [f64]) {
+    let maps = [DynamicMap::signed(), DynamicMap::unsigned()];
+    let words = step.state.clone();
+    let number = |word: f64| f32::from_bits((word as i32).cast_unsigned());
+    let word = |number: f32| f64::from(number.to_bits().cast_signed());
+    // First element and word of each piece, its elements, and whether it is a block.
+    let (mut pieces, mut first, mut first_word) = (Vec::new(), 0, 0);
+    for run in &step.update.blocks.runs {
+        for at in (0..run.n_elements).step_by(BLOCK) {
+            let n = BLOCK.min(run.n_elements - at);
+            pieces.push((first + at, first_word + if run.is_coded { at / BLOCK * WORDS } else { at }, n, run.is_coded));
+        }
+        (first, first_word) = (first + run.n_elements, first_word + run.n_words());
+    }
+    for (i, map) in maps.into_iter().enumerate() {
+        let numbers = pieces.iter().flat_map(|(_, at, n, is_coded)| {
+            let words = &words[i][*at..];
+            let coded = |j: usize| {
+                let code = (words[1 + j / 4] as i32).to_le_bytes()[j % 4];
+                f64::from(map.numbers[usize::from(code)] * number(words[0]))
+            };
+            let plain = |j: usize| f64::from(number(words[j]));
+            (0..*n).map(|j| if *is_coded { coded(j) } else { plain(j) }).collect::<Vec<f64>>()
+        });
+        step.state[i] = numbers.collect();
+    }
+    p.iter_mut().enumerate().for_each(|(j, p)| by_element(&rule, step, j, p));
+    for (i, map) in maps.into_iter().enumerate() {
+        let mut out = words[i].clone();
+        for (first, at, n, is_coded) in &pieces {
+            let own: Vec<f32> = step.state[i][*first..first + n].iter().map(|x| *x as f32).collect();
+            if !is_coded {
+                out[*at..at + n].iter_mut().zip(own).for_each(|(out, x)| *out = word(x));
+                continue;
+            }
+            let scale = own.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            out[*at] = word(scale);
+            for (j, four) in own.chunks(4).enumerate() {
+                let mut codes = (out[at + 1 + j] as i32).to_le_bytes();
+                codes.iter_mut().zip(four).for_each(|(code, x)| *code = map.code(x * (1.0 / scale)));
+                out[at + 1 + j] = f64::from(i32::from_le_bytes(codes));
+            }
+        }
+        step.state[i] = out;
     }
 }
 

@@ -1,0 +1,35 @@
+//! Jobs as users run them: by the `phalanx` binary, with files, processes, signals and machines that fail.
+//!
+//! One target, because each of these files would link the whole of Phalanx, and because tests that wait then overlap with
+//! tests of other files.
+
+mod bad_input;
+mod catch_up;
+mod cluster;
+mod corruption;
+mod early_stopping;
+mod embed;
+mod evaluation;
+mod front_door;
+mod gpu;
+mod gpu_corruption;
+mod gpu_faults;
+mod gpu_health;
+mod gpu_refusals;
+mod gpu_snapshots;
+mod inputs;
+mod meshes;
+mod node_identity;
+mod nodes;
+mod object_store;
+mod output;
+mod partition;
+mod plan;
+mod ranks;
+mod replacements;
+mod reshape;
+mod resume;
+mod serve;
+mod shared_store;
+mod support;
+mod trained_model;
