@@ -17,19 +17,20 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TEXT = pathlib.Path(__file__).parent.parent / "reference/text.txt"
-SEQUENCE_LEN = 512
 
 
 def by_phalanx(phalanx, model, documents, folder):
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    sequence_len = min(512, config.get("max_position_embeddings", config.get("n_positions", 512)))
     job = folder / "eval.yaml"
     job.write_text(
-        f"base_model: {model}\ndatasets:\n  - path: {data}\n    type: completion\nsequence_len: {SEQUENCE_LEN}\n"
+        f"base_model: {model}\ndatasets:\n  - path: {data}\n    type: completion\nsequence_len: {sequence_len}\n"
         f"micro_batch_size: 2\nsample_packing: true\nmax_steps: 1\nbf16: false\noutput_dir: {folder / 'out'}\n"
     )
     command = [phalanx, "eval", "--json", "--model", model, job]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def by_transformers(model, documents):
@@ -50,7 +51,8 @@ def by_transformers(model, documents):
 
 def main():
     phalanx, *models = sys.argv[1:]
-    documents = [text.strip() for text in TEXT.read_text().split("\n\n") if text.strip()]
+    # Short enough for every model: what does not fit is cut into several samples.
+    documents = [text.strip()[:80] for text in TEXT.read_text().split("\n\n") if text.strip()]
     is_equal = bool(models)
     for model in models:
         with tempfile.TemporaryDirectory() as folder:

@@ -62,6 +62,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         None => "A training job.".into(),
     };
     let text = starter::file(&title, &given, start.as_ref());
+    // First, because what was left out may be why the rest is refused.
+    for note in imported.iter().flat_map(|imported| &imported.notes) {
+        say(format_args!("note: {note}"));
+    }
     // A file that cannot be used would only move the errors to the next command.
     let notes =
         JobConfig::from_yaml_str(&text, &[]).map(|job| job.notes).or_else(|error| match error.lacks_ranks() {
@@ -69,7 +73,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
             false => Err(error),
         })?;
     write(&args.file, &text)?;
-    for note in imported.iter().flat_map(|imported| &imported.notes).chain(&notes) {
+    for note in &notes {
         say(format_args!("note: {note}"));
     }
     say(format_args!("wrote {0}; next:  phalanx estimate {0}  and  phalanx train {0}", args.file.display()));

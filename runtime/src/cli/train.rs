@@ -17,6 +17,7 @@ use crate::events::{Event, Report, Started};
 use crate::train::model_source::ModelSource;
 use crate::train::progress::{Progress, Tokenising};
 use crate::units::{human_bytes, human_count};
+use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -167,7 +168,8 @@ fn introduce(s: &Started, console: &Console) {
 fn farewell(report: &Report, args: &Args, starts_anew: bool, console: &Console) {
     if let Some(dir) = &report.model_dir {
         console.say(format_args!("model in {}", dir.display()));
-        if dir.join("config.json").exists() {
+        // A user-defined model exists only in its program.
+        if ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists()) {
             console.say(format_args!("try it with:  phalanx generate {} --prompt '…'", dir.display()));
         }
     }

@@ -408,7 +408,8 @@ fn lay_out(
         return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, n_short, n_repeated });
     }
     if n_empty + n_dropped + n_short > 0 {
-        tracing::warn!(dataset = %path.display(), n_documents, n_empty, n_dropped, n_short, "documents are left out");
+        // The summary tells the user.
+        tracing::debug!(dataset = %path.display(), n_documents, n_empty, n_dropped, n_short, "documents are left out");
     }
     let n_kept_tokens = lens.iter().sum();
     let lens: Vec<(u32, usize)> = (0..).zip(lens).collect();

@@ -154,6 +154,20 @@ fn init_converts_a_file_of_another_tool_and_says_what_it_left_out() {
 }
 
 #[test]
+fn init_says_what_it_left_out_also_if_the_rest_cannot_be_used() {
+    let p = Project::new();
+    let without_its_file =
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  deepspeed_config_file: missing.json\n";
+    std::fs::write(p.path("accelerate.yaml"), without_its_file).unwrap();
+
+    let run = p.run(&["init", "new.yaml", "--yes", "--from", "accelerate.yaml", "--dataset", "text.txt"]);
+
+    assert!(run.stdout.contains("left out `deepspeed_config.deepspeed_config_file`: "), "{}", run.stdout);
+    run.refuses(&["has 1 ranks, but the world has 2"]);
+    assert!(!p.path("new.yaml").exists());
+}
+
+#[test]
 fn init_asks_for_ranks_and_for_full_or_low_rank_training() {
     let p = Project::new();
     let options = ["--dataset", "text.txt", "--ranks", "2", "--goal", "lora"];

@@ -7,7 +7,8 @@
 //!   lists the process, or comes from a boot after its start. Silence proves nothing.
 //! - `MEMBERSHIP-4` An evicted worker does not take part again; its successor may.
 //! - `MEMBERSHIP-5` A suspension of the coordinator does not count as silence of the nodes: they get half the detection
-//!   time again.
+//!   time again. Nor does a report that arrived meanwhile prove that a worker hangs: a newer one may be waiting behind it. A
+//!   worker that still hangs is in every later report of its node.
 //! - `MEMBERSHIP-6` A worker on a failed device is evicted, like a hung one.
 
 use super::devices::DeviceHealth;
@@ -66,6 +67,8 @@ pub struct Membership {
     deadlines: BTreeSet<(Instant, NodeId)>,
     /// Time of the last call. Calls are due as often as ranks send heartbeats, so that a longer gap shows a suspension.
     awake: Instant,
+    /// From when on reports are believed that a worker hangs (`MEMBERSHIP-5`).
+    hangs_from: Instant,
     /// Evicted workers that may be alive.
     evicted: BTreeSet<Worker>,
     changes: VecDeque<Change>,
@@ -94,6 +97,7 @@ impl Membership {
             nodes: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             awake: now,
+            hangs_from: now,
             evicted: BTreeSet::new(),
             changes: VecDeque::new(),
         }
@@ -304,6 +308,7 @@ impl Membership {
     /// `MEMBERSHIP-5`
     fn oversleep(&mut self, now: Instant) {
         let detection_time = self.timing.detection_time;
+        self.hangs_from = now + self.timing.heartbeat;
         for (id, node) in self.nodes.iter_mut().filter(|(_, node)| !node.silent) {
             self.deadlines.remove(&(node.heard + detection_time, *id));
             node.heard = node.heard.max(now - detection_time / 2);
@@ -333,7 +338,7 @@ impl Membership {
         if device(devices, member).is_some_and(|device| device.fault.is_some()) {
             self.evicted.insert(member.worker);
             self.lose(member.worker, Why::DeviceFailed, complaint(devices, member), healthy);
-        } else if member.hangs {
+        } else if member.hangs && now >= self.hangs_from {
             self.evicted.insert(member.worker);
             // The node has reported since, after waiting this long for the worker's heartbeat.
             let silent = now.checked_sub(self.timing.suspicion).unwrap_or(healthy);
@@ -471,10 +476,10 @@ mod tests {
     fn hung_worker_is_evicted_until_it_has_a_successor() {
         let timing = Timing::default();
         let start = Instant::now();
-        let now = start + timing.suspicion * 2;
+        let now = start + timing.suspicion / 2;
         let mut membership = Membership::new(start, timing);
         // The node keeps reporting while the worker is silent.
-        membership.handle_report(now - timing.suspicion / 2, &report(0, 1, 1, &[7])).unwrap();
+        membership.handle_report(start, &report(0, 1, 1, &[7])).unwrap();
         let mut hanging = report(0, 1, 2, &[7]);
         hanging.members[0].hangs = true;
         membership.handle_report(now, &hanging).unwrap();
@@ -492,6 +497,31 @@ mod tests {
         membership.handle_report(now, &report(0, 1, 4, &[8])).unwrap();
         assert_eq!(membership.evictions(NodeId(0)), []);
         assert_eq!(membership.alive().count(), 1);
+    }
+
+    // MEMBERSHIP-5
+    #[test]
+    fn report_that_waited_for_a_suspended_coordinator_evicts_no_worker_that_has_recovered() {
+        let timing = Timing::default();
+        let start = Instant::now();
+        let hanging = |number| {
+            let mut report = report(0, 1, number, &[7]);
+            report.members[0].hangs = true;
+            report
+        };
+        for hangs_on in [false, true] {
+            let mut membership = Membership::new(start, timing);
+            membership.handle_report(start, &report(0, 1, 1, &[7])).unwrap();
+            let wakes = start + timing.detection_time;
+
+            membership.handle_report(wakes, &hanging(2)).unwrap();
+            let next = |number| if hangs_on { hanging(number) } else { report(0, 1, number, &[7]) };
+            membership.handle_report(wakes, &next(3)).unwrap();
+            assert_eq!(lost(&mut membership), []);
+
+            membership.handle_report(wakes + timing.heartbeat, &next(4)).unwrap();
+            assert_eq!(lost(&mut membership).len(), usize::from(hangs_on), "a worker that still hangs is evicted");
+        }
     }
 
     // MEMBERSHIP-6
