@@ -61,8 +61,9 @@ template <class Rule> __device__ __forceinline__ void update_run(const Rule& rul
     Run run = runs.at[own];
     Part part = own_part(runs, own);
     long long first = (long long)part.index * blockDim.x + threadIdx.x, stride = (long long)part.count * blockDim.x;
-    // Gradient and state begin at a multiple of 16 bytes; the run may begin anywhere in the parameter.
-    if ((unsigned long long)run.p % 16) return update_groups<1>(rule, run, first, stride);
+    // The run may begin anywhere in the parameter, and behind blocks anywhere in the state and in the gradient.
+    unsigned long long starts = (unsigned long long)run.p | (unsigned long long)run.state[0] | (unsigned long long)run.state[1] | (unsigned long long)run.g;
+    if (starts % 16) return update_groups<1>(rule, run, first, stride);
     update_groups<4>(rule, run, first, stride);
     long long rest = run.n / 4 * 4;
     Run tail = {run.p + rest, {run.state[0] + rest, run.state[1] + rest}, run.g + rest, run.n - rest, 0};
@@ -142,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(256) adamw_blocks(float* p, unsigne
             // Behind its barriers all threads have read the words.
             float largest = block_max(fabsf(state[s])), factor = 1.0f / fmaxf(largest, 1.17549435e-38f);
             if (threadIdx.x == 0) words[s][0] = __float_as_uint(largest);
-            if (i < n) ((unsigned char*)(words[s] + 1))[threadIdx.x] = (unsigned char)nearest_code(numbers[s], state[s] * factor);
+            // Bytes of the last word that no element has are zero.
+            if (i < (n + 3) / 4 * 4) ((unsigned char*)(words[s] + 1))[threadIdx.x] = i < n ? (unsigned char)nearest_code(numbers[s], state[s] * factor) : 0;
         }
     }
 }
