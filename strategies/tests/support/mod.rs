@@ -38,9 +38,11 @@ pub fn targets() -> impl Strategy<Value = Nowhere> {
     })
 }
 
-/// Any optimizer, with its defaults.
+/// Optimizers that compile for every mesh: one with state in blocks refuses meshes whose shards cut the blocks of a tensor, as those
+/// of most of these small models do.
 pub fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
-    prop::sample::select(OptimizerSpec::all())
+    let everywhere = |optimizer: &OptimizerSpec| !matches!(optimizer, OptimizerSpec::AdamW8bit(_));
+    prop::sample::select(OptimizerSpec::all().into_iter().filter(everywhere).collect::<Vec<_>>())
 }
 
 /// Adapters on the first two linear layers of a family's blocks, which may be parts of one product, and on the last.

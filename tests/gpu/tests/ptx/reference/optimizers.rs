@@ -118,7 +118,8 @@ fn in_blocks(rule: OptimizerSpec, step: &mut Step<'_>, p: &mut [f64]) {
             let scale = own.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
             out[*at] = word(scale);
             for (j, four) in own.chunks(4).enumerate() {
-                let mut codes = (out[at + 1 + j] as i32).to_le_bytes();
+                // Bytes of the last word that no element has are zero.
+                let mut codes = [0; 4];
                 codes.iter_mut().zip(four).for_each(|(code, x)| *code = map.code(x * (1.0 / scale)));
                 out[at + 1 + j] = f64::from(i32::from_le_bytes(codes));
             }
