@@ -50,6 +50,7 @@ proptest! {
         optimizer in support::optimizers(), target in support::targets(),
     ) {
         let lora = adapters.then(|| support::adapters(family));
+        let optimizer = support::fitting(optimizer, &[mesh]);
         let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
 
         for rank in 0..mesh.size() {
@@ -71,6 +72,7 @@ proptest! {
         mesh in any_mesh(), optimizer in support::optimizers(),
     ) {
         let lora = adapters.then(|| support::adapters(family));
+        let optimizer = support::fitting(optimizer, &[mesh]);
         let spec = StepSpec { lora, optimizer, ..spec(2, Precision::F32, Recompute::None) };
         let mut saved: BTreeMap<String, Vec<u32>> = BTreeMap::new();
 

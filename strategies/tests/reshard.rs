@@ -94,6 +94,7 @@ proptest! {
         from in any_mesh(), to in any_mesh(), parallel in any_parallel(), optimizer in support::optimizers(),
     ) {
         let lora = adapters.then(|| support::adapters(family));
+        let optimizer = support::fitting(optimizer, &[from, to]);
         let spec = StepSpec { parallel, lora, optimizer, ..spec(2, Precision::F32, Recompute::None) };
 
         let missing = missing((family, LAYERS, kv_heads, tied), &spec, from, to);
@@ -107,6 +108,7 @@ proptest! {
         family in families(), tied: bool, from in any_mesh(), replicas in 1usize..3,
         parallel in any_parallel(), optimizer in support::optimizers(),
     ) {
+        let optimizer = support::fitting(optimizer, &[from]);
         let spec = StepSpec { parallel, optimizer, ..spec(2, Precision::F32, Recompute::None) };
         let model_of = (family, LAYERS, 2, tied);
         let to = Mesh { dp_replicate: replicas, dp_shard: from.cp, cp: from.dp_shard, ..from };

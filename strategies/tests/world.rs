@@ -43,6 +43,7 @@ fn any_case() -> impl Strategy<Value = Case> {
     (model, any_mesh(), any_parallel(), how, support::targets()).prop_map(
         |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters, optimizer), target)| {
             let lora = adapters.then(|| support::adapters(family));
+            let optimizer = support::fitting(optimizer, &[mesh]);
             let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
             Case { model: model_of(family, kv_heads, tied), mesh, spec, target }
         },

@@ -24,6 +24,8 @@ pub struct Candidate {
     /// Number of faults that stop the process, and the events that wait meanwhile.
     pub stopped: u32,
     pub waiting: Vec<CandidateEvent>,
+    /// When it last continued after such a fault.
+    pub continued_at: Option<u64>,
     /// The latest announced world.
     announced: Generation,
     /// The term that it leads, and the version of the record in the store.
@@ -43,6 +45,7 @@ impl Candidate {
             timer_at: None,
             stopped: 0,
             waiting: vec![],
+            continued_at: None,
             announced: Generation(0),
             term: None,
             version: 0,
@@ -197,6 +200,13 @@ impl Sim {
                     self.outcome.n_terms += 1;
                     self.mark(4, term.0, i as u64);
                     self.observe(&Observation::Leads(term));
+                    // It was stopped after it had asked for the lease, which may soon end.
+                    if self.candidates[i]
+                        .continued_at
+                        .is_some_and(|at| self.now < at + self.config.timing.lease.as_micros() as u64)
+                    {
+                        self.observe(&Observation::CoordinationDisturbed { lasts: false });
+                    }
                     self.candidates[i].term = Some(term);
                     self.read_record(i, term);
                 }

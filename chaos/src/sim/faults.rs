@@ -249,6 +249,7 @@ impl Sim {
         if candidate.stopped > 0 {
             return;
         }
+        candidate.continued_at = Some(self.now);
         let life = candidate.life;
         self.set_stopped(Machine::Candidate(i), false);
         let candidate = &mut self.candidates[i];

@@ -1,8 +1,8 @@
 //! Silent corruption: a flipped bit in one copy of the state is found, the rank is named, and the job ends with the weights of
 //! an undisturbed run.
 //!
-//! `PHALANX_FLIPS=200 cargo test --release --workspace --test jobs -- --nocapture random_flips` is the campaign: so many
-//! random flips instead of [`N_FLIPS`], with a line for each and a table.
+//! `PHALANX_FLIPS=200 cargo test --release --workspace --test jobs -- --nocapture random_flips` is the campaign: it
+//! plants 200 random flips instead of [`N_FLIPS`], and prints a line for each and a table.
 
 use crate::support::job::{Addresses, JOB as JOB_OF_NODES, Job};
 use crate::support::{Project, Run};

@@ -1,6 +1,7 @@
 //! Small models and the replay of a layout.
 
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
+use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::context_parallel::CpComm;
@@ -38,11 +39,15 @@ pub fn targets() -> impl Strategy<Value = Nowhere> {
     })
 }
 
-/// Optimizers that compile for every mesh: one with state in blocks refuses meshes whose shards cut the blocks of a tensor, as those
-/// of most of these small models do.
+/// Any optimizer, with its defaults.
 pub fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
-    let everywhere = |optimizer: &OptimizerSpec| !matches!(optimizer, OptimizerSpec::AdamW8bit(_));
-    prop::sample::select(OptimizerSpec::all().into_iter().filter(everywhere).collect::<Vec<_>>())
+    prop::sample::select(OptimizerSpec::all())
+}
+
+/// The optimizer, or AdamW if its state is in blocks and tensor parallelism would cut these, as it does in such small models.
+pub fn fitting(optimizer: OptimizerSpec, meshes: &[Mesh]) -> OptimizerSpec {
+    let cuts = optimizer.has_blocks() && meshes.iter().any(|mesh| mesh.tp > 1);
+    if cuts { OptimizerSpec::AdamW(AdamW::default()) } else { optimizer }
 }
 
 /// Adapters on the first two linear layers of a family's blocks, which may be parts of one product, and on the last.
