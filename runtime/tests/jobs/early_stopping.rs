@@ -1,6 +1,7 @@
 //! Runs that end early, and the best model of a run.
 
-use crate::support::Project;
+use crate::support::job::{signal, until};
+use crate::support::{Project, Run, ranks_of};
 use serde_json::Value;
 
 /// A learning rate with which the loss over the held-out rows soon rises again.
@@ -89,6 +90,32 @@ fn best_model_is_kept_on_several_ranks_as_on_one() {
     let last = [&keys[..], &["--load_best_model_at_end", "false", "--output_dir", "last"]].concat();
     p.train(&last).succeeds();
     assert!(p.model_bytes("last") != p.model_bytes("out"), "the last model is another one");
+}
+
+#[test]
+fn run_whose_ranks_are_killed_ends_early_at_the_same_step_with_the_same_model() {
+    let p = Project::new();
+    // Long enough for the kills, also on a fast machine.
+    let early = ["--early_stopping_patience", "15", "--gradient_accumulation_steps", "8"];
+    let ranks = ["--dp_replicate_size", "2", "--reproducible", "true"];
+    let job = [&KEYS[..], &early, &ranks].concat();
+    p.train(&[&job[..], &["--output_dir", "straight"]].concat()).succeeds();
+
+    let mut command = p.command(&[&["train", "job.yaml"], &job[..]].concat());
+    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    for (victim, n_steps) in [(1, 5), (0, 12)] {
+        until("steps", || (p.path("out/metrics.jsonl").exists() && p.metrics("out").len() >= n_steps).then_some(()));
+        let ranks = until("two ranks", || Some(ranks_of(child.id())).filter(|ranks| ranks.len() == 2));
+        signal(ranks[victim], libc::SIGKILL);
+    }
+    Run::of(child.wait_with_output().unwrap()).succeeds();
+
+    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
+    assert!(events.contains("\"why\":\"Died\""), "{events}");
+    assert_eq!(evaluations(&p, "out"), evaluations(&p, "straight"));
+    assert_eq!(p.metrics("out"), p.metrics("straight"));
+    assert!(p.metrics("out").len() < 200, "it ended early");
+    assert!(p.model_bytes("out") == p.model_bytes("straight"), "the best model is another one");
 }
 
 #[test]
