@@ -79,7 +79,7 @@ pub fn served(body: &[u8]) -> [Result<[usize; 3], serde_json::Value>; 2] {
 /// # Errors
 /// When the file cannot be read.
 pub fn kept_metrics(file: &File, last_step: u64) -> std::io::Result<(u64, u64)> {
-    crate::train::metrics::kept(file, last_step)
+    crate::train::metrics::kept(file, last_step).map(|(kept, last)| (kept, last.step))
 }
 
 /// Keys whose values differ between the configuration of a checkpoint and the current one.

@@ -7,11 +7,12 @@
 //! - VERIFY-4 operands and results have the number, shapes and element types of the operation (`shapes`);
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
 //!   then its results are not touched and its operands not written;
-//! - VERIFY-6 every output that the host reads is written.
+//! - VERIFY-6 every output that the host reads is written;
+//! - VERIFY-7 a view has the bytes of a parameter that no instruction writes.
 
 mod shapes;
 
-use crate::program::{Collective, Instr, Op, Program, Stream, ValueId};
+use crate::program::{Collective, Instr, Kind, Op, Program, Stream, Value, ValueId};
 use std::collections::BTreeMap;
 
 /// Why a program cannot run.
@@ -27,6 +28,12 @@ pub enum VerifyError {
         /// What is wrong, and what was expected.
         problem: String,
     },
+    /// A view has other bytes than a parameter, or those of one that is written.
+    #[error("`{value}` is a view of something that is not a frozen parameter of its size")]
+    View {
+        /// The value.
+        value: String,
+    },
     /// An output is never written.
     #[error("output `{value}` is never written")]
     Unwritten {
@@ -35,11 +42,12 @@ pub enum VerifyError {
     },
 }
 
-/// Checks rules VERIFY-1 to VERIFY-6.
+/// Checks rules VERIFY-1 to VERIFY-7.
 ///
 /// # Errors
 /// The first instruction that breaks one.
 pub fn verify(program: &Program) -> Result<(), VerifyError> {
+    views(program)?;
     let mut state = State {
         program,
         written: program.values.iter().map(|v| v.kind.is_given()).collect(),
@@ -65,6 +73,18 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
         Some(b) => Err(VerifyError::Unwritten { value: program.describe_value(b.value) }),
         None => Ok(()),
     }
+}
+
+fn views(program: &Program) -> Result<(), VerifyError> {
+    for (index, value) in program.values.iter().enumerate() {
+        let Kind::View(of) = value.kind else { continue };
+        let fits = |of: &Value| of.kind == Kind::Parameter && of.size_bytes() == value.size_bytes();
+        let is_written = program.instrs.iter().any(|instr| instr.writes.contains(&of));
+        if is_written || !program.values.get(of.0 as usize).is_some_and(fits) {
+            return Err(VerifyError::View { value: program.describe_value(ValueId(index as u32)) });
+        }
+    }
+    Ok(())
 }
 
 struct State<'a> {
@@ -154,7 +174,7 @@ impl<'a> State<'a> {
 mod tests {
     use super::*;
     use crate::mesh::{Axis, Group};
-    use crate::program::{CollectiveKind, DType, Kind, MatMul, Phase, Site};
+    use crate::program::{CollectiveKind, DType, MatMul, Phase, Site};
 
     const SITE: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
 
@@ -173,6 +193,30 @@ mod tests {
         let err = verify(&product(7)).unwrap_err().to_string();
         assert!(err.contains("%2 y f32[4, 3] = matmul(%0 x f32[4, 8], %1 w f32[3, 7])"), "{err}");
         assert!(err.contains("inner dims"), "{err}");
+    }
+
+    // VERIFY-7
+    #[test]
+    fn view_of_other_bytes_or_of_a_parameter_that_is_written_is_refused() {
+        let mut p = product(8);
+        let w = ValueId(1);
+        let view = p.add_value("w as bf16", &[3, 16], DType::Bf16, Kind::View(w));
+        assert_eq!(verify(&p), Ok(()));
+
+        let view_of = |p: &Program, kind| {
+            let mut p = p.clone();
+            p.values[view.0 as usize].kind = kind;
+            verify(&p).map_err(|error| error.to_string())
+        };
+        let refused =
+            Err("`%3 w as bf16 bf16[3, 16]` is a view of something that is not a frozen parameter of its size".into());
+        assert_eq!(view_of(&p, Kind::View(ValueId(0))), refused, "an input");
+        assert_eq!(view_of(&p, Kind::View(view)), refused, "itself");
+        p.values[view.0 as usize].shape = vec![3, 15];
+        assert_eq!(view_of(&p, Kind::View(w)), refused.clone().map_err(|e: String| e.replace("16]", "15]")));
+        p.values[view.0 as usize].shape = vec![3, 16];
+        p.push(Op::Add, vec![w, w], vec![w], SITE);
+        assert_eq!(view_of(&p, Kind::View(w)), refused, "a parameter that is updated");
     }
 
     #[test]

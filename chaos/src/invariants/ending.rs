@@ -19,8 +19,10 @@ impl Invariant for Ending {
 
     fn observe(&mut self, what: &Observation<'_>) -> Result<(), String> {
         match what {
-            Observation::Formed(_) | Observation::Committed { .. } if self.ended => {
-                Err(String::from("the job continues after its end"))
+            Observation::Formed(_) if self.ended => Err(String::from("a world is formed after the job's end")),
+            // A member that catches up may learn of the last step after the job's end.
+            Observation::Committed { step, .. } if self.ended && *step > self.committed => {
+                Err(format!("{step} is committed after the job's end at {}", self.committed))
             }
             Observation::Formed(world_plan) => {
                 self.committed = world_plan.base.step;

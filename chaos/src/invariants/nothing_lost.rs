@@ -64,6 +64,10 @@ impl Invariant for NothingLost {
                         world_plan.generation
                     ));
                 }
+                if world_plan.base.lineage != self.lineage {
+                    // State from a checkpoint: until all members have it, its later steps may be in the memory of one of them.
+                    self.n_nodes = 0;
+                }
                 (self.committed, self.lineage) = (step, world_plan.base.lineage);
             }
             _ => {}

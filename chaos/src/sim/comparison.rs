@@ -289,9 +289,17 @@ impl Sim {
                 }
             }
         }
-        for (at, worker) in world_plan.assignments.iter().enumerate() {
-            if let Some(rank) = self.rank(*worker) {
-                rank.memory.note_loss(step, losses[&replica(at)]);
+        // Ranks that have left the world know nothing of its losses; with one of them gone, this sum is not what it computed.
+        let generation = world_plan.generation;
+        let mut is_there = |worker: &Worker| {
+            let world = self.rank(*worker).and_then(|rank| rank.member.assignment());
+            world.is_some_and(|(world_plan, _)| world_plan.generation == generation)
+        };
+        if world_plan.assignments.iter().all(&mut is_there) {
+            for (at, worker) in world_plan.assignments.iter().enumerate() {
+                if let Some(rank) = self.rank(*worker) {
+                    rank.memory.note_loss(step, losses[&replica(at)]);
+                }
             }
         }
         if chains.len() < 2 { 0 } else { chains.into_iter().fold(0, |sum, chain| state::mix(sum ^ chain)) }

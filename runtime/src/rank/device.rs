@@ -590,6 +590,8 @@ impl<'a> Device<'a> {
             save_steps: self.run.save_steps,
             checkpoint_required: output.checkpoint_required,
         };
+        let lacks_evaluation = event_sink.lacks_evaluation(first_step);
+        instance.trainer.agree_on_unfinished(&data, lacks_evaluation, instance.from_disk)?;
         if first_step == self.run.total_steps && instance.from_disk {
             event_sink.emit(Event::Note(format!("all {first_step} steps were already done")));
         }

@@ -64,6 +64,11 @@ impl<'a> EventSink<'a> {
         }
     }
 
+    /// On the leader, whether the files have this step and no evaluation after it.
+    pub(crate) fn lacks_evaluation(&self, step: u64) -> bool {
+        self.files.as_ref().is_some_and(|files| files.last_step() == step && files.last_evaluation() < step)
+    }
+
     pub(crate) fn emit(&mut self, mut event: Event) {
         let stalled = if let Event::Step(m) = &mut event { self.stalled.see(m) } else { None };
         match (&event, &mut self.files) {

@@ -18,8 +18,14 @@ pub struct MetricsFiles {
     /// The last line, whose memory the next one reuses.
     line: Vec<u8>,
     events: EventWriter,
-    /// The last step with a line.
-    last_step: u64,
+    last: LastLines,
+}
+
+/// The last steps with lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LastLines {
+    pub(crate) step: u64,
+    pub(crate) evaluation: u64,
 }
 
 impl MetricsFiles {
@@ -28,13 +34,14 @@ impl MetricsFiles {
     pub fn open(dir: &Path, resumed_step: u64) -> MetricsFiles {
         let path = dir.join("metrics.jsonl");
         let first = open_kept(&path, resumed_step);
-        let last_step = first.as_ref().map_or(resumed_step, |(_, last_step)| *last_step);
+        let unknown = LastLines { step: resumed_step, evaluation: resumed_step };
+        let last = first.as_ref().map_or(unknown, |(_, last)| *last);
         let mut first = first.ok();
         let jsonl = Journal::new(path, move |path| match first.take() {
             Some((file, _)) => Ok(Box::new(file)),
             None => Ok(Box::new(open_kept(path, resumed_step)?.0)),
         });
-        MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events: EventWriter::create(dir), last_step }
+        MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events: EventWriter::create(dir), last }
     }
 
     /// Why a file lacks measurements, as a sentence; `None` while all are written.
@@ -49,13 +56,18 @@ impl MetricsFiles {
 
     /// The last step with a line.
     pub const fn last_step(&self) -> u64 {
-        self.last_step
+        self.last.step
+    }
+
+    /// The last evaluation with a line, by its step.
+    pub const fn last_evaluation(&self) -> u64 {
+        self.last.evaluation
     }
 
     /// Appends a step.
     pub fn step(&mut self, m: &StepMetrics) {
         self.line(m);
-        self.last_step = m.step;
+        self.last.step = m.step;
         let scalars = [
             ("train/loss", m.loss),
             ("train/grad_norm", m.grad_norm),
@@ -79,6 +91,7 @@ impl MetricsFiles {
     /// Appends an evaluation.
     pub fn eval(&mut self, m: &EvalMetrics) {
         self.line(m);
+        self.last.evaluation = m.step;
         self.events.scalars(m.step, &[("eval/loss", m.eval_loss), ("eval/perplexity", m.eval_perplexity)]);
     }
 
@@ -90,30 +103,35 @@ impl MetricsFiles {
     }
 }
 
-/// Opens `metrics.jsonl` at the end of the lines that stay; also returns the last step among them.
-fn open_kept(path: &Path, resumed_step: u64) -> io::Result<(File, u64)> {
+/// Opens `metrics.jsonl` at the end of the lines that stay; also returns the last steps among them.
+fn open_kept(path: &Path, resumed_step: u64) -> io::Result<(File, LastLines)> {
     let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
-    let (keep, last_step) = kept(&file, resumed_step)?;
+    let (keep, last) = kept(&file, resumed_step)?;
     file.set_len(keep)?;
     file.seek(SeekFrom::End(0))?;
-    Ok((file, last_step))
+    Ok((file, last))
 }
 
-/// Length of the leading lines whose step is at most `last_step`, and the last step among them. A torn last line is not
+/// Length of the leading lines whose step is at most `last_step`, and the last steps among them. A torn last line is not
 /// kept.
-pub(crate) fn kept(file: &File, last_step: u64) -> io::Result<(u64, u64)> {
+pub(crate) fn kept(file: &File, last_step: u64) -> io::Result<(u64, LastLines)> {
     #[derive(Deserialize)]
     struct Line {
         step: u64,
+        /// Of evaluations only.
+        eval_ms: Option<f64>,
     }
     let mut reader = BufReader::new(file);
-    let (mut kept, mut last, mut line) = (0, 0, String::new());
+    let (mut kept, mut last, mut line) = (0, LastLines::default(), String::new());
     loop {
         line.clear();
         let n = reader.read_line(&mut line)?;
         let parsed = serde_json::from_str::<Line>(&line).ok().filter(|_| line.ends_with('\n'));
         match parsed {
-            Some(l) if l.step <= last_step => (kept, last) = (kept + n as u64, l.step),
+            Some(l) if l.step <= last_step => {
+                kept += n as u64;
+                *if l.eval_ms.is_some() { &mut last.evaluation } else { &mut last.step } = l.step;
+            }
             _ => return Ok((kept, last)),
         }
     }
@@ -159,5 +177,26 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
         assert_eq!(steps, [1, 2, 3]);
+    }
+
+    #[test]
+    fn last_evaluation_is_read_from_the_lines_that_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let eval = |step| EvalMetrics { step, eval_loss: 1.5, eval_perplexity: 4.5, eval_ms: 2.0 };
+        let mut files = MetricsFiles::open(dir.path(), 0);
+        for s in 1..=4 {
+            files.step(&step(s));
+            if s % 2 == 0 {
+                files.eval(&eval(s));
+            }
+        }
+        assert_eq!(files.last, LastLines { step: 4, evaluation: 4 });
+        drop(files);
+
+        assert_eq!(MetricsFiles::open(dir.path(), 3).last, LastLines { step: 3, evaluation: 2 });
+        let mut files = MetricsFiles::open(dir.path(), 2);
+        assert_eq!(files.last, LastLines { step: 2, evaluation: 2 });
+        files.step(&step(3));
+        assert_eq!((files.last_step(), files.last_evaluation()), (3, 2));
     }
 }

@@ -6,6 +6,7 @@ mod saves;
 mod verifying;
 
 use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
+use self::evaluating::Unfinished;
 use super::best::Best;
 use super::links::{Exchange, Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
@@ -95,6 +96,7 @@ pub(crate) struct Trainer<'a> {
     alone: Groups,
     /// This rank's control plane, if it has one.
     member: Option<Box<dyn Member>>,
+    unfinished: Unfinished,
     /// Copies of other ranks' state.
     shadows: Vec<Shadow>,
     /// Ranks that hold copies of this rank's state.
@@ -179,6 +181,7 @@ impl<'a> Trainer<'a> {
             alone: alone(&team),
             team,
             member: None,
+            unfinished: Unfinished::default(),
             shadows: Vec::new(),
             shadow_holders: Vec::new(),
             links: Links::default(),
@@ -232,6 +235,7 @@ impl<'a> Trainer<'a> {
         let first_step = self.state.step;
         if self.make_up_for_evaluation(data, emit)? {
             self.save_due(saving, false, data.checkpoint_required, emit)?;
+            self.wait_for_best(saving, data.checkpoint_required, emit)?;
         }
         let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
@@ -271,10 +275,14 @@ impl<'a> Trainer<'a> {
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             let is_due = last || stop || asked || due(data.save_steps, self.state.step);
             [Where::Weights, Where::Optimizer, Where::Shadow].into_iter().for_each(|place| self.plant(place));
-            let saves = self.evaluate_if_due(data, last, &mut began, emit)? || is_due;
+            let is_best = self.evaluate_if_due(data, last, &mut began, emit)?;
+            let saves = is_best || is_due;
             self.verify_if_due(saves, outcome.step_s)?;
             if saves {
                 self.save_due(saving, last || stop, data.checkpoint_required, emit)?;
+            }
+            if is_best {
+                self.wait_for_best(saving, data.checkpoint_required, emit)?;
             }
             if self.member.is_some() && requests.pause == self.generation && !is_due {
                 let ended_save = saving.wait(&mut self.team)?;

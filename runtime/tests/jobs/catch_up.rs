@@ -2,12 +2,13 @@
 //! equal those of an undisturbed run.
 
 use crate::support::Project;
-use crate::support::job::{Addresses, JOB, Job, signal, until};
+use crate::support::job::{Addresses, Job, UNENDING, equals_undisturbed_run, signal, until};
 use serde_json::Value;
 
 /// Replicas that do not wait for a replacement, and state that is always too large to fetch at rest.
 const CATCHING_UP: [&str; 6] =
     ["--dp_replicate_size", "2", "--elastic.replace_patience", "0", "--elastic.rest_bytes_max", "0"];
+const ONE_SHARD: [&str; 2] = ["--dp_shard_size", "1"];
 
 /// The worlds of the job, from its events.
 fn worlds(p: &Project) -> Vec<Value> {
@@ -35,18 +36,11 @@ fn until_world(p: &Project, n_before: usize, n: usize, dp_replicate: u64) -> usi
     until("a world", || worlds(p).iter().skip(n_before).position(is_it).map(|at| n_before + at + 1))
 }
 
-fn straight(p: &Project, more: &[&str]) -> Vec<u8> {
-    p.train(&[&JOB[..], &CATCHING_UP, more, &["--output_dir", "straight"]].concat()).succeeds();
-    p.model_bytes("straight")
-}
-
 #[test]
 fn successor_on_one_machine_catches_up_and_is_replaced_if_it_dies_meanwhile() {
     let p = Project::new();
-    let one = ["--dp_shard_size", "1", "--max_steps", "2500"];
-    let expected = straight(&p, &one);
     let addresses = Addresses { ranks_per_node: 2, ..Addresses::default() };
-    let job = Job::start_at(&p, 1, &[&CATCHING_UP[..], &one].concat(), addresses);
+    let job = Job::start_at(&p, 1, &[&UNENDING[..], &CATCHING_UP, &ONE_SHARD].concat(), addresses);
     let whole = until_world(&p, 0, 0, 2);
     job.until_step(10);
 
@@ -61,17 +55,14 @@ fn successor_on_one_machine_catches_up_and_is_replaced_if_it_dies_meanwhile() {
     }
     until_world(&p, n_known, 0, 2);
 
-    assert_eq!(job.finish(), expected);
-    assert_eq!(p.metrics("out").len(), 2500, "every step is reported once");
+    equals_undisturbed_run(&p, job.stop(), &ONE_SHARD);
 }
 
 #[test]
 fn returning_machine_catches_up_over_the_network_while_the_others_train() {
     let p = Project::new();
-    let two = ["--dp_shard_size", "2", "--max_steps", "700"];
-    let expected = straight(&p, &two);
     let addresses = Addresses { ranks_per_node: 2, ..Addresses::default() };
-    let mut job = Job::start_at(&p, 2, &[&CATCHING_UP[..], &two].concat(), addresses);
+    let mut job = Job::start_at(&p, 2, &[&UNENDING[..], &CATCHING_UP].concat(), addresses);
     let whole = until_world(&p, 0, 0, 2);
     job.until_step(10);
 
@@ -87,8 +78,7 @@ fn returning_machine_catches_up_over_the_network_while_the_others_train() {
     let catching_up = until_world(&p, together, 2, 1);
     until_world(&p, catching_up, 0, 2);
 
-    assert_eq!(job.finish(), expected);
-    assert_eq!(p.metrics("out").len(), 700, "every step is reported once");
+    equals_undisturbed_run(&p, job.stop(), &ONE_SHARD);
 }
 
 /// Process id of a rank.
@@ -106,11 +96,9 @@ fn process(p: &Project, rank: u64) -> u32 {
 #[test]
 fn holder_that_gains_or_drops_a_shadow_keeps_training_during_catch_up() {
     let p = Project::new();
-    let long = ["--dp_shard_size", "2", "--max_steps", "1500"];
-    let expected = straight(&p, &long);
     let addresses = Addresses { ranks_per_node: 3, ..Addresses::default() };
     let two = ["--elastic.dp_shard_min", "2"];
-    let mut job = Job::start_at(&p, 1, &[&CATCHING_UP[..], &long, &two].concat(), addresses);
+    let mut job = Job::start_at(&p, 1, &[&UNENDING[..], &CATCHING_UP, &two].concat(), addresses);
     // The first machine trains alone, and each of its ranks holds a shadow of the other one. Later ranks fetch both shards from
     // the same ranks.
     let alone = until_world(&p, 0, 0, 1);
@@ -126,8 +114,7 @@ fn holder_that_gains_or_drops_a_shadow_keeps_training_during_catch_up() {
     }
     let worlds = worlds(&p);
 
-    assert_eq!(job.finish(), expected);
-    assert_eq!(p.metrics("out").len(), 1500, "every step is reported once");
+    equals_undisturbed_run(&p, job.stop(), &ONE_SHARD);
     assert!(worlds.iter().skip(1).all(|world| world["step"] != 0), "no world starts from step 0 again: {worlds:?}");
     assert!(worlds.iter().filter(|world| n_catching_up(world) == 2).count() > 1, "two catch up: {worlds:?}");
 }
@@ -140,17 +127,14 @@ fn rank_catching_up_on_an_adapter_loads_frozen_weights_from_the_base_model() {
     let adapter =
         "base_model: base/model\nadapter: lora\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, down_proj]\n";
     p.write("job.yaml", &format!("{adapter}datasets:{yaml}"));
-    let long = ["--dp_shard_size", "1", "--max_steps", "1500"];
-    p.train(&[&JOB[..], &CATCHING_UP, &long, &["--output_dir", "straight"]].concat()).succeeds();
     let addresses = Addresses { ranks_per_node: 2, ..Addresses::default() };
-    let mut job = Job::start_at(&p, 1, &[&CATCHING_UP[..], &long].concat(), addresses);
+    let job = Job::start_at(&p, 1, &[&UNENDING[..], &CATCHING_UP, &ONE_SHARD].concat(), addresses);
     let whole = until_world(&p, 0, 0, 2);
     job.until_step(10);
 
     signal(job.ranks(0)[0], libc::SIGKILL);
     let catching_up = until_world(&p, whole, 1, 1);
     until_world(&p, catching_up, 0, 2);
-    until("the end", || job.coordinator.try_wait().unwrap());
 
-    assert_eq!(p.metrics("out"), p.metrics("straight"));
+    equals_undisturbed_run(&p, job.stop(), &ONE_SHARD);
 }

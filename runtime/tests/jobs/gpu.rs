@@ -1,10 +1,9 @@
 //! GPU ranks through the front door, on the software GPU.
 
-use crate::support::job::{signal, until};
-use crate::support::{Project, Run, ranks_of};
+use crate::support::{Project, Run};
 use phalanx_softgpu::Installation;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 fn software_gpu() -> Installation {
     Installation::new().expect("the software GPU is built with the tests")
@@ -95,42 +94,6 @@ fn gpu_ranks_allocate_what_an_estimate_without_a_gpu_tells() {
         let (kib, mib) = (bytes / 1024.0, bytes / f64::from(1 << 20));
         let printed = if mib < 1.0 { format!("buffers {kib:.2} KiB;") } else { format!("buffers {mib:.2} MiB;") };
         assert!(trained.stdout.contains(&printed), "{keys:?}: {printed} in {}", trained.stdout);
-    }
-}
-
-#[test]
-fn killed_gpu_rank_is_replaced_and_the_final_weights_are_those_of_an_undisturbed_run() {
-    let (p, gpu) = (Project::new(), software_gpu());
-    let keys = |out: &str| {
-        let of = ["--device", "cuda", "--max_steps", "40", "--save_steps", "40", "--dp_replicate_size", "2"];
-        [&of.map(str::to_owned)[..], &["--output_dir".to_owned(), p.path(out).display().to_string()]].concat()
-    };
-    // Two ranks share one GPU, with collectives in host memory; or each has its own, with NCCL.
-    let start = |out: &str, n_gpus: &str| {
-        let keys = keys(out);
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let mut command = train(&p, gpu.dir(), &keys);
-        command.env("SOFTGPU_DEVICES", n_gpus);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary is built")
-    };
-    let n_steps = |out: &str| {
-        let text = std::fs::read_to_string(p.path(out).join("metrics.jsonl")).unwrap_or_default();
-        text.lines().filter(|line| line.contains("\"loss\"")).count()
-    };
-
-    Run::of(start("undisturbed", "1").wait_with_output().unwrap()).succeeds();
-    for (out, n_gpus) in [("shared", "1"), ("own", "2")] {
-        let faulted = start(out, n_gpus);
-        for (step, slot) in [(5, 1), (15, 0), (25, 1)] {
-            until("a step", || (n_steps(out) >= step).then_some(()));
-            let ranks = until("two ranks", || Some(ranks_of(faulted.id())).filter(|ranks| ranks.len() == 2));
-            signal(ranks[slot], libc::SIGKILL);
-        }
-        let ended = Run::of(faulted.wait_with_output().unwrap()).succeeds();
-
-        assert_eq!(ended.stdout.matches(" died").count(), 3, "{}", ended.stdout);
-        assert_eq!(p.metrics(out), p.metrics("undisturbed"));
-        assert!(p.model_bytes(out) == p.model_bytes("undisturbed"), "the weights differ");
     }
 }
 

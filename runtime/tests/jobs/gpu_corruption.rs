@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::sync::Mutex;
 
 /// Copies are compared after every fourth step.
-const JOB: [&str; 12] = [
+const JOB: [&str; 14] = [
     "--device",
     "cuda",
     "--max_steps",
@@ -17,7 +17,9 @@ const JOB: [&str; 12] = [
     "--elastic.verify_steps",
     "4",
     "--gradient_accumulation_steps",
-    "6",
+    "3",
+    "--sequence_len",
+    "16",
     // Other programs may delay a rank.
     "--elastic.detection_time",
     "4",

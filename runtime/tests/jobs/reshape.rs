@@ -2,7 +2,7 @@
 //! undisturbed job.
 
 use crate::support::Project;
-use crate::support::job::{JOB as NODES_JOB, Job as Nodes, signal, until};
+use crate::support::job::{Job as Nodes, UNENDING, equals_undisturbed_run, signal, until};
 use phalanx::config::JobConfig;
 use phalanx::{Job, RankProgram, RequestError, Resize, RunningJob, Runtime};
 use phalanx_strategies::mesh::Mesh;
@@ -219,9 +219,7 @@ fn until_mesh(job: &Nodes<'_>, axis: &str, size: u64) {
 #[test]
 fn nodes_become_stages_and_replicas_and_a_rank_that_dies_meanwhile_leaves_the_weights_unchanged() {
     let p = Project::new();
-    let long = ["--max_steps", "800"];
-    p.train(&[&NODES_JOB[..], &long, &["--output_dir", "straight"]].concat()).succeeds();
-    let job = Nodes::start_with(&p, 2, &long);
+    let job = Nodes::start_with(&p, 2, &UNENDING);
     job.until_step(10);
 
     p.run(&["resize", "out", "--pipeline_parallel_size", "3"]).refuses(&["2 blocks", "at most 2"]);
@@ -231,6 +229,5 @@ fn nodes_become_stages_and_replicas_and_a_rank_that_dies_meanwhile_leaves_the_we
     p.run(&["resize", "out", "--pipeline_parallel_size", "1", "--dp_replicate_size", "2"]).succeeds();
     until_mesh(&job, "dp_replicate", 2);
 
-    assert_eq!(job.finish(), p.model_bytes("straight"));
-    assert_eq!(p.metrics("out").len(), 800, "every step is reported once");
+    equals_undisturbed_run(&p, job.stop(), &["--dp_shard_size", "1"]);
 }

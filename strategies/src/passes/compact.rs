@@ -1,12 +1,17 @@
 //! Drops values and parameters that no instruction of this rank touches: those of other stages and leftovers of rewriting.
 
-use crate::program::{Program, Role, ValueId};
+use crate::program::{Kind, Program, Role, ValueId};
 
 /// Renumbers the remaining values in the same order.
 pub fn compact(program: &mut Program) {
     let mut used = vec![false; program.values.len()];
     for instr in &program.instrs {
         instr.reads.iter().chain(&instr.writes).for_each(|v| used[v.0 as usize] = true);
+    }
+    for (i, value) in program.values.iter().enumerate() {
+        if let Kind::View(of) = value.kind {
+            used[of.0 as usize] |= used[i];
+        }
     }
     program.bindings.retain(|b| used[b.value.0 as usize]);
     // An unused weight is still part of the model.
@@ -29,6 +34,11 @@ pub fn compact(program: &mut Program) {
     program.values.retain(|_| keep.next().unwrap_or(false));
     for instr in &mut program.instrs {
         instr.reads.iter_mut().chain(&mut instr.writes).for_each(|v| *v = new[v.0 as usize]);
+    }
+    for value in &mut program.values {
+        if let Kind::View(of) = &mut value.kind {
+            *of = new[of.0 as usize];
+        }
     }
     program.params.iter_mut().for_each(|p| p.value = new[p.value.0 as usize]);
     program.bindings.iter_mut().for_each(|b| b.value = new[b.value.0 as usize]);

@@ -133,10 +133,17 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
     for region in Region::ALL.into_iter().filter(|region| *region != Region::Work) {
         let mut offset = 0;
         for (i, value) in program.values.iter().enumerate().filter(|(_, v)| region_of(v) == region) {
-            locations[i] = Some(BufferLocation { region, offset });
-            offset += padded(value, align);
+            if !matches!(value.kind, Kind::View(_)) {
+                locations[i] = Some(BufferLocation { region, offset });
+                offset += padded(value, align);
+            }
         }
         region_bytes.insert(region, offset);
+    }
+    for (i, value) in program.values.iter().enumerate() {
+        if let Kind::View(of) = value.kind {
+            locations[i] = locations[of.0 as usize];
+        }
     }
     let mut work = Work::new(program, align);
     for (i, instr) in program.instrs.iter().enumerate() {
@@ -155,7 +162,7 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
 
 fn region_of(value: &Value) -> Region {
     match value.kind {
-        Kind::Parameter => Region::Parameters,
+        Kind::Parameter | Kind::View(_) => Region::Parameters,
         Kind::OptimizerState => Region::OptimizerState,
         Kind::OffloadedState => Region::Offloaded,
         Kind::Constant => Region::Constants,

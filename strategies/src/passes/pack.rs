@@ -3,7 +3,7 @@
 //! [`pack`] changes what parameters are stored as, before anything is sharded: ranks then hold, gather and save words. [`unpack`]
 //! inserts the instructions that unpack a weight, after everything else is in its place: a weight is unpacked anew for each
 //! product inside a block, so that no more than one of them exists in full at a time. Weights outside blocks, such as that of
-//! the head, are unpacked once for adjacent products.
+//! the head, are unpacked once for adjacent products. Products in bf16 read weights that are stored in bf16 where they are.
 //!
 //! Source: Dettmers et al. 2023, QLoRA, §3 (arXiv:2305.14314). We differ in that the scales of double quantisation are stored
 //! as the f32 numbers that it gives, so that any 64 weights can be unpacked by themselves.
@@ -56,13 +56,14 @@ pub fn pack(program: &mut Program, packing: Packing, precision: Precision) -> Re
     Ok(())
 }
 
-/// Inserts the instructions that unpack weights.
+/// Inserts the instructions that unpack weights, and views of those that need none.
 pub fn unpack(program: &mut Program) {
     let mut packed: BTreeMap<ValueId, Packing> =
         program.params.iter().filter_map(|p| Some((p.value, p.packing?))).collect();
     if packed.is_empty() {
         return;
     }
+    let mut views = BTreeMap::new();
     let mut last: Option<(ValueId, DType, Site, ValueId)> = None;
     for mut instr in std::mem::take(&mut program.instrs) {
         if let Op::Start(c) = &instr.op
@@ -76,6 +77,12 @@ pub fn unpack(program: &mut Program) {
         } else if let Some((at, packing)) = operand(&instr, &packed) {
             let weight = instr.reads[at];
             let dtype = dtype(&instr);
+            // Words of two bf16 numbers are a matrix of bf16 numbers in memory.
+            if (packing, dtype, program.value(weight).kind) == (Packing::Bf16, DType::Bf16, Kind::Parameter) {
+                instr.reads[at] = *views.entry(weight).or_insert_with(|| view(program, weight));
+                program.instrs.push(instr);
+                continue;
+            }
             let reusable = last.filter(|last| (last.0, last.1, last.2) == (weight, dtype, instr.site));
             let unpacked = match reusable.filter(|_| instr.site.block.is_none()) {
                 Some((.., unpacked)) => unpacked,
@@ -167,6 +174,12 @@ fn dtype(instr: &Instr) -> DType {
         Op::MatMul(m) if m.compute == Compute::Bf16 => DType::Bf16,
         _ => DType::F32,
     }
+}
+
+fn view(program: &mut Program, weight: ValueId) -> ValueId {
+    let value = program.value(weight);
+    let shape = [value.n_rows(), Packing::Bf16.weights(value.n_columns())];
+    program.add_value(format!("{} as bf16", value.name), &shape, DType::Bf16, Kind::View(weight))
 }
 
 fn unpack_one(program: &mut Program, (weight, packing): (ValueId, Packing), dtype: DType, site: Site) -> ValueId {

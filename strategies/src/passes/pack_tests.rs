@@ -1,5 +1,8 @@
 use super::*;
+use crate::passes::compact::compact;
+use crate::passes::memory::{Region, memory};
 use crate::program::{Collective, CollectiveKind, Init, MatMul, Phase};
+use crate::target::Nowhere;
 
 const NF4: Packing = Packing::Nf4 { double: true };
 const BF16: MatMul = MatMul { compute: Compute::Bf16, ..MatMul::nt() };
@@ -103,7 +106,7 @@ fn columns_of_a_rank_are_packed_or_refused_if_they_are_no_blocks() {
 }
 
 #[test]
-fn weight_is_unpacked_for_each_product_of_a_block_and_once_for_adjacent_ones_outside() {
+fn weight_is_unpacked_for_each_product_of_a_block_and_read_where_it_is_outside() {
     let mut p = Program::default();
     let [inside, outside] = ["in", "out"].map(|name| frozen(&mut p, name, &[128, 128]));
     for _ in 0..2 {
@@ -117,9 +120,51 @@ fn weight_is_unpacked_for_each_product_of_a_block_and_once_for_adjacent_ones_out
     unpack(&mut p);
 
     let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
-    assert_eq!(ops, ["unpack", "matmul", "unpack", "matmul", "unpack", "matmul", "matmul"]);
+    assert_eq!(ops, ["unpack", "matmul", "unpack", "matmul", "matmul", "matmul"]);
     assert_eq!(p.value(p.instrs[1].reads[1]).shape, [128, 128]);
     assert_eq!(p.value(p.instrs[1].reads[1]).dtype, DType::Bf16);
+    let views = [4, 5].map(|i: usize| p.instrs[i].reads[1]);
+    assert_eq!(views[0], views[1]);
+    let view = p.value(views[0]);
+    assert_eq!((view.kind, view.dtype, &view.shape[..]), (Kind::View(outside), DType::Bf16, &[128, 128][..]));
+}
+
+#[test]
+fn weight_is_unpacked_once_for_adjacent_products_in_f32_outside_blocks() {
+    let mut p = Program::default();
+    let weight = frozen(&mut p, "w", &[128, 128]);
+    for _ in 0..2 {
+        product(&mut p, weight, None);
+    }
+    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    for instr in &mut p.instrs {
+        instr.op = Op::MatMul(MatMul::nt());
+    }
+
+    unpack(&mut p);
+
+    let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
+    assert_eq!(ops, ["unpack", "matmul", "matmul"]);
+}
+
+#[test]
+fn view_has_the_place_of_its_weight_which_stays_in_the_program() {
+    let mut p = Program::default();
+    let unused = frozen(&mut p, "unused", &[128, 128]);
+    let weight = frozen(&mut p, "w", &[128, 128]);
+    product(&mut p, weight, None);
+    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    p.params.retain(|param| param.value != unused);
+    unpack(&mut p);
+
+    compact(&mut p);
+
+    let layout = memory(&p, &Nowhere::default());
+    let view = p.instrs.iter().find(|i| matches!(i.op, Op::MatMul(_))).unwrap().reads[1];
+    let Kind::View(of) = p.value(view).kind else { panic!("{:?}", p.value(view)) };
+    assert_eq!((p.params[0].value, &p.value(of).name[..]), (of, "w"));
+    assert_eq!(layout.locations[view.0 as usize], layout.locations[of.0 as usize]);
+    assert_eq!(layout.bytes(Region::Parameters), 128 * 128 * 2);
 }
 
 #[test]

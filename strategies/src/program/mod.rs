@@ -47,6 +47,8 @@ pub enum Kind {
     Cache,
     /// Written by the host before the program runs.
     Input,
+    /// The bytes of this parameter, as elements of another type; never written.
+    View(ValueId),
     /// Gradient of a parameter.
     Gradient,
     /// Anything else that lives within one step, gradients of activations included.
@@ -58,7 +60,7 @@ pub enum Kind {
 impl Kind {
     /// Kept from one step to the next.
     pub const fn is_state(self) -> bool {
-        self.is_updated() || matches!(self, Kind::Constant)
+        self.is_updated() || matches!(self, Kind::Constant | Kind::View(_))
     }
 
     /// Kept from one step to the next, and written in place.

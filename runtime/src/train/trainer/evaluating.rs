@@ -10,6 +10,13 @@ use crate::train::best::Best;
 use crate::train::evaluation::Evaluator;
 use std::time::Instant;
 
+/// What earlier worlds may have left to do after the step with which a world begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Unfinished {
+    evaluation: bool,
+    save: bool,
+}
+
 impl Trainer<'_> {
     /// Evaluates if it is due; returns whether the model is the best so far and is to be saved. A run that ends early is told so
     /// here; the vote of the next step ends it on all ranks.
@@ -27,7 +34,8 @@ impl Trainer<'_> {
         // Evaluation reports its own time; the next step begins now.
         *began = Instant::now();
         let rule = self.run.best;
-        let is_best = rule.is_on() && self.state.best.see(step, metrics.eval_loss);
+        let is_seen = self.state.best.evaluated == step;
+        let is_best = rule.is_on() && !is_seen && self.state.best.see(step, metrics.eval_loss);
         let best = self.state.best;
         if rule.is_on() && best.is_over(rule) && !is_last {
             emit(Event::Note(format!(
@@ -40,14 +48,20 @@ impl Trainer<'_> {
         Ok(is_best && rule.keeps_best)
     }
 
-    /// Repeats the evaluation of the current step that an earlier world did not finish.
+    /// Repeats the evaluation of the current step that an earlier world did not finish or report; returns whether the model is the
+    /// best so far and is to be saved.
     pub(super) fn make_up_for_evaluation(
         &mut self,
         data: &TrainData<'_>,
         emit: &mut dyn FnMut(Event),
     ) -> Result<bool, JobError> {
-        let is_missing = self.run.best.is_on() && self.state.step > 0 && self.state.best.evaluated < self.state.step;
-        if is_missing { self.evaluate_if_due(data, false, &mut Instant::now(), emit) } else { Ok(false) }
+        let (step, rule) = (self.state.step, self.run.best);
+        let is_unseen = rule.is_on() && step > 0 && self.state.best.evaluated < step;
+        if is_unseen || self.unfinished.evaluation {
+            self.evaluate_if_due(data, false, &mut Instant::now(), emit)?;
+        }
+        let is_best = rule.keeps_best && self.state.best.step == step && self.state.best.loss().is_some();
+        Ok(is_best && (is_unseen || self.unfinished.save))
     }
 
     /// Whether the run ends early.
@@ -60,6 +74,19 @@ impl Trainer<'_> {
         let Best { step, .. } = self.state.best;
         let is_kept = self.run.best.keeps_best && self.state.best.loss().is_some();
         (is_kept && step != self.state.step).then_some(step)
+    }
+
+    /// Agrees on what earlier worlds may have left to do after the current step: its evaluation, if the leader `lacks` it, and its save,
+    /// unless the state comes from a checkpoint.
+    pub(crate) fn agree_on_unfinished(
+        &mut self,
+        data: &TrainData<'_>,
+        lacks_evaluation: bool,
+        is_saved: bool,
+    ) -> Result<(), JobError> {
+        let evaluation = data.validation.is_some() && self.team.sum(u64::from(lacks_evaluation))? > 0;
+        self.unfinished = Unfinished { evaluation, save: !is_saved };
+        Ok(())
     }
 
     /// Agrees on the evaluations so far: a member that has caught up beside a world has not taken part in its evaluations.

@@ -12,6 +12,19 @@ use phalanx_storage::checkpoint::error::CheckpointError;
 pub(crate) type Emit<'a> = dyn FnMut(Event) + 'a;
 
 impl Trainer<'_> {
+    /// Waits for the save of the best model so far while its store answers: a world that ended before could not save it again.
+    pub(super) fn wait_for_best(
+        &mut self,
+        saving: &mut Saving,
+        is_required: bool,
+        emit: &mut Emit<'_>,
+    ) -> Result<(), JobError> {
+        match saving.wait_while_answered(&mut self.team, is_required)? {
+            Ok(ended) => self.conclude(ended, is_required, emit),
+            Err(Stalled { .. }) => Ok(()),
+        }
+    }
+
     /// Saves a checkpoint that is due or requested: beside training, or while nothing trains if the run `ends` with it.
     pub(super) fn save_due(
         &mut self,

@@ -20,6 +20,8 @@ pub const JOB: [&str; 12] = [
     "--save_steps",
     "none",
 ];
+/// Further keys of a job that trains until it is stopped. Its steps do not depend on their number.
+pub const UNENDING: [&str; 4] = ["--max_steps", "1000000", "--lr_scheduler", "constant"];
 
 /// Addresses and network namespaces of a job's processes; the namespace of the test by default.
 #[derive(Debug)]
@@ -142,8 +144,20 @@ impl<'a> Job<'a> {
         pids.filter(|pid| status(pid).contains(&parent)).collect()
     }
 
+    /// Stops the job as an operator does. Returns the number of its steps.
+    pub fn stop(mut self) -> usize {
+        signal(self.coordinator.id(), libc::SIGTERM);
+        self.end();
+        self.n_steps()
+    }
+
     /// Waits for the end of the job and returns the exported weights.
     pub fn finish(mut self) -> Vec<u8> {
+        self.end();
+        self.p.model_bytes("out")
+    }
+
+    fn end(&mut self) {
         let log = |name: &str| std::fs::read_to_string(self.p.path(name)).unwrap_or_default();
         let deadline = Instant::now() + PATIENCE;
         let ended = loop {
@@ -154,7 +168,6 @@ impl<'a> Job<'a> {
             std::thread::sleep(Duration::from_millis(20));
         };
         assert!(ended, "{}{}", log("coordinator.log"), log("node0.log"));
-        self.p.model_bytes("out")
     }
 }
 
@@ -165,6 +178,28 @@ impl Drop for Job<'_> {
             let _ = child.wait();
         }
     }
+}
+
+/// Trains one more step after a job of `keys` was stopped at `n_steps`, and compares its measurements and weights with those of an
+/// undisturbed run. Every step is reported once.
+#[track_caller]
+pub fn equals_undisturbed_run(p: &Project, n_steps: usize, keys: &[&str]) {
+    let n_steps = (n_steps + 1).to_string();
+    let keys = [&JOB[..], &UNENDING, keys, &["--max_steps", &n_steps]].concat();
+    p.train(&[&keys[..], &["--output_dir", "straight"]].concat()).succeeds();
+    let resumed = p.train(&keys).succeeds().stdout;
+
+    assert!(resumed.contains("resuming at step"), "{resumed}");
+    assert_eq!(p.metrics("out"), p.metrics("straight"));
+    let weights = |out: &str| {
+        let files = ["model/model.safetensors", "model/adapter_model.safetensors"];
+        files
+            .map(|file| p.path(out).join(file))
+            .into_iter()
+            .find_map(|file| std::fs::read(file).ok())
+            .expect("an export")
+    };
+    assert!(weights("out") == weights("straight"), "the weights differ");
 }
 
 fn coordinate(p: &Project, listen: &str, overrides: &[String], addresses: &Addresses) -> Child {
