@@ -144,6 +144,21 @@ fn estimate_for_gpus_needs_no_gpu_and_tells_memory_by_kind() {
     }
 }
 
+#[test]
+fn eight_billion_weights_of_four_bits_train_with_adapters_in_seven_gibibytes() {
+    let p = Project::new();
+    p.write("8b.yaml", LLAMA_8B);
+    let keys =
+        "--adapter qlora --lora_r 16 --lora_target_linear true --bf16 full --sequence_len 512 --micro_batch_size 1";
+    for device in ["cuda", "cpu"] {
+        let words = [&["estimate", "8b.yaml", "--json", "--device", device][..], &words(keys)].concat();
+        let run = Run::of(p.command(&words).env("PHALANX_CUDA_LIBS", p.path("nothing")).output().unwrap());
+
+        let peak = json(run)["peak_memory_bytes"].as_u64().unwrap();
+        assert!((5 << 30..7 << 30).contains(&peak), "{device}: {peak}");
+    }
+}
+
 /// The results of `phalanx-gpu all` on a GPU of this name.
 fn summary(device: &str) -> String {
     let ceilings = serde_json::json!([
