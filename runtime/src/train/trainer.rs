@@ -264,11 +264,7 @@ impl<'a> Trainer<'a> {
             }
             let last = self.state.step == self.run.total_steps;
             self.conclude(ended_save, data.checkpoint_required, emit)?;
-            // The last save needs no copy.
-            let next_save = data.save_steps.map(|n| self.state.step.next_multiple_of(n.max(1)));
-            if next_save.is_some_and(|next| next < self.run.total_steps) {
-                saving.prepare(&self.programs.train);
-            }
+            self.prepare_next_save(data, saving);
             // A single rank acts on requests at once; a member acts only on requests that were voted.
             let alone = self.team.n_ranks() == 1 && self.member.is_none();
             let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);

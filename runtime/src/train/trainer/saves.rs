@@ -1,7 +1,7 @@
 //! Saves of a run in progress. A checkpoint that cannot be saved does not end the run, unless the user requires it or the run
 //! ends with it.
 
-use super::Trainer;
+use super::{TrainData, Trainer};
 use crate::error::JobError;
 use crate::events::Event;
 use crate::train::planted::Where;
@@ -12,6 +12,15 @@ use phalanx_storage::checkpoint::error::CheckpointError;
 pub(crate) type Emit<'a> = dyn FnMut(Event) + 'a;
 
 impl Trainer<'_> {
+    /// Prepares the copy of the state for the next save.
+    pub(super) fn prepare_next_save(&self, data: &TrainData<'_>, saving: &mut Saving) {
+        // The last save needs no copy.
+        let next_save = data.save_steps.map(|n| self.state.step.next_multiple_of(n.max(1)));
+        if next_save.is_some_and(|next| next < self.run.total_steps) {
+            saving.prepare(&self.programs.train);
+        }
+    }
+
     /// Waits for the save of the best model so far while its store answers: a world that ended before could not save it again.
     pub(super) fn wait_for_best(
         &mut self,
