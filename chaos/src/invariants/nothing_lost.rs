@@ -13,6 +13,8 @@ pub struct NothingLost {
     lineage: Generation,
     /// Copies of the state of this lineage differed, so that it is not used.
     corrupt: Generation,
+    /// The latest generation on record. Older worlds have been given up, also for reasons that have passed.
+    recorded: Generation,
     disturbed: BTreeSet<NodeId>,
     lasting: Vec<NodeId>,
     /// Number of nodes of the last world in which all members had their state.
@@ -43,14 +45,19 @@ impl Invariant for NothingLost {
                 }
             }
             // Catching-up members have no state yet.
-            Observation::Healed(world_plan, _) if world_plan.catching_up.is_empty() => {
+            Observation::Healed(world_plan, _)
+                if world_plan.catching_up.is_empty() && world_plan.generation >= self.recorded =>
+            {
                 self.disturbed = self.lasting.iter().copied().collect();
                 let nodes: BTreeSet<NodeId> = world_plan.assignments.iter().map(|worker| worker.member.node).collect();
                 self.n_nodes = nodes.len();
             }
             // The coordinator replaces the process before the difference is on record.
             Observation::Differs { generation, .. } => self.corrupt = self.corrupt.max(*generation),
-            Observation::Persisted(record) => self.corrupt = self.corrupt.max(record.corrupt),
+            Observation::Persisted(record) => {
+                self.corrupt = self.corrupt.max(record.corrupt);
+                self.recorded = self.recorded.max(record.generation);
+            }
             Observation::Formed(world_plan) => {
                 let step = world_plan.base.step;
                 let is_corrupt = self.corrupt > Generation(0) && self.lineage <= self.corrupt;
