@@ -2,7 +2,7 @@
 //!
 //! Rules:
 //! - VERIFY-1 every id refers to a value of the program;
-//! - VERIFY-2 no value is read before it is written (state, constants and inputs are there from the start);
+//! - VERIFY-2 no value is read before it is written (state, views of it, constants and inputs are there from the start);
 //! - VERIFY-3 a value is written once; of the values there from the start, only parameters, optimizer state and caches are written;
 //! - VERIFY-4 operands and results have the number, shapes and element types of the operation (`shapes`);
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until

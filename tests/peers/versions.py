@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares the training steps of two builds of Phalanx.
 
-    python3 tests/peers/versions.py before/phalanx after/phalanx --turns 200 --bf16 false --dp_replicate_size 2
+    python3 tests/peers/versions.py before/phalanx after/phalanx --turns 200 --bf16 false --dp_replicate_size 2 \
+        --microbatches_per_step 2
 
 Both builds train the same small model on generated text at the same time, but only one of them runs: they are stopped and
 continued in turns of 0.8 s, because the speed of a shared machine drifts within seconds. Prints two ratios after/before with

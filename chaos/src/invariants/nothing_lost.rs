@@ -1,5 +1,6 @@
-//! No committed step is lost as long as at most one node has been disturbed since all members last had their state.
-//! State whose copies differ is lost since the checkpoint. Source: DESIGN, "Elasticity: what is promised", 1; `coordinator`
+//! No committed step is lost as long as at most one node has been disturbed since all members last had their state, in a world that
+//! is not replaced on record. State whose copies differ is lost since the checkpoint; until all members have the state that was read
+//! from it, nothing is promised about its later steps. Source: DESIGN, "Elasticity: what is promised", 1; `coordinator`
 //! COORDINATOR-17.
 
 use super::{Invariant, Observation};

@@ -118,6 +118,30 @@ fn run_whose_ranks_are_killed_ends_early_at_the_same_step_with_the_same_model() 
     assert!(p.model_bytes("out") == p.model_bytes("straight"), "the best model is another one");
 }
 
+/// As after a kill between the report of a step and that of its evaluation.
+#[test]
+fn evaluation_that_was_not_reported_is_repeated_once_and_counts_once() {
+    for decides in ["false", "true"] {
+        let p = Project::new();
+        let keys = [&KEYS[..], &["--load_best_model_at_end", decides, "--save_steps", "4", "--save_total_limit", "9"]]
+            .concat();
+        p.train(&[&keys[..], &["--max_steps", "8", "--output_dir", "straight"]].concat()).succeeds();
+        p.train(&[&keys[..], &["--max_steps", "4"]].concat()).succeeds();
+        let path = p.path("out/metrics.jsonl");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let last = text.trim_end().rfind('\n').unwrap() + 1;
+        assert!(text[last..].contains("eval_loss"), "{text}");
+        std::fs::write(&path, &text[..last]).unwrap();
+
+        for max_steps in ["6", "8"] {
+            p.train(&[&keys[..], &["--max_steps", max_steps]].concat()).succeeds();
+        }
+
+        assert_eq!(evaluations(&p, "out"), evaluations(&p, "straight"), "load_best_model_at_end: {decides}");
+        assert!(p.model_bytes("out") == p.model_bytes("straight"), "load_best_model_at_end: {decides}");
+    }
+}
+
 #[test]
 fn early_stopping_without_evaluations_is_refused() {
     let p = Project::new();

@@ -43,12 +43,12 @@ pub enum Kind {
     OffloadedState,
     /// A table computed once (rotary angles); kept between steps, never written.
     Constant,
+    /// The bytes of this parameter, as elements of another type; never written.
+    View(ValueId),
     /// Keys and values of earlier tokens; kept between runs. Unlike other state, it is not part of what a step commits.
     Cache,
     /// Written by the host before the program runs.
     Input,
-    /// The bytes of this parameter, as elements of another type; never written.
-    View(ValueId),
     /// Gradient of a parameter.
     Gradient,
     /// Anything else that lives within one step, gradients of activations included.

@@ -184,12 +184,12 @@ impl Drop for Job<'_> {
 /// undisturbed run. Every step is reported once.
 #[track_caller]
 pub fn equals_undisturbed_run(p: &Project, n_steps: usize, keys: &[&str]) {
-    let n_steps = (n_steps + 1).to_string();
-    let keys = [&JOB[..], &UNENDING, keys, &["--max_steps", &n_steps]].concat();
+    let one_more = (n_steps + 1).to_string();
+    let keys = [&JOB[..], &UNENDING, keys, &["--max_steps", &one_more]].concat();
     p.train(&[&keys[..], &["--output_dir", "straight"]].concat()).succeeds();
     let resumed = p.train(&keys).succeeds().stdout;
 
-    assert!(resumed.contains("resuming at step"), "{resumed}");
+    assert!(resumed.contains(&format!("resuming at step {n_steps} ")), "{n_steps} steps: {resumed}");
     assert_eq!(p.metrics("out"), p.metrics("straight"));
     let weights = |out: &str| {
         let files = ["model/model.safetensors", "model/adapter_model.safetensors"];
