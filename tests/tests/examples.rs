@@ -81,3 +81,22 @@ fn dockerfile_builds_the_binary_with_the_compiler_of_the_workspace() -> Result<(
     }
     Ok(())
 }
+
+/// The build itself takes minutes, so it is no test.
+#[test]
+fn static_build_without_the_compiler_of_musl_names_the_package_that_has_it() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace is above this crate")?;
+    let tools = tempfile::tempdir()?;
+    for tool in ["dirname", "uname"] {
+        let found =
+            ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(tool)).into_iter().find(|path| path.exists());
+        std::os::unix::fs::symlink(found.context(tool)?, tools.path().join(tool))?;
+    }
+    let script = root.join("examples/static/build");
+    let output = std::process::Command::new("/bin/bash").arg(script).env("PATH", tools.path()).output()?;
+
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(2), "{said}");
+    ensure!(said == "musl-gcc was not found; install it with: apt-get install musl-tools\n", "{said}");
+    Ok(())
+}

@@ -55,7 +55,11 @@ impl<'a> TextStream<'a> {
     }
 
     fn show(&mut self, text: String) -> Result<String, TokenizerError> {
-        let new = text.get(self.shown.len()..).unwrap_or_default().to_owned();
+        let new = match text.strip_prefix(&self.shown) {
+            Some(new) => new.to_owned(),
+            // A decoder may take back the bytes before one that is no text; what was shown stays.
+            None => self.tokenizer.decode(&self.ids[self.n_shown..], true)?,
+        };
         // Tokens shown before the last piece can no longer change what follows.
         self.ids.drain(..self.n_shown);
         self.n_shown = self.ids.len();
@@ -95,6 +99,23 @@ mod tests {
         let pieces: Vec<String> = "é!".bytes().map(|byte| stream.push(u32::from(byte)).unwrap()).collect();
 
         assert_eq!(pieces, ["", "é", "!"]);
+    }
+
+    #[test]
+    fn bytes_that_are_not_text_after_a_byte_that_is_are_not_lost() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/models/tiny-llama2");
+        let tokenizer = Tokenizer::from_dir(&dir).unwrap();
+        let id = |text: &str| (0..512).find(|id| tokenizer.token_text(*id).as_deref() == Some(text)).unwrap();
+        let mut stream = TextStream::new(&tokenizer);
+
+        let mut shown: String = [&[id("<0x30>")][..], &[id("<0xDB>"); 23]]
+            .concat()
+            .into_iter()
+            .map(|id| stream.push(id).unwrap())
+            .collect();
+        shown += &stream.finish().unwrap();
+
+        assert_eq!(shown, format!("0{}", "\u{fffd}".repeat(23)));
     }
 
     #[test]

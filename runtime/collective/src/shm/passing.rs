@@ -45,7 +45,7 @@ pub fn send_world(socket: &UnixStream, world: &ShmWorld, peer: Option<u32>) -> R
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         (*header).cmsg_level = libc::SOL_SOCKET;
         (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(fds_bytes as u32) as usize;
+        (*header).cmsg_len = libc::CMSG_LEN(fds_bytes as u32) as _; // u32 in musl, usize in glibc
         std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), libc::CMSG_DATA(header), fds_bytes);
     }
     let n_sent = uninterrupted("sendmsg", || {
@@ -165,6 +165,6 @@ fn message(iov: &mut libc::iovec, control: &mut ControlBuffer, control_len: usiz
     message.msg_iov = iov;
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = control_len;
+    message.msg_controllen = control_len as _; // u32 in musl, usize in glibc
     message
 }

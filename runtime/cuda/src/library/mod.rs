@@ -35,6 +35,11 @@ pub enum LibraryError {
         /// Folders that were searched.
         searched: Vec<PathBuf>,
     },
+    /// This program is a static executable, without a loader of shared libraries.
+    #[error(
+        "this phalanx is a static program, which cannot load NVIDIA's libraries; use one that is linked with glibc"
+    )]
+    Static,
     /// The system's loader refuses the file.
     #[error("cannot load {}: {reason}", path.display())]
     Unloadable {

@@ -109,6 +109,9 @@ impl Search {
 
 /// The first of the files in the first folder that has one.
 fn find(library: &'static str, names: &[&str], searched: Vec<PathBuf>) -> Result<PathBuf, LibraryError> {
+    if cfg!(target_feature = "crt-static") {
+        return Err(LibraryError::Static);
+    }
     let mut candidates = searched.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
     let found = candidates.find(|path| path.exists());
     found.ok_or_else(|| LibraryError::Missing { library, names: names.join(", "), searched })
