@@ -21,7 +21,7 @@ use crate::passes::memory::{Layout, memory};
 use crate::passes::offload::offload;
 use crate::passes::optimizer::optimizer;
 use crate::passes::overlap::overlap;
-use crate::passes::pack::{CutBlocks, pack, unpack};
+use crate::passes::pack::{CutBlocks, pack, pack_halves, unpack};
 use crate::passes::pipeline::{PipelineError, pipeline};
 use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
@@ -284,10 +284,14 @@ pub fn compile_cached(
     forward: Program,
     spec: &StepSpec,
     use_of_cache: CacheUse,
+    is_half: &dyn Fn(&str) -> bool,
     target: &dyn Target,
 ) -> Result<Compiled, CompileError> {
     let mut program = without_gradients(forward, spec, target)?;
     cache(&mut program, use_of_cache)?;
+    if target.widens_operands() {
+        pack_halves(&mut program, is_half);
+    }
     finish(program, 1, target)
 }
 
@@ -349,7 +353,7 @@ fn cut_head(program: &mut Program, target: &dyn Target) {
 }
 
 fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<Compiled, CompileError> {
-    unpack(&mut program);
+    unpack(&mut program, target.widens_operands());
     if target.half_copies() {
         half_copies(&mut program);
     }

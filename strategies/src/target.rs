@@ -20,6 +20,11 @@ pub trait Target {
         false
     }
 
+    /// Whether products in f32 read operands that are stored in bf16, since the device widens while it reads.
+    fn widens_operands(&self) -> bool {
+        false
+    }
+
     /// Tokens whose logits exist at once; `None` for those of a whole microbatch.
     fn head_chunk_tokens(&self) -> Option<usize> {
         None

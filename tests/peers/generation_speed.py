@@ -1,13 +1,18 @@
-"""Times a token of greedy generation beside transformers, on processors and in f32.
+"""Times a token of greedy generation beside transformers, on processors.
 
-usage: generation_speed.py PHALANX TOKENIZER_DIR [--rounds 5] [--threads 2] [--layers 12] [--width 768] [--vocabulary 32000]
+usage: generation_speed.py PHALANX TOKENIZER_DIR [--dtype float32] [--rounds 5] [--threads 2] [--layers 12] [--width 768]
+                           [--vocabulary 32000]
 
-A Llama of random weights is written with the tokenizer's files of TOKENIZER_DIR (a model directory). Both sides continue one prompt
+A Llama of random weights is written with the tokenizer of TOKENIZER_DIR (a model directory), whose vocabulary gets more words. Both sides continue one prompt
 with a cache of keys and values, by 32 and by 32 + 128 tokens; the difference of the times, divided by 128, is the time of a token, so
-neither loading nor the prompt counts. The rounds are interleaved. Prints medians and each round, and whether the texts agree. Exits
-with 1 if they do not: equal texts come from equal tokens.
+neither loading nor the prompt counts. The rounds are interleaved. Prints medians and each round, and whether the texts agree: equal
+texts come from equal tokens. Exits with 1 if they do not.
+
+With `--dtype bfloat16` the weights are stored in bf16. transformers then computes in bf16, where its default loads a model, and, as a
+third side, in f32; the text must agree with that of the third, because Phalanx computes in f32.
 """
 import argparse
+import json
 import pathlib
 import shutil
 import statistics
@@ -24,8 +29,14 @@ SHORT, MORE = 32, 128
 
 def write_model(folder, args):
     torch.manual_seed(1)
-    for file in pathlib.Path(args.tokenizer).glob("*token*"):
-        shutil.copy(file, folder)
+    source, folder = pathlib.Path(args.tokenizer), pathlib.Path(folder)
+    shutil.copy(source / "tokenizer_config.json", folder)
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    taken = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    # Words that no text is split into, so that every id that the model may generate has a text.
+    vocabulary.update({f"w{id}": id for id in range(args.vocabulary) if id not in taken})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = LlamaConfig(
         vocab_size=args.vocabulary,
         hidden_size=args.width,
@@ -40,9 +51,7 @@ def write_model(folder, args):
         eos_token_id=None,
         pad_token_id=0,
     )
-    model = LlamaForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
+    LlamaForCausalLM(config).to(getattr(torch, args.dtype)).save_pretrained(folder)
 
 
 def of_transformers(model, tokenizer, n):
@@ -65,17 +74,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("phalanx")
     parser.add_argument("tokenizer")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for key, default in [("rounds", 5), ("threads", 2), ("layers", 12), ("width", 768), ("vocabulary", 32000)]:
         parser.add_argument(f"--{key}", type=int, default=default)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(folder, args)
+        write_model(folder, args)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        sides = {
-            "transformers": lambda n: of_transformers(model, tokenizer, n),
-            "phalanx": lambda n: of_phalanx(args, folder, n),
-        }
+        sides = {}
+        for dtype in dict.fromkeys([args.dtype, "float32"]):
+            model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+            sides[f"transformers in {dtype}"] = lambda n, model=model: of_transformers(model, tokenizer, n)
+        sides["phalanx"] = lambda n: of_phalanx(args, folder, n)
         times, texts = {side: [] for side in sides}, {}
         for _ in range(args.rounds + 1):
             for side, generate in sides.items():
@@ -83,13 +94,13 @@ def main():
                 long, texts[side] = generate(SHORT + MORE)
                 times[side].append((long - short) / MORE * 1e3)
         size = sum(p.numel() for p in model.parameters()) / 1e6
-        print(f"Llama of {size:.0f} M parameters, f32, {args.threads} threads, {args.rounds} rounds (a first one is not counted)")
-        anchor = statistics.median(times["transformers"][1:])
+        print(f"Llama of {size:.0f} M parameters, stored in {args.dtype}, {args.threads} threads, {args.rounds} rounds (a first one is not counted)")
+        anchor = statistics.median(times[f"transformers in {args.dtype}"][1:])
         for side, all_rounds in times.items():
             median = statistics.median(all_rounds[1:])
             rounds = " ".join(f"{t:.2f}" for t in all_rounds[1:])
             print(f"| {side} | {median:.2f} ms a token | {rounds} | {median / anchor:.2f} |")
-        same = len(set(texts.values())) == 1
+        same = texts["phalanx"] == texts["transformers in float32"]
         print("the texts agree" if same else f"the texts differ:\n{texts}")
         raise SystemExit(not same)
 

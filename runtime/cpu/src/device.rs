@@ -16,6 +16,10 @@ impl Target for CpuDevice {
     fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
         scratch_bytes(program, instr)
     }
+
+    fn widens_operands(&self) -> bool {
+        true
+    }
 }
 
 impl Device for CpuDevice {

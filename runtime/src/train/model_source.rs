@@ -9,6 +9,7 @@ use crate::error::JobError;
 use crate::error::merge::MergeError;
 use phalanx_device::Machine;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
+use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::source::{TensorSource, read_json};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::model::ModelConfig;
@@ -16,6 +17,7 @@ use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Where a model's weights are.
@@ -93,6 +95,19 @@ impl ModelSource {
     /// The tokenizer.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, JobError> {
         Ok(Tokenizer::from_dir(self.tokenizer_dir())?)
+    }
+
+    /// Names of the tensors that need no more than bf16: those that are stored so, unless an adapter is added to them.
+    ///
+    /// # Errors
+    /// When the files of the model cannot be read.
+    pub(crate) fn tensors_in_bf16(&self) -> Result<BTreeSet<String>, JobError> {
+        if self.adapter.is_some() {
+            return Ok(BTreeSet::new());
+        }
+        let source = TensorSource::open(&self.base)?;
+        let is_bf16 = |name: &&str| source.dtype(name) == Ok(Dtype::BF16);
+        Ok(source.names().filter(is_bf16).map(str::to_owned).collect())
     }
 
     /// Fills the weights of a program without adapters.

@@ -36,6 +36,33 @@ fn adapter_beside_its_base_model_continues_a_text_as_the_merged_model_does() {
 }
 
 #[test]
+fn weights_stored_in_bf16_have_the_logits_of_the_same_numbers_in_f32() {
+    for tied in ["true", "false"] {
+        let p = Project::new();
+        p.train(&["--max_steps", "5", "--model.tie_word_embeddings", tied]).succeeds();
+        p.run(&["export", "out/model", "half", "--dtype", "bf16"]).succeeds();
+        p.run(&["export", "half", "wide", "--dtype", "f32"]).succeeds();
+        let logits = |model: &str| {
+            with_generator(&p.path(model), 64, Some(2), |generator| {
+                let ids: Vec<u32> = (0..40).map(|i| i * 7 % 100).collect();
+                // A prompt, and tokens one by one.
+                let mut all = generator.all_logits(&ids[..32])?.to_vec();
+                for end in 33..=ids.len() {
+                    all.extend(generator.logits(&ids[..end])?);
+                }
+                Ok(all.into_iter().map(f32::to_bits).collect::<Vec<u32>>())
+            })
+            .unwrap()
+        };
+
+        let half = logits("half");
+
+        assert!(half == logits("wide"), "tied: {tied}");
+        assert!(half != logits("out/model"), "tied: {tied}");
+    }
+}
+
+#[test]
 fn run_continues_from_magnitudes_and_without_dora_the_adapter_is_refused() {
     let p = with_adapter("peft_use_dora: true\n");
     let first_loss = |run: &str, keys: &[&str]| {

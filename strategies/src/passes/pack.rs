@@ -3,7 +3,8 @@
 //! [`pack`] changes what parameters are stored as, before anything is sharded: ranks then hold, gather and save words. [`unpack`]
 //! inserts the instructions that unpack a weight, after everything else is in its place: a weight is unpacked anew for each
 //! product inside a block, so that no more than one of them exists in full at a time. Weights outside blocks, such as that of
-//! the head, are unpacked once for adjacent products. Products in bf16 read weights that are stored in bf16 where they are.
+//! the head, are unpacked once for adjacent products. Products in bf16 read weights that are stored in bf16 where they are; so do
+//! products in f32 on devices that widen operands. [`pack_halves`] stores weights so that need no more than bf16 and are never updated.
 //!
 //! Source: Dettmers et al. 2023, QLoRA, §3 (arXiv:2305.14314). We differ in that the scales of double quantisation are stored
 //! as the f32 numbers that it gives, so that any 64 weights can be unpacked by themselves.
@@ -46,9 +47,11 @@ pub fn pack(program: &mut Program, packing: Packing, precision: Precision) -> Re
             Some(Use::Outside) => [half, None],
             // Products round what they read, but a table of f32 numbers would change.
             Some(Use::Table) if packing != Packing::Bf16 => [half, None],
-            Some(Use::Table | Use::Other) | None => continue,
+            Some(Use::Table | Use::TableAndHead | Use::Other) | None => continue,
         };
-        if let Some(packing) = wanted.into_iter().flatten().find(|packing| fits(param, *packing)) {
+        if let Some(packing) =
+            wanted.into_iter().flatten().find(|packing| !param.trainable && has_blocks(param, *packing))
+        {
             check_columns(param, packing)?;
             store(program, at, packing);
         }
@@ -56,8 +59,23 @@ pub fn pack(program: &mut Program, packing: Packing, precision: Precision) -> Re
     Ok(())
 }
 
-/// Inserts the instructions that unpack weights, and views of those that need none.
-pub fn unpack(program: &mut Program) {
+/// Stores the matrices as bf16 that only products and embeddings read, and whose parts are numbers of bf16 by their names: for programs
+/// that update no weight. No result changes.
+pub fn pack_halves(program: &mut Program, is_half: &dyn Fn(&str) -> bool) {
+    let uses = uses(program);
+    for at in 0..program.params.len() {
+        let param = &program.params[at];
+        let is_matrix = uses.get(&param.value).is_some_and(|found| *found != Use::Other);
+        if is_matrix && has_blocks(param, Packing::Bf16) && param.parts.iter().all(|part| is_half(&part.name)) {
+            store(program, at, Packing::Bf16);
+        }
+    }
+}
+
+/// Inserts the instructions that unpack weights, and views of those that need none; `widens` is [`Target::widens_operands`].
+///
+/// [`Target::widens_operands`]: crate::target::Target::widens_operands
+pub fn unpack(program: &mut Program, widens: bool) {
     let mut packed: BTreeMap<ValueId, Packing> =
         program.params.iter().filter_map(|p| Some((p.value, p.packing?))).collect();
     if packed.is_empty() {
@@ -78,7 +96,8 @@ pub fn unpack(program: &mut Program) {
             let weight = instr.reads[at];
             let dtype = dtype(&instr);
             // Words of two bf16 numbers are a matrix of bf16 numbers in memory.
-            if (packing, dtype, program.value(weight).kind) == (Packing::Bf16, DType::Bf16, Kind::Parameter) {
+            let is_in_place = dtype == DType::Bf16 || (widens && matches!(instr.op, Op::MatMul(_)));
+            if is_in_place && (packing, program.value(weight).kind) == (Packing::Bf16, Kind::Parameter) {
                 instr.reads[at] = *views.entry(weight).or_insert_with(|| view(program, weight));
                 program.instrs.push(instr);
                 continue;
@@ -104,6 +123,8 @@ enum Use {
     Outside,
     /// Embeddings.
     Table,
+    /// Embeddings, and products outside blocks: the head has the same weights.
+    TableAndHead,
     /// Not only products.
     Other,
 }
@@ -119,18 +140,20 @@ fn uses(program: &Program) -> BTreeMap<ValueId, Use> {
                 _ => Use::Other,
             };
             let known = uses.entry(*v).or_insert(here);
-            if *known != here {
-                *known = Use::Other;
-            }
+            *known = match (*known, here) {
+                (known, here) if known == here => known,
+                (Use::Table | Use::Outside | Use::TableAndHead, Use::Table | Use::Outside) => Use::TableAndHead,
+                _ => Use::Other,
+            };
         }
     }
     uses
 }
 
-/// Whether the rows of a frozen matrix are blocks.
-fn fits(param: &Param, packing: Packing) -> bool {
+/// Whether a parameter is a matrix whose rows are blocks.
+fn has_blocks(param: &Param, packing: Packing) -> bool {
     let part_fits = |part: &ParamPart| part.shape.len() == 2 && packing.has_blocks(0, part.shape[1]);
-    !param.trainable && param.shape.len() == 2 && param.parts.iter().all(part_fits)
+    param.shape.len() == 2 && param.parts.iter().all(part_fits)
 }
 
 fn check_columns(param: &Param, packing: Packing) -> Result<(), CutBlocks> {

@@ -58,7 +58,7 @@ fn other_reads_than_products_keep_a_weight_as_it_is() {
     p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, tied], vec![x], site(None));
 
     pack(&mut p, NF4, Precision::Bf16).unwrap();
-    unpack(&mut p);
+    unpack(&mut p, false);
 
     assert_eq!(packing_of(&p, "tied"), None);
     assert_eq!(p.instrs.len(), 2);
@@ -77,10 +77,44 @@ fn frozen_table_is_packed_as_bf16_beside_weights_of_fewer_bits() {
         p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, table], vec![x], site(None));
 
         pack(&mut p, packing, precision).unwrap();
-        unpack(&mut p);
+        unpack(&mut p, false);
 
         assert_eq!(packing_of(&p, "table"), expected, "{packing} {precision:?}");
         assert_eq!(p.instrs.len(), 1, "rows are unpacked where they are looked up");
+    }
+}
+
+/// A head that shares the weights of the embedding, matrices of a block and their bias, of a model that trains no more.
+#[test]
+fn weights_that_are_numbers_of_bf16_are_stored_so_and_read_where_they_are() {
+    for widens in [true, false] {
+        let mut p = Program::default();
+        let [tied, inside, other] = ["tied", "in", "other"].map(|name| frozen(&mut p, name, &[128, 128]));
+        p.params.iter_mut().for_each(|param| param.trainable = true);
+        let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
+        p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, tied], vec![x], site(None));
+        product(&mut p, inside, Some(0));
+        product(&mut p, other, Some(0));
+        product(&mut p, tied, None);
+        for instr in &mut p.instrs[1..] {
+            instr.op = Op::MatMul(MatMul::nt());
+        }
+
+        pack_halves(&mut p, &|name| name != "other");
+        unpack(&mut p, widens);
+
+        assert_eq!(
+            ["tied", "in", "other"].map(|name| packing_of(&p, name)),
+            [Some(Packing::Bf16), Some(Packing::Bf16), None]
+        );
+        let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
+        if widens {
+            assert_eq!(ops, ["embedding", "matmul", "matmul", "matmul"]);
+            let operands = p.instrs.iter().map(|i| p.value(i.reads[1]).kind).collect::<Vec<_>>();
+            assert_eq!(operands, [Kind::Parameter, Kind::View(inside), Kind::Parameter, Kind::View(tied)]);
+        } else {
+            assert_eq!(ops, ["embedding", "unpack", "matmul", "matmul", "unpack", "matmul"]);
+        }
     }
 }
 
@@ -117,7 +151,7 @@ fn weight_is_unpacked_for_each_product_of_a_block_and_read_where_it_is_outside()
     }
     pack(&mut p, NF4, Precision::Bf16).unwrap();
 
-    unpack(&mut p);
+    unpack(&mut p, false);
 
     let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
     assert_eq!(ops, ["unpack", "matmul", "unpack", "matmul", "matmul", "matmul"]);
@@ -141,7 +175,7 @@ fn weight_is_unpacked_once_for_adjacent_products_in_f32_outside_blocks() {
         instr.op = Op::MatMul(MatMul::nt());
     }
 
-    unpack(&mut p);
+    unpack(&mut p, false);
 
     let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
     assert_eq!(ops, ["unpack", "matmul", "matmul"]);
@@ -155,7 +189,7 @@ fn view_has_the_place_of_its_weight_which_stays_in_the_program() {
     product(&mut p, weight, None);
     pack(&mut p, NF4, Precision::Bf16).unwrap();
     p.params.retain(|param| param.value != unused);
-    unpack(&mut p);
+    unpack(&mut p, false);
 
     compact(&mut p);
 
@@ -179,7 +213,7 @@ fn gathered_words_are_unpacked_where_they_are_gathered() {
     let start = Instr { op: Op::Start(gather), reads: vec![weight], writes: vec![whole], site: site(Some(0)) };
     p.instrs.insert(0, start);
 
-    unpack(&mut p);
+    unpack(&mut p, false);
 
     let ops: Vec<(&str, ValueId)> = p.instrs.iter().map(|i| (i.op.name(), i.reads[0])).collect();
     assert_eq!(ops[..2], [("start", weight), ("unpack", whole)]);

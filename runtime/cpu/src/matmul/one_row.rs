@@ -119,7 +119,10 @@ fused! {
             for (p, x) in x.iter().enumerate() {
                 let row = &b[p * ld + first..][..c.len()];
                 match <&[T; COLUMNS]>::try_from(row) {
-                    Ok(row) => (0..COLUMNS).for_each(|j| sums[j] = x.mul_add(row[j].to_f32(), sums[j])),
+                    Ok(row) => {
+                        let row = row.map(T::to_f32);
+                        (0..COLUMNS).for_each(|j| sums[j] = x.mul_add(row[j], sums[j]));
+                    }
                     Err(_) => sums.iter_mut().zip(row).for_each(|(sum, b)| *sum = x.mul_add(b.to_f32(), *sum)),
                 }
             }
@@ -145,8 +148,8 @@ fn dots<T: Float, const N: usize>(x: &[f32], b: &[T], ld: usize) -> [f32; N] {
     let mut sums = [[0f32; LANES]; N];
     for (p, x) in whole.iter().enumerate() {
         for (sums, (row, _)) in sums.iter_mut().zip(&parts) {
-            let row = &row[p];
-            (0..LANES).for_each(|i| sums[i] = x[i].mul_add(row[i].to_f32(), sums[i]));
+            let row = row[p].map(T::to_f32);
+            (0..LANES).for_each(|i| sums[i] = x[i].mul_add(row[i], sums[i]));
         }
     }
     for (sums, (_, row)) in sums.iter_mut().zip(&parts) {
