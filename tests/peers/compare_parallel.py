@@ -1,7 +1,7 @@
 """Times the training step of two ranks of Phalanx and of PyTorch on Gloo in interleaved runs; prints a table of medians.
 
 usage: PYTHON_WITH_TORCH tests/peers/compare_parallel.py [ROUNDS [STEPS]]     (from the root, after `cargo build --release`)
-Both: the model of torch_step.py from the same weights, two processes with one thread each, a batch of 4 x 256 per rank from the
+Both: a Llama of 6 layers of width 512 from the same weights, two processes with one thread each, a batch of 4 x 256 per rank from the
 same text in the same order; the losses of all steps must agree. Memory is the largest PSS per rank process, on the average over
 the two, measured in separate runs on both sides; the launcher does not count.
 """
@@ -17,7 +17,7 @@ import torch as pytorch
 
 import safetensors_file
 from pss import children, command_line, peak_mib
-from torch_step import Model, name_in_file
+from torch_step import Model, Shape, name_in_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
@@ -31,6 +31,7 @@ TEXT, MODEL, OUT, YAML = WORK / "text.txt", WORK / "model", WORK / "out", WORK /
 CONFIG = {"model_type": "llama", "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6,
           "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
           "rope_theta": 10000.0, "tie_word_embeddings": False}
+SHAPE = Shape(width=512, ff=1408, layers=6, vocabulary=4096, seq_len=256)
 JOB = """
 base_model: {model}
 tokenizer: bytes
@@ -61,7 +62,7 @@ def prepare():
     MODEL.mkdir()
     (MODEL / "config.json").write_text(json.dumps(CONFIG))
     pytorch.manual_seed(0)
-    model = Model()
+    model = Model(SHAPE)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             pytorch.nn.init.normal_(parameter, std=0.02)

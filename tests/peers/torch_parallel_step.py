@@ -18,15 +18,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import safetensors_file
-from torch_step import B, S, V, Model, optimizer, start_from
+from torch_step import Model, Shape, optimizer, start_from
+
+B, S = 4, 256
 
 
 def rank_main(rank, world, mode, precision, steps, port, start_file, text):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.set_num_threads(1)
-    model = Model()
-    start_from(model, safetensors_file.read(start_file))
+    tensors = safetensors_file.read(start_file)
+    shape = Shape.of(tensors, seq_len=S)
+    model = Model(shape)
+    start_from(model, tensors)
     if mode == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     else:
@@ -43,7 +47,7 @@ def rank_main(rank, world, mode, precision, steps, port, start_file, text):
         start = time.perf_counter()
         opt.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = F.cross_entropy(model(ids)[:, :-1].reshape(-1, V).float(), ids[:, 1:].reshape(-1))
+            loss = F.cross_entropy(model(ids)[:, :-1].reshape(-1, shape.vocabulary).float(), ids[:, 1:].reshape(-1))
         loss.backward()
         opt.step()
         times.append((time.perf_counter() - start) * 1e3)

@@ -1,10 +1,11 @@
-"""Times the training step of the benchmark model in one PyTorch process; prints one JSON line.
+"""Times the training step of a Llama-shaped model in one PyTorch process; prints one JSON line.
 
-usage: torch_step.py eager|compile f32|bf16 STEPS START
-The model: Llama-shaped, d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, fused AdamW, 2 threads.
-START is a file of `step_time --write`: the weights and the batch of Phalanx's step. `compile` is `torch.compile` of the model,
-which needs a C++ compiler; the first step, which compiles, is not timed.
+usage: torch_step.py eager|compile|max-autotune f32|bf16 STEPS START
+START is a file of `step_time --write`: the weights and the batch of Phalanx's step, whose shapes tell the model. Heads have width 64;
+the optimizer is fused AdamW; 2 threads. `compile` is `torch.compile` of the model and `max-autotune` the same with this mode; both
+need a C++ compiler. The first steps, which compile, are not timed.
 """
+import dataclasses
 import json
 import statistics
 import sys
@@ -16,22 +17,42 @@ from torch import nn
 
 import safetensors_file
 
-D, H, LAYERS, FF, V, B, S = 512, 8, 6, 1408, 4096, 4, 256
+HEAD_DIM = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    width: int
+    ff: int
+    layers: int
+    vocabulary: int
+    seq_len: int
+    tied: bool = False
+
+    @staticmethod
+    def of(tensors, seq_len):
+        """The shape of the model whose parameters these tensors are."""
+        vocabulary, width = tensors["model.embed_tokens.weight"].shape
+        layers = sum(name.endswith("q_proj.weight") for name in tensors)
+        ff = tensors["model.layers.0.mlp.gate_proj.weight"].shape[0]
+        return Shape(width, ff, layers, vocabulary, seq_len, "lm_head.weight" not in tensors)
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, shape):
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(D, eps=1e-5), nn.RMSNorm(D, eps=1e-5)
-        self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=False) for _ in range(4))
-        self.gate, self.up = nn.Linear(D, FF, bias=False), nn.Linear(D, FF, bias=False)
-        self.down = nn.Linear(FF, D, bias=False)
+        d, ff = shape.width, shape.ff
+        self.norm1, self.norm2 = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.gate, self.up = nn.Linear(d, ff, bias=False), nn.Linear(d, ff, bias=False)
+        self.down = nn.Linear(ff, d, bias=False)
 
     def forward(self, x, cos, sin):
+        rows, seq_len, width = x.shape
         h = self.norm1(x)
-        q, k, v = (p(h).view(B, S, H, D // H).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (p(h).view(rows, seq_len, -1, HEAD_DIM).transpose(1, 2) for p in (self.q, self.k, self.v))
         a = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
-        x = x + self.o(a.transpose(1, 2).reshape(B, S, D))
+        x = x + self.o(a.transpose(1, 2).reshape(rows, seq_len, width))
         h = self.norm2(x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
@@ -42,13 +63,16 @@ def rotate(x, cos, sin):
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, shape):
         super().__init__()
-        self.embed = nn.Embedding(V, D)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm, self.head = nn.RMSNorm(D, eps=1e-5), nn.Linear(D, V, bias=False)
-        freq = 10000.0 ** (-torch.arange(0, D // H, 2) / (D // H))
-        angle = torch.outer(torch.arange(S), freq).repeat(1, 2)
+        self.embed = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.head.weight = self.embed.weight
+        freq = 10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        angle = torch.outer(torch.arange(shape.seq_len), freq).repeat(1, 2)
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
 
@@ -90,19 +114,20 @@ def main():
     how, mode, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(2)
     tensors = safetensors_file.read(sys.argv[4])
-    model = Model()
+    ids, labels = (tensors.pop(name).long() for name in ("ids", "labels"))
+    shape = Shape.of(tensors, seq_len=ids.shape[1])
+    model = Model(shape)
     start_from(model, tensors)
     opt = optimizer(model)
-    ids, labels = (tensors[name].long().view(B, S) for name in ("ids", "labels"))
     del tensors
-    if how == "compile":
-        model = torch.compile(model)
+    if how != "eager":
+        model = torch.compile(model, mode=None if how == "compile" else how)
     times, losses = [], []
     for _ in range(steps):
         start = time.perf_counter()
         opt.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "bf16"):
-            loss = F.cross_entropy(model(ids).view(-1, V).float(), labels.view(-1))
+            loss = F.cross_entropy(model(ids).view(-1, shape.vocabulary).float(), labels.view(-1))
         loss.backward()
         opt.step()
         losses.append(loss.item())

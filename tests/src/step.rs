@@ -1,4 +1,4 @@
-//! The benchmark step: d_model 512, 8 heads, 6 layers, SwiGLU 1408, vocabulary 4096, batch 4 x 256, AdamW.
+//! The benchmark step: a Llama-shaped model with heads of width 64, SwiGLU and AdamW, in the sizes that are compared with PyTorch.
 
 use phalanx::devices;
 use phalanx_device::groups::Groups;
@@ -17,17 +17,35 @@ use safetensors::{Dtype, SafeTensorError};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The benchmark's model.
-pub fn bench_model() -> ModelConfig {
+/// The small model: 6 layers of width 512, a vocabulary of 4,096, 24 million parameters.
+pub fn small_model() -> ModelConfig {
+    llama(6, 512, 1408, 4096)
+}
+
+/// A model and a batch by the name of their size: `small` (4 rows of 256 tokens), or `medium`: 12 layers of width 768, a vocabulary of
+/// 32,000 whose embeddings are the output's weights as well, 110 million parameters, one row of 1,024 tokens.
+pub fn size_named(name: &str) -> Option<(ModelConfig, BatchShape)> {
+    match name {
+        "small" => Some((small_model(), SMALL_BATCH)),
+        "medium" => {
+            let model = ModelConfig { tie_embeddings: true, max_positions: 1024, ..llama(12, 768, 2048, 32_000) };
+            Some((model, BatchShape { n_rows: 1, seq_len: 1024 }))
+        }
+        _ => None,
+    }
+}
+
+fn llama(n_layers: usize, hidden_size: usize, intermediate_size: usize, vocab_size: usize) -> ModelConfig {
+    let head_dim = 64;
     ModelConfig {
         family: Family::named("llama").expect("a supported family"),
-        vocab_size: 4096,
-        hidden_size: 512,
-        intermediate_size: 1408,
-        n_layers: 6,
-        n_heads: 8,
-        n_kv_heads: 8,
-        head_dim: 64,
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        n_layers,
+        n_heads: hidden_size / head_dim,
+        n_kv_heads: hidden_size / head_dim,
+        head_dim,
         max_positions: 256,
         norm_eps: 1e-5,
         rope_theta: 10_000.0,
@@ -40,7 +58,7 @@ pub fn bench_model() -> ModelConfig {
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
         packed_projections: false,
-        windows: vec![None; 6],
+        windows: vec![None; n_layers],
         init_std: 0.02,
     }
 }
@@ -63,7 +81,7 @@ pub struct BenchStep {
     batch: BatchShape,
 }
 
-const BATCH: BatchShape = BatchShape { n_rows: 4, seq_len: 256 };
+const SMALL_BATCH: BatchShape = BatchShape { n_rows: 4, seq_len: 256 };
 
 impl BenchProgram {
     /// Compiles a step of `model` on batches of this shape.
@@ -131,12 +149,12 @@ impl BenchProgram {
 }
 
 impl BenchStep {
-    /// The benchmark: 4 rows of 256 tokens.
+    /// The small model on 4 rows of 256 tokens.
     ///
     /// # Panics
     /// If there is not half a gigabyte of memory.
     pub fn new(bf16: bool) -> BenchStep {
-        BenchProgram::new(bench_model(), bf16, BATCH).allocate()
+        BenchProgram::new(small_model(), bf16, SMALL_BATCH).allocate()
     }
 
     /// Writes the current weights and batch, with the tensor names of a model directory.
@@ -164,7 +182,7 @@ impl BenchStep {
             let value = c.program.bound(role).next().expect("the input is bound");
             let tokens = self.machine.read::<i32>(c, value);
             let bytes = tokens.iter().flat_map(|x| x.to_le_bytes()).collect();
-            tensors.push((name.to_owned(), Dtype::I32, vec![tokens.len()], bytes));
+            tensors.push((name.to_owned(), Dtype::I32, vec![self.batch.n_rows, self.batch.seq_len], bytes));
         }
         let views = tensors
             .iter()

@@ -15,7 +15,7 @@ use crate::train::fit::{check_memory, check_ranks, create_dir};
 use crate::train::inputs::RunInputs;
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::{self, ModelPlan};
-use crate::train::preparation::{extras, prepare_data};
+use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::programs::Programs;
 use crate::train::saving::Saving;
 use crate::train::step_trace::check_writable;
@@ -131,6 +131,7 @@ impl<'a> Checked<'a> {
             let here = LocalNode { program: program.clone(), n_slots, advertise: None };
             return lead_alone(config, model, inputs, here, &lock, control, on_event);
         }
+        prepare_ahead(&data)?;
         let extras = extras(config, &model, &tokenizer, &inputs)?;
         let run = Run { config, model: &model, data: &data, extras, control };
         with_lease(config, &lock, control, || {

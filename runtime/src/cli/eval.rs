@@ -67,7 +67,9 @@ impl Args {
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let args = args.gathered()?;
-    let config = args.job.load()?;
+    let mut config = args.job.load()?;
+    // All rows are evaluated.
+    config.data.streaming = false;
     let base_model = config.model.base_model.as_deref();
     let (subject, skipped) = match &args.model {
         Some(path) => Subject::find(path, base_model)?,

@@ -37,6 +37,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         }
     };
     let prepared = preparation::prepare_data(&config, &model, &tokenizer, &mut on_event)?;
+    preparation::prepare_rest(&prepared, &mut on_event)?;
     tokenising.see(&Event::Note(String::new()));
     let validation =
         prepared.validation.as_ref().map_or(String::new(), |rows| format!(", {} to evaluate on", rows.len()));

@@ -58,6 +58,9 @@ section! {
         pub evals_per_epoch: Option<u64> = None;
         /// Visit the samples in a new random order in every epoch, derived from `seed`.
         pub shuffle: bool = true;
+        /// Train as soon as the first file is tokenized, and tokenize the next ones meanwhile, as many as `max_steps` needs. The
+        /// files are visited in a random order, and the samples of each file in a random order, instead of all samples.
+        pub streaming: bool = false;
     }
 }
 
@@ -288,6 +291,18 @@ impl DataSection {
                 second: "val_set_size".into(),
                 why: "there is nothing to evaluate on; set `val_set_size` above 0 or remove `eval_steps`".into(),
             });
+        }
+        let weighted = self.datasets.iter().any(|dataset| dataset.weight != 1.0);
+        let unknown = "the number of samples of a stream is not known";
+        for (is_set, key, instead) in [
+            (self.val_set_size != ValSetSize::Nothing, "val_set_size", "use `test_datasets` instead"),
+            (by_epochs, "evals_per_epoch", "use `eval_steps` instead"),
+            (weighted, "weight", "remove the weights"),
+        ] {
+            if self.streaming && is_set {
+                let why = format!("{unknown}; {instead}, or remove `streaming`");
+                return Err(ConfigError::Conflict { first: key.into(), second: "streaming".into(), why });
+            }
         }
         Ok(())
     }

@@ -535,3 +535,21 @@ proptest! {
         let _ = load(&format!("{MINIMAL}{text}"));
     }
 }
+
+#[test]
+fn stream_ends_with_max_steps_and_has_no_share_of_samples() {
+    let refused = |keys: &str| load(&format!("{MINIMAL}streaming: true\n{keys}\n")).unwrap_err().to_string();
+    for (keys, named) in [
+        ("val_set_size: 0.1", "use `test_datasets` instead"),
+        ("evals_per_epoch: 2\ntest_datasets: [{path: b, type: alpaca}]", "use `eval_steps` instead"),
+        ("saves_per_epoch: 2", "use `save_steps` instead"),
+    ] {
+        assert!(refused(keys).contains(named), "{}", refused(keys));
+    }
+    let weighted = MINIMAL.replace("type: alpaca", "type: alpaca\n    weight: 2");
+    assert!(load(&format!("{weighted}streaming: true\n")).unwrap_err().to_string().contains("`weight`"));
+    let endless = MINIMAL.replace("max_steps: 10", "num_epochs: 1");
+    assert!(load(&format!("{endless}streaming: true\n")).unwrap_err().to_string().contains("set `max_steps`"));
+    let both = load(&format!("{MINIMAL}streaming: true\nnum_epochs: 2\n")).unwrap();
+    assert!(both.notes.iter().any(|note| note.contains("`num_epochs` has no effect on a stream")), "{:?}", both.notes);
+}

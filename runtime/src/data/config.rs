@@ -61,6 +61,9 @@ pub struct DataConfig {
     pub min_sample_len: usize,
     /// Keep only one of documents with the same tokens; default false.
     pub deduplicate: bool,
+    /// Prepare only the first file at once, the next ones when asked, and no more than this many rows; default: all rows of all
+    /// files.
+    pub stream_rows: Option<u64>,
 }
 
 impl DataConfig {
@@ -79,6 +82,7 @@ impl DataConfig {
             excess_length_strategy: ExcessLength::Drop,
             min_sample_len: 2,
             deduplicate: false,
+            stream_rows: None,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Data flow: a file's records ([`sources`], [`records`]) become text with marked spans to train on ([`record`]), text becomes token ids
 //! ([`tokenizer`]), ids are cached in a file ([`token_cache`]), documents are packed into rows (`packing`),
-//! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point.
+//! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point; files of a stream follow while
+//! the job trains (`stream`).
 
 pub mod chat_spans;
 pub mod chat_template;
@@ -14,6 +15,7 @@ pub mod records;
 pub mod rows;
 pub mod shown;
 pub mod sources;
+pub(crate) mod stream;
 pub mod text_stream;
 pub mod token_cache;
 pub mod token_changes;

@@ -1,5 +1,6 @@
 //! From the data section of the configuration to rows for training and rows for validation.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use super::records::{Compression, ReadError, plain_copy};
 use super::rows::{Layout, Part, RowStore, Rows};
 use super::sources::choice::Choice;
 use super::sources::{Purpose, SourceError, SourceFile, files_of};
-use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
+use super::stream::{Stream, StreamFiles, in_order_of_stream};
+use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter, Turn};
 use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
 use crate::config::chat_template::ChatTemplateChoice;
@@ -82,8 +84,9 @@ pub enum PrepareError {
 }
 
 impl PrepareError {
-    /// Whether a file has no document, or only documents that another one has too.
-    fn is_of_nothing(&self) -> bool {
+    /// Whether a file has no document, or only documents that another one has too. One of several files may be too short, or have no
+    /// record of a shard; it is an error only if all are.
+    pub(super) fn is_of_nothing(&self) -> bool {
         match self {
             Self::TooShort { .. } => true,
             Self::Empty { n_documents, n_repeated, .. } => n_documents == n_repeated,
@@ -99,7 +102,7 @@ pub struct Prepared {
     pub train: Rows,
     /// Rows to evaluate on: those of `test_datasets`, or rows held out from `train`, if there are any.
     pub validation: Option<Rows>,
-    /// The result for each file, in the order of `datasets` and then of `test_datasets`.
+    /// The result for each file, in the order of `datasets` and then of `test_datasets`; of a stream, for its first file.
     pub summaries: Vec<Summary>,
     /// A digest of the tokens of each file of `datasets` and of their marks for prediction.
     pub digests: Vec<[u8; 32]>,
@@ -152,18 +155,33 @@ pub fn prepare(
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<Prepared, PrepareError> {
     config.validate()?;
-    let load = |datasets, purpose| {
+    let of_purpose = |datasets, purpose| {
         let sources = sources(datasets, purpose, config.seed)?;
-        Loaded::of(sources, config, tokenizer, cache_dir, vocab_size, progress)
+        Ok::<_, PrepareError>(Preparer::new(
+            sources,
+            Cow::Borrowed(config),
+            Cow::Borrowed(tokenizer),
+            cache_dir,
+            vocab_size,
+        ))
     };
     let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
     let store = |parts| Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));
-    let Loaded { parts, weights, mut summaries, digests } = load(&config.datasets, Purpose::Training)?;
-    let (train, mut validation) = split(store(parts), config.val_set_size, config.seed)?;
-    let train = train.weighted(&weights, config.seed);
+    let training = of_purpose(&config.datasets, Purpose::Training)?;
+    let (train, mut validation, mut summaries, digests) = match config.stream_rows {
+        None => {
+            let Loaded { parts, weights, summaries, digests } = training.all(progress)?;
+            let (train, validation) = split(store(parts), config.val_set_size, config.seed)?;
+            (train.weighted(&weights, config.seed), validation, summaries, digests)
+        }
+        Some(n_rows) => {
+            let (stream, summary, digest) = training.into_stream(n_rows, pad.unwrap_or(0), progress)?;
+            (Rows::streamed(stream), None, vec![summary], vec![digest])
+        }
+    };
     let mut test_digests = Vec::new();
     if !config.test_datasets.is_empty() {
-        let test = load(&config.test_datasets, Purpose::Evaluation)?;
+        let test = of_purpose(&config.test_datasets, Purpose::Evaluation)?.all(progress)?;
         validation = Some(Rows::new(store(test.parts), None));
         summaries.extend(test.summaries);
         test_digests = test.digests;
@@ -181,61 +199,134 @@ struct Loaded {
     digests: Vec<[u8; 32]>,
 }
 
-impl Loaded {
-    fn of(
-        sources: Vec<Source<'_>>,
-        config: &DataConfig,
-        tokenizer: &Tokenizer,
+/// The tokens of a file, laid into rows.
+pub(super) struct LoadedFile {
+    pub(super) part: Part,
+    weight: f64,
+    pub(super) summary: Summary,
+    pub(super) digest: [u8; 32],
+}
+
+/// Files that are prepared one after the other.
+#[derive(Debug)]
+pub(crate) struct Preparer<'a> {
+    sources: std::vec::IntoIter<Source>,
+    config: Cow<'a, DataConfig>,
+    tokenizer: Cow<'a, Tokenizer>,
+    cache_dir: PathBuf,
+    vocab_size: usize,
+    seen: Seen,
+}
+
+impl<'a> Preparer<'a> {
+    fn new(
+        sources: Vec<Source>,
+        config: Cow<'a, DataConfig>,
+        tokenizer: Cow<'a, Tokenizer>,
         cache_dir: &Path,
         vocab_size: usize,
-        progress: &dyn Fn(Progress<'_>),
-    ) -> Result<Self, PrepareError> {
-        let (mut loaded, mut empty) = (Self::default(), None);
-        let mut seen: Seen = config.deduplicate.then(Default::default);
-        for source in sources {
-            let (tokens, from_cache) = source.tokens(config, tokenizer, cache_dir, progress)?;
-            check_vocabulary(&source.path, &tokens, tokenizer, vocab_size)?;
-            let digest = tokens.digest();
-            let laid_out = match source.format {
-                FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
-                _ => lay_out(&source, tokens, config, &mut seen),
-            };
-            let (part, summary) = match laid_out {
-                Ok(rows) => rows,
-                // One of several files may be too short, or have no record of a shard; it is an error only if all are.
-                Err(error) if error.is_of_nothing() => {
-                    empty.get_or_insert(error);
-                    continue;
+    ) -> Self {
+        let seen = config.deduplicate.then(Default::default);
+        Self { sources: sources.into_iter(), config, tokenizer, cache_dir: cache_dir.to_owned(), vocab_size, seen }
+    }
+
+    /// The next file; none if all are prepared.
+    pub(super) fn next_file(&mut self, progress: &dyn Fn(Progress<'_>)) -> Option<Result<LoadedFile, PrepareError>> {
+        let source = self.sources.next()?;
+        Some(self.load(&source, progress))
+    }
+
+    fn load(&mut self, source: &Source, progress: &dyn Fn(Progress<'_>)) -> Result<LoadedFile, PrepareError> {
+        let (config, tokenizer) = (&*self.config, &*self.tokenizer);
+        let (tokens, from_cache) = source.tokens(config, tokenizer, &self.cache_dir, progress)?;
+        check_vocabulary(&source.path, &tokens, tokenizer, self.vocab_size)?;
+        let digest = tokens.digest();
+        let (part, summary) = match source.format {
+            FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
+            _ => lay_out(source, tokens, config, &mut self.seen),
+        }?;
+        Ok(LoadedFile { part, weight: source.dataset.weight, summary: Summary { from_cache, ..summary }, digest })
+    }
+
+    /// All files.
+    fn all(mut self, progress: &dyn Fn(Progress<'_>)) -> Result<Loaded, PrepareError> {
+        let (mut loaded, mut empty) = (Loaded::default(), None);
+        while let Some(next) = self.next_file(progress) {
+            match next {
+                Ok(file) => {
+                    loaded.parts.push(file.part);
+                    loaded.weights.push(file.weight);
+                    loaded.summaries.push(file.summary);
+                    loaded.digests.push(file.digest);
                 }
+                Err(error) if error.is_of_nothing() => empty = empty.or(Some(error)),
                 Err(error) => return Err(error),
-            };
-            loaded.parts.push(part);
-            loaded.weights.push(source.dataset.weight);
-            loaded.summaries.push(Summary { from_cache, ..summary });
-            loaded.digests.push(digest);
+            }
         }
         match empty.filter(|_| loaded.parts.is_empty()) {
             Some(error) => Err(error),
             None => Ok(loaded),
         }
     }
+
+    /// A stream of `n_rows` rows, with its first part; the summary and the digest of that file.
+    fn into_stream(
+        self,
+        n_rows: u64,
+        pad_id: u32,
+        progress: &dyn Fn(Progress<'_>),
+    ) -> Result<(Arc<Stream>, Summary, [u8; 32]), PrepareError> {
+        let seed = self.config.shuffle.then_some(self.config.seed);
+        let sources = in_order_of_stream(self.sources.collect(), seed);
+        let files = StreamFiles::of(&sources)?;
+        let store = Arc::new(RowStore::growing(sources.len(), self.config.sequence_len, pad_id));
+        let (config, tokenizer) = (Cow::Owned(self.config.into_owned()), Cow::Owned(self.tokenizer.into_owned()));
+        let mut rest = Preparer::new(sources, config, tokenizer, &self.cache_dir, self.vocab_size);
+        let mut empty = None;
+        while let Some(next) = rest.next_file(progress) {
+            match next {
+                Ok(LoadedFile { part, summary, digest, .. }) => {
+                    store.push(part);
+                    return Ok((Stream::new(store, seed, n_rows, files, rest), summary, digest));
+                }
+                Err(error) if error.is_of_nothing() => empty = empty.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(empty.unwrap_or(DataConfigError::NoDatasets.into()))
+    }
+}
+
+impl StreamFiles {
+    fn of(sources: &[Source]) -> Result<Self, PrepareError> {
+        let (mut names, mut lengths) = (blake3::Hasher::new(), blake3::Hasher::new());
+        for Source { path, .. } in sources {
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            names.update(&(name.len() as u64).to_le_bytes()).update(name);
+            let metadata = path.metadata().map_err(|error| TokenizeError::Read(ReadError::file(path, &error)))?;
+            lengths.update(&metadata.len().to_le_bytes());
+        }
+        Ok(Self { names: *names.finalize().as_bytes(), lengths: *lengths.finalize().as_bytes() })
+    }
 }
 
 /// A file and its data set.
-struct Source<'a> {
-    dataset: &'a DatasetConfig,
+#[derive(Debug)]
+struct Source {
+    dataset: Arc<DatasetConfig>,
     path: PathBuf,
     format: FileFormat,
     choice: Choice,
 }
 
 /// The files of data sets.
-fn sources(datasets: &[DatasetConfig], purpose: Purpose, seed: u64) -> Result<Vec<Source<'_>>, SourceError> {
+fn sources(datasets: &[DatasetConfig], purpose: Purpose, seed: u64) -> Result<Vec<Source>, SourceError> {
     let mut sources = Vec::new();
     for dataset in datasets {
         let files = files_of(dataset, purpose, seed)?;
+        let dataset = Arc::new(dataset.clone());
         sources.extend(files.into_iter().map(|SourceFile { path, format, choice }| Source {
-            dataset,
+            dataset: Arc::clone(&dataset),
             path,
             format,
             choice,
@@ -244,7 +335,7 @@ fn sources(datasets: &[DatasetConfig], purpose: Purpose, seed: u64) -> Result<Ve
     Ok(sources)
 }
 
-impl Source<'_> {
+impl Source {
     /// The tokens of the file, and whether they were in the cache.
     fn tokens(
         &self,
@@ -258,13 +349,13 @@ impl Source<'_> {
             false => String::new(),
         };
         let key = self.key(config, tokenizer, &template)?;
-        match TokenFile::open(cache_dir, &key) {
-            Ok(Some(file)) => return Ok((file, true)),
-            Ok(None) => {}
-            Err(error @ TokenCacheError::Damaged { .. }) => {
-                tracing::warn!(dataset = %self.path.display(), %error, "tokenising again");
-            }
-            Err(error) => return Err(error.into()),
+        if let Some(file) = self.cached(cache_dir, &key)? {
+            return Ok((file, true));
+        }
+        let _turn = Turn::wait(cache_dir, &key)?;
+        // Another process may have written it meanwhile.
+        if let Some(file) = self.cached(cache_dir, &key)? {
+            return Ok((file, true));
         }
         let mut writer = TokenWriter::create(cache_dir, &key)?;
         match self.format {
@@ -282,7 +373,7 @@ impl Source<'_> {
                         ChatTemplate::parse(&template, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()))?;
                     Ok(template.with_variables(self.dataset.template.variables.clone()))
                 };
-                let mut dataset = self.dataset.clone();
+                let mut dataset = DatasetConfig::clone(&self.dataset);
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
                     .map_err(|reason| PrepareError::Template { path: self.path.clone(), reason })?;
@@ -290,6 +381,16 @@ impl Source<'_> {
             }
         }
         Ok((writer.finish()?, false))
+    }
+
+    /// The tokens that are in the cache and undamaged.
+    fn cached(&self, cache_dir: &Path, key: &[u8; 32]) -> Result<Option<TokenFile>, TokenCacheError> {
+        let found = TokenFile::open(cache_dir, key);
+        if let Err(error @ TokenCacheError::Damaged { .. }) = &found {
+            tracing::warn!(dataset = %self.path.display(), %error, "tokenising again");
+            return Ok(None);
+        }
+        found
     }
 
     /// The hash of everything that determines the tokens. It excludes the row layout, so that another `sequence_len` finds
@@ -301,7 +402,7 @@ impl Source<'_> {
             hasher.update_reader(File::open(&self.path).map_err(read_error)?).map_err(read_error)?;
             hasher.finalize()
         };
-        let dataset = self.dataset;
+        let dataset = &*self.dataset;
         let mut options = format!("{:?} {:?} {:?}", self.format, dataset.kind, self.choice);
         match dataset.kind {
             DatasetType::Completion => options += &format!(" {:?}", dataset.field),
@@ -393,7 +494,7 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
 
 /// Records: one document per row, or several.
 fn lay_out(
-    source: &Source<'_>,
+    source: &Source,
     tokens: TokenFile,
     config: &DataConfig,
     seen: &mut Seen,

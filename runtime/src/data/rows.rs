@@ -10,12 +10,15 @@
 //!   attention.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use phalanx_strategies::sampler::Permutation;
 
 use super::document_layout::Piece;
 use super::packing::Packing;
+use super::prepare::PrepareError;
+use super::stream::Stream;
 use super::token_cache::TokenCacheError;
 use super::token_reader::{TokenReader, id_of, is_trained};
 
@@ -81,47 +84,114 @@ impl Part {
     }
 }
 
-/// All rows of the files of a job, in their order.
+/// All rows of the files of a job, in their order. The parts of a stream are added while others read; nobody waits for a lock.
 #[derive(Debug)]
 pub(crate) struct RowStore {
-    parts: Vec<Part>,
-    /// Number of rows up to and including each part.
-    ends: Vec<usize>,
+    /// Filled from the front.
+    parts: Box<[OnceLock<Placed>]>,
+    n_ready: AtomicUsize,
     row_len: usize,
     pad_id: i32,
 }
 
+#[derive(Debug)]
+struct Placed {
+    part: Part,
+    /// Number of rows up to and including this part.
+    end: usize,
+}
+
 impl RowStore {
     pub(crate) fn new(parts: Vec<Part>, row_len: usize, pad_id: u32) -> Self {
-        let ends = parts.iter().scan(0, |end, part| {
-            *end += part.n_rows();
-            Some(*end)
-        });
-        Self { ends: ends.collect(), parts, row_len, pad_id: pad_id as i32 }
+        let store = Self::growing(parts.len(), row_len, pad_id);
+        parts.into_iter().for_each(|part| store.push(part));
+        store
     }
 
+    /// A store to which this many parts can be added.
+    pub(crate) fn growing(n_parts_max: usize, row_len: usize, pad_id: u32) -> Self {
+        let parts = (0..n_parts_max).map(|_| OnceLock::new()).collect();
+        Self { parts, n_ready: AtomicUsize::new(0), row_len, pad_id: pad_id as i32 }
+    }
+
+    /// Adds a part; only one thread may add.
+    ///
+    /// # Panics
+    /// When the store is full.
+    pub(crate) fn push(&self, part: Part) {
+        let (nth, end) = (self.n_ready.load(Ordering::Acquire), self.len() + part.n_rows());
+        assert!(self.parts[nth].set(Placed { part, end }).is_ok(), "two threads add parts");
+        self.n_ready.store(nth + 1, Ordering::Release);
+    }
+
+    /// The rows that are there.
     pub(crate) fn len(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
+        self.end(self.n_ready.load(Ordering::Acquire))
     }
 
-    fn part_of(&self, row: usize) -> (&Part, usize) {
-        let nth = self.ends.partition_point(|&end| end <= row);
-        let start = if nth == 0 { 0 } else { self.ends[nth - 1] };
-        (&self.parts[nth], row - start)
+    /// The rows of each part that is there.
+    pub(crate) fn rows_of_parts(&self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.n_ready.load(Ordering::Acquire)).map(|nth| self.end(nth)..self.end(nth + 1))
     }
+
+    /// The number of the part with a row, and its rows.
+    pub(crate) fn part_of(&self, row: usize) -> (usize, Range<usize>) {
+        let n_ready = self.n_ready.load(Ordering::Acquire);
+        let nth = self.parts[..n_ready].partition_point(|part| placed(part).end <= row);
+        (nth, self.end(nth)..self.end(nth + 1))
+    }
+
+    /// Number of rows of the first parts.
+    fn end(&self, n_parts: usize) -> usize {
+        n_parts.checked_sub(1).map_or(0, |last| placed(&self.parts[last]).end)
+    }
+}
+
+fn placed(part: &OnceLock<Placed>) -> &Placed {
+    part.get().expect("parts are added from the front")
 }
 
 /// A set of rows to draw batches from. Cloning is cheap: the tokens stay on disk.
 #[derive(Debug, Clone)]
 pub struct Rows {
     store: Arc<RowStore>,
-    /// Row numbers in the store; `None` selects all rows.
-    selected: Option<Arc<[u32]>>,
+    order: Order,
+}
+
+/// Which row of the store has a number.
+#[derive(Debug, Clone)]
+enum Order {
+    /// That of the store.
+    AsStored,
+    /// Of these rows of the store.
+    Selected(Arc<[u32]>),
+    /// That of a stream; its rows are numbered without an end.
+    Stream(Arc<Stream>),
 }
 
 impl Rows {
     pub(crate) fn new(store: Arc<RowStore>, selected: Option<Arc<[u32]>>) -> Self {
-        Self { store, selected }
+        Self { store, order: selected.map_or(Order::AsStored, Order::Selected) }
+    }
+
+    pub(crate) fn streamed(stream: Arc<Stream>) -> Self {
+        Self { store: Arc::clone(stream.store()), order: Order::Stream(stream) }
+    }
+
+    /// The stream that the rows come from, if they do.
+    pub(crate) fn stream(&self) -> Option<&Arc<Stream>> {
+        match &self.order {
+            Order::Stream(stream) => Some(stream),
+            Order::AsStored | Order::Selected(_) => None,
+        }
+    }
+
+    /// Whether all rows with numbers up to this one can be read; those of a stream can be when they are prepared.
+    ///
+    /// # Errors
+    /// When a row before it cannot be prepared.
+    pub fn are_ready(&self, last: u64) -> Result<bool, PrepareError> {
+        self.stream().map_or(Ok(true), |stream| stream.has(last))
     }
 
     /// These rows, those of each part as often as its weight says: 2 for each twice, 0.5 for a random half.
@@ -129,13 +199,14 @@ impl Rows {
         if weights.iter().all(|&weight| weight == 1.0) {
             return self;
         }
-        let n_rows = self.store.len() as u32;
-        let all: Vec<u32> = self.selected.map_or_else(|| (0..n_rows).collect(), |rows| rows.to_vec());
+        let all: Vec<u32> = match &self.order {
+            Order::Selected(rows) => rows.to_vec(),
+            Order::AsStored | Order::Stream(_) => (0..self.store.len() as u32).collect(),
+        };
         let mut selected = Vec::new();
-        for (part, (&end, &weight)) in self.store.ends.iter().zip(weights).enumerate() {
-            let start = if part == 0 { 0 } else { self.store.ends[part - 1] };
-            let rows = &all[all.partition_point(|&row| (row as usize) < start)..];
-            let rows = &rows[..rows.partition_point(|&row| (row as usize) < end)];
+        for (part, (rows, &weight)) in self.store.rows_of_parts().zip(weights).enumerate() {
+            let of_part = &all[all.partition_point(|&row| (row as usize) < rows.start)..];
+            let rows = &of_part[..of_part.partition_point(|&row| (row as usize) < rows.end)];
             (0..weight as usize).for_each(|_| selected.extend(rows));
             let n_more = (weight.fract() * rows.len() as f64).round() as usize;
             // A small weight of a small part is at least one row.
@@ -145,12 +216,15 @@ impl Rows {
             more.sort_unstable();
             selected.extend(more);
         }
-        Self { store: self.store, selected: Some(selected.into()) }
+        Self { store: self.store, order: Order::Selected(selected.into()) }
     }
 
-    /// The number of rows.
+    /// The number of rows; of a stream, of those that are prepared.
     pub fn len(&self) -> usize {
-        self.selected.as_ref().map_or(self.store.len(), |rows| rows.len())
+        match &self.order {
+            Order::Selected(rows) => rows.len(),
+            Order::AsStored | Order::Stream(_) => self.store.len(),
+        }
     }
 
     /// Whether there is no row; [`super::prepare::prepare`] never returns such a set.
@@ -172,7 +246,7 @@ impl Rows {
     /// When the token cache cannot be read, for example because another program has truncated it.
     ///
     /// # Panics
-    /// When a row does not exist or a slice has another length.
+    /// When a row does not exist, one of a stream is not ready, or a slice has another length.
     pub fn fill(&self, rows: &[u64], batch: &mut BatchMut<'_>) -> Result<usize, TokenCacheError> {
         let row_len = self.store.row_len;
         let want = rows.len() * row_len;
@@ -221,9 +295,14 @@ impl Rows {
     }
 
     fn place(&self, row: u64) -> (&Part, usize) {
-        assert!(row < self.len() as u64, "row {row} of a set of {}", self.len());
-        let row = row as usize;
-        self.store.part_of(self.selected.as_ref().map_or(row, |rows| rows[row] as usize))
+        let row = match &self.order {
+            Order::AsStored => row as usize,
+            Order::Selected(rows) => rows[row as usize] as usize,
+            Order::Stream(stream) => stream.row_at(row),
+        };
+        assert!(row < self.store.len(), "row {row} of a set of {}", self.store.len());
+        let (nth, rows) = self.store.part_of(row);
+        (&placed(&self.store.parts[nth]).part, row - rows.start)
     }
 }
 
@@ -399,7 +478,7 @@ mod tests {
 
         let rows = Rows::new(store, Some(train)).weighted(&[1.0, 2.0, 0.35], 42);
 
-        let selected = rows.selected.unwrap();
+        let Order::Selected(selected) = rows.order else { panic!("weights select rows") };
         let count = |rows: std::ops::Range<u32>| selected.iter().filter(|row| rows.contains(row)).count();
         assert_eq!([count(0..10), count(10..20), count(20..30)], [9, 18, 3]);
         assert!(selected.iter().all(|row| !held_out.contains(row)));

@@ -24,8 +24,12 @@ pub(crate) struct RunInputs {
     /// Version of this program; results of two versions may differ in their last bits.
     version: String,
     tokenizer: String,
-    /// In the order of `datasets`.
+    /// In the order of `datasets`; of a stream, its first file.
     data_sets: Vec<DataSet>,
+    /// Digest of the names of the files of a stream, in their order; empty without one.
+    stream: String,
+    /// The same of their lengths, which nodes compare. A run may continue after a file that it has not reached was mended.
+    stream_lengths: String,
     /// One digest of all `test_datasets`; empty without any.
     test_data: String,
     /// With the tensors of `lora_model_dir`; empty without `base_model`.
@@ -68,6 +72,8 @@ impl RunInputs {
             version: env!("CARGO_PKG_VERSION").into(),
             tokenizer: short(&tokenizer.fingerprint()),
             data_sets: data.summaries.iter().zip(&data.digests).map(data_set).collect(),
+            stream: data.train.stream().map_or(String::new(), |stream| short(&stream.files().names)),
+            stream_lengths: data.train.stream().map_or(String::new(), |stream| short(&stream.files().lengths)),
             test_data: match &data.test_digests[..] {
                 [] => String::new(),
                 sets => digest(sets.iter().map(short).collect::<Vec<_>>().iter().map(String::as_str)),
@@ -96,6 +102,14 @@ impl RunInputs {
     }
 
     fn difference(&self, then: &RunInputs) -> Option<String> {
+        match (self.stream.is_empty(), then.stream.is_empty()) {
+            (true, false) => return Some("its data was streamed, and `streaming` is not set".into()),
+            (false, true) => return Some("its data was not streamed, and `streaming` is set".into()),
+            _ if self.stream != then.stream => {
+                return Some("the files of `datasets` have other names than when the checkpoint was saved".into());
+            }
+            _ => {}
+        }
         let (n, n_then) = (self.data_sets.len(), then.data_sets.len());
         if n != n_then {
             return Some(format!("it was trained on {n_then} data sets, and `datasets` has {n}"));
@@ -135,6 +149,10 @@ impl RunInputs {
         if self.data_sets.len() > DATA_SETS_NAMED {
             let rest = self.data_sets[DATA_SETS_NAMED..].iter().map(|set| set.tokens.as_str());
             inputs.push(input(format!("data set behind the first {DATA_SETS_NAMED}"), digest(rest)));
+        }
+        if !self.stream.is_empty() {
+            inputs.push(input("names of the files of `datasets`".into(), self.stream.clone()));
+            inputs.push(input("lengths of the files of `datasets`".into(), self.stream_lengths.clone()));
         }
         if !self.test_data.is_empty() {
             inputs.push(input("`test_datasets`".into(), self.test_data.clone()));
@@ -190,6 +208,8 @@ mod tests {
             version: "1".into(),
             tokenizer: "t".into(),
             data_sets: vec![set("a.txt", "aa"), set("b.txt", "bb")],
+            stream: String::new(),
+            stream_lengths: String::new(),
             test_data: String::new(),
             base_model: [("w".to_owned(), "00".to_owned()), ("x".to_owned(), "01".to_owned())].into(),
         }
@@ -203,10 +223,15 @@ mod tests {
         of_weights.base_model.insert("x".into(), "02".into());
         let mut of_tensor = inputs();
         of_tensor.base_model.remove("w");
+        let stream =
+            |names: &str, lengths: &str| RunInputs { stream: names.into(), stream_lengths: lengths.into(), ..inputs() };
+        assert_eq!(stream("n", "l").difference(&stream("n", "of a file that was mended")), None);
+        assert_ne!(stream("n", "l").of_node(), stream("n", "other").of_node());
         for (then, expected) in [
             (inputs(), None),
             (RunInputs { version: "2".into(), ..inputs() }, None),
             (of_data, Some("`datasets[1]` (b.txt) has other tokens than b.txt had")),
+            (stream("n", "l"), Some("its data was streamed")),
             (RunInputs { data_sets: vec![], ..inputs() }, Some("trained on 0 data sets, and `datasets` has 2")),
             (RunInputs { tokenizer: "u".into(), ..inputs() }, Some("the tokenizer is another one")),
             (of_weights, Some("tensor `x` of `base_model` has other values")),

@@ -22,6 +22,7 @@ use crate::config::schedule::LrScheduler;
 use crate::config::steps::interval;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
+use crate::data::rows::Rows;
 use crate::data::sources;
 use crate::data::tokenizer::Tokenizer;
 use crate::devices::{self, Chosen};
@@ -40,6 +41,7 @@ use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{Packing, Param, Program};
+use phalanx_strategies::sampler::Sampler;
 use phalanx_strategies::schedule::{Schedule, Shape};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -191,6 +193,11 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         excess_length_strategy: d.excess_length_strategy,
         min_sample_len: d.min_sample_len,
         deduplicate: d.dataset_exact_deduplication,
+        stream_rows: config
+            .schedule
+            .max_steps
+            .filter(|_| d.streaming)
+            .map(|steps| steps.saturating_mul(config.sequences_per_step() as u64)),
     })
 }
 
@@ -427,7 +434,10 @@ pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
 pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
     let s = &config.schedule;
     let batch_rows = config.sequences_per_step();
-    let by_epochs = s.num_epochs.map(|epochs| (epochs * n_rows as f64 / batch_rows as f64).ceil() as u64);
+    let by_epochs = s
+        .num_epochs
+        .filter(|_| !config.data.streaming)
+        .map(|epochs| (epochs * n_rows as f64 / batch_rows as f64).ceil() as u64);
     let total_steps = [s.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(1).max(1);
     let shape = match s.lr_scheduler {
         LrScheduler::Constant => Shape::Constant,
@@ -456,6 +466,17 @@ pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
         verify_steps: config.elastic.verify_steps,
         best: output.best_rule(),
     }
+}
+
+/// Length and schedule of a run over these rows, and the rows of each step.
+pub(crate) fn run_over(config: &JobConfig, rows: &Rows) -> Result<(RunPlan, Sampler), JobError> {
+    // A stream has its own order, and no last row.
+    let (n_rows, shuffle) = match rows.stream() {
+        Some(_) => (u64::MAX, false),
+        None => (rows.len() as u64, config.data.shuffle),
+    };
+    let sampler = Sampler::new(config.output.seed, n_rows, config.sequences_per_step() as u64, shuffle)?;
+    Ok((run_plan(config, n_rows), sampler))
 }
 
 fn loss_scale(config: &JobConfig) -> LossScale {

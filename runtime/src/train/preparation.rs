@@ -5,12 +5,13 @@ use super::inputs::{INPUTS_JSON, RunInputs};
 use super::plan::{self, ModelPlan};
 use super::vocabulary;
 use crate::config::JobConfig;
-use crate::data::prepare::{Prepared, Summary, prepare};
+use crate::data::prepare::{PrepareError, Prepared, Summary, prepare};
 use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use crate::events::Event;
+use phalanx_device::ThreadError;
 use std::path::PathBuf;
 
 /// Folder of prepared tokens, and of digests of weights.
@@ -34,14 +35,12 @@ pub(crate) fn prepare_rows(
     tokenizer: &Tokenizer,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
-    let prepared = {
-        let listener = std::cell::RefCell::new(&mut *on_event);
-        let progress = |p: Progress<'_>| {
-            let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
-            listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
-        };
-        prepare(&plan::data_config(config)?, tokenizer, &cache_dir(config), vocab_size, &progress)?
-    };
+    let data = plan::data_config(config)?;
+    let prepared =
+        with_progress(on_event, |progress| prepare(&data, tokenizer, &cache_dir(config), vocab_size, progress))?;
+    if prepared.train.stream().is_some() {
+        on_event(&Event::Note("data is streamed: further files are tokenized while the job trains".into()));
+    }
     match &prepared.summaries[..] {
         few @ [_] | few @ [_, _] | few @ [_, _, _] => {
             few.iter().for_each(|s| on_event(&Event::Note(describe(s, config.data.sequence_len))))
@@ -53,6 +52,30 @@ pub(crate) fn prepare_rows(
         }
     }
     Ok(prepared)
+}
+
+/// Prepares the files of a stream that are not prepared yet.
+pub(crate) fn prepare_rest(data: &Prepared, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<(), JobError> {
+    let Some(stream) = data.train.stream() else { return Ok(()) };
+    Ok(with_progress(on_event, |progress| stream.prepare_now(progress))?)
+}
+
+/// Does work whose progress becomes events.
+fn with_progress<T>(
+    on_event: &mut (dyn FnMut(&Event) + Send),
+    work: impl FnOnce(&dyn Fn(Progress<'_>)) -> Result<T, PrepareError>,
+) -> Result<T, PrepareError> {
+    let listener = std::cell::RefCell::new(on_event);
+    work(&|p: Progress<'_>| {
+        let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
+        listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
+    })
+}
+
+/// Lets the files of a stream be prepared in the background from now on.
+pub(crate) fn prepare_ahead(data: &Prepared) -> Result<(), JobError> {
+    let started = data.train.stream().map_or(Ok(()), |stream| stream.prepare_in_background());
+    started.map_err(|error| JobError::Thread(ThreadError::Spawn(error)))
 }
 
 fn describe(s: &Summary, row_len: usize) -> String {

@@ -17,7 +17,6 @@ use phalanx_collective::shm::world::ShmWorld;
 use phalanx_device::world::WorldId;
 use phalanx_device::{Backing, CollectiveError};
 use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::sampler::Sampler;
 use std::borrow::Borrow;
 use std::sync::Arc;
 
@@ -123,10 +122,8 @@ impl Session<'_> {
     ) -> Result<Report, JobError> {
         let out = &self.config.output;
         let n_rows = self.data.train.len();
-        let run = plan::run_plan(self.config, n_rows as u64);
+        let (run, sampler) = plan::run_over(self.config, &self.data.train)?;
         let leads = team.leads();
-        let batch_rows = self.config.sequences_per_step() as u64;
-        let sampler = Sampler::new(out.seed, n_rows as u64, batch_rows, self.config.data.shuffle)?;
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint, self.config.elastic.verify_steps)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         // Only the leader reports steps, so only the leader measures the peak.

@@ -27,11 +27,12 @@ use crate::events::{Event, Started, StepMetrics};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::{SpanMut, SpanRef};
-use phalanx_device::{Machine, OpaqueModel, Run};
+use phalanx_device::{ExecError, Machine, OpaqueModel, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::elastic::identity::{Generation, Step};
 use phalanx_strategies::elastic::message::Requests;
+use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::passes::shadow::log;
@@ -42,7 +43,10 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time between two looks for the next file of a stream.
+const STREAM_POLL: Duration = Duration::from_millis(10);
 
 /// The control plane of a rank whose worlds follow each other: it decides which steps count.
 pub(crate) trait Member: Send {
@@ -372,6 +376,7 @@ impl<'a> Trainer<'a> {
     fn prepare(&mut self, rows: &Rows) -> Result<Outcome, JobError> {
         let start = Instant::now();
         self.sampler.fill_step(self.state.step, 0, &mut self.rows);
+        self.await_rows(rows)?;
         let predicted_tokens = rows.n_predicted(&self.rows).map_err(PrepareError::from)? as u64;
         // Each data-parallel rank takes a run of the step's microbatches.
         let mesh_rank = self.team.mesh_rank;
@@ -418,6 +423,25 @@ impl<'a> Trainer<'a> {
         self.share_gradients(&outcome)?;
         self.await_followers()?;
         Ok(Outcome { step_s: start.elapsed().as_secs_f64(), ..outcome })
+    }
+
+    /// Waits until the rows of the step are prepared, which can take a while if they are of the next file of a stream.
+    fn await_rows(&self, rows: &Rows) -> Result<(), JobError> {
+        let last = self.rows.iter().copied().max().unwrap_or(0);
+        if rows.are_ready(last)? {
+            return Ok(());
+        }
+        tracing::info!(step = self.state.step + 1, "waiting until the next file of the stream is tokenised");
+        let counter = self.team.groups.progress_counter();
+        let _reads = counter.during(At::Stores);
+        while !rows.are_ready(last)? {
+            if counter.is_left() {
+                return Err(ExecError::Left.into());
+            }
+            counter.tick();
+            std::thread::sleep(STREAM_POLL);
+        }
+        Ok(())
     }
 
     /// A digest of this rank's part of the loss, of any number of terms.

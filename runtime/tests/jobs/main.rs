@@ -31,5 +31,6 @@ mod reshape;
 mod resume;
 mod serve;
 mod shared_store;
+mod streaming;
 mod support;
 mod trained_model;

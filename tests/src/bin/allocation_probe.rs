@@ -17,7 +17,7 @@ use phalanx::data::rows::{BatchMut, Rows};
 use phalanx::data::tokenizer::Tokenizer;
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::sampler::Sampler;
-use phalanx_tests::step::{BenchProgram, bench_model};
+use phalanx_tests::step::{BenchProgram, small_model};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::{Read, Write};
@@ -144,7 +144,7 @@ fn rows(dir: &std::path::Path) -> Result<Rows> {
 
 /// Allocations of [`N_STEPS`] steps after [`N_WARM_UP`] steps that create threads and queues.
 fn allocations_of_steps(bf16: bool, rows: &Rows) -> Result<u64> {
-    let mut model = bench_model();
+    let mut model = small_model();
     (model.n_layers, model.windows) = (2, vec![None; 2]);
     let mut step = BenchProgram::new(model, bf16, BATCH).allocate();
     let sampler = Sampler::new(7, rows.len() as u64, BATCH.n_rows as u64, true)?;

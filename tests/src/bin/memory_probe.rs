@@ -8,7 +8,7 @@
 use phalanx::{Control, Event, Job, JobError, Runtime};
 use phalanx_actors::control::block_on;
 use phalanx_strategies::model::BatchShape;
-use phalanx_tests::step::{BenchProgram, bench_model};
+use phalanx_tests::step::{BenchProgram, small_model};
 use phalanx_tests::{children_pss_bytes, peak_rss_bytes, rss_bytes};
 use std::path::Path;
 use std::process::ExitCode;
@@ -41,7 +41,7 @@ fn code(outcome: anyhow::Result<()>) -> ExitCode {
 }
 
 fn measure_step(bf16: bool, n_rows: usize) {
-    let program = BenchProgram::new(bench_model(), bf16, BatchShape { n_rows, seq_len: 256 });
+    let program = BenchProgram::new(small_model(), bf16, BatchShape { n_rows, seq_len: 256 });
     let planned = program.total_bytes();
     let baseline = rss_bytes();
     let mut step = program.allocate();

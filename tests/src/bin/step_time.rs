@@ -1,9 +1,9 @@
-//! Times the training step of the benchmark model in a separate process; prints one JSON line.
+//! Times the training step of a benchmark model in a separate process; prints one JSON line.
 //!
-//! `step_time f32|bf16 STEPS [--profile] [--write FILE]`; `tests/peers/compare_step.py` compares it with PyTorch, which starts
-//! from the weights and the batch in FILE.
+//! `step_time f32|bf16 STEPS [--shape small|medium] [--profile] [--write FILE]`; `tests/peers/compare_step.py` compares it with
+//! PyTorch, which starts from the weights and the batch in FILE.
 
-use phalanx_tests::step::BenchStep;
+use phalanx_tests::step::{BenchProgram, BenchStep, size_named};
 use std::path::Path;
 use std::time::Instant;
 
@@ -12,12 +12,16 @@ fn main() {
     let bf16 = args.get(1).is_some_and(|m| m == "bf16");
     let n_steps: usize = args.get(2).and_then(|n| n.parse().ok()).unwrap_or(12);
     let profile = args.iter().any(|a| a == "--profile");
-    let written = args.iter().position(|a| a == "--write").and_then(|i| args.get(i + 1)).map(Path::new);
-    phalanx::devices::host().on_device_thread(2, || run(bf16, n_steps, profile, written)).expect("two threads start");
+    let after = |option: &str| args.iter().position(|a| a == option).and_then(|i| args.get(i + 1)).map(String::as_str);
+    let written = after("--write").map(Path::new);
+    let (model, batch) = size_named(after("--shape").unwrap_or("small")).expect("`small` or `medium`");
+    let start = || BenchProgram::new(model, bf16, batch).allocate();
+    phalanx::devices::host()
+        .on_device_thread(2, || run(start(), n_steps, profile, written))
+        .expect("two threads start");
 }
 
-fn run(bf16: bool, n_steps: usize, profile: bool, written: Option<&Path>) {
-    let mut step = BenchStep::new(bf16);
+fn run(mut step: BenchStep, n_steps: usize, profile: bool, written: Option<&Path>) {
     if let Some(path) = written {
         step.write_start(path).expect("the file can be written");
     }
@@ -34,8 +38,7 @@ fn run(bf16: bool, n_steps: usize, profile: bool, written: Option<&Path>) {
     let mut timed = times.split_off(2.min(n_steps - 1));
     timed.sort_by(f64::total_cmp);
     println!(
-        "{{\"name\": \"phalanx {}\", \"median_ms\": {:.1}, \"min_ms\": {:.1}, \"losses\": {losses:?}}}",
-        if bf16 { "bf16" } else { "f32" },
+        "{{\"name\": \"phalanx\", \"median_ms\": {:.1}, \"min_ms\": {:.1}, \"losses\": {losses:?}}}",
         timed[timed.len() / 2],
         timed[0],
     );

@@ -2,7 +2,7 @@
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::Outcome::{self, NoEffect, Refused, Said};
+use super::Outcome::{self, Refused, Said};
 use super::{Draft, Fate, Note, shown};
 use crate::config::error::ConfigError;
 use crate::config::setting::{asks_for_nothing, describe};
@@ -71,12 +71,6 @@ pub(super) fn verdicts() -> impl Iterator<Item = (&'static str, &'static str, St
     })
 }
 
-const STREAMS: &str = "data is tokenized into files before the first step, and read from there in random order";
-
-pub(super) fn streaming(_: &Value, _: &mut Draft<'_>) -> Outcome {
-    NoEffect(STREAMS)
-}
-
 /// Divides the records of every data set into random parts; `dataset_shard_idx` names the one that is read.
 pub(super) fn dataset_shard_num(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     in_each_entry("shards", value, draft)
@@ -115,7 +109,12 @@ pub(super) fn pretraining_dataset(value: &Value, draft: &mut Draft<'_>) -> Outco
     };
     draft.keys.insert("datasets".into(), Value::Sequence(entries));
     draft.default("sample_packing", true);
-    Said(format!("it means `datasets` with `type: completion` here: {STREAMS}"))
+    let means = "it means `datasets` with `type: completion`";
+    if draft.given("max_steps").is_none() {
+        return Said(format!("{means} here, tokenized before the first step; set `max_steps` to stream it"));
+    }
+    draft.default("streaming", true);
+    Said(format!("{means} and `streaming: true` here"))
 }
 
 /// An entry of `datasets` for an entry of `pretraining_dataset`.

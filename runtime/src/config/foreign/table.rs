@@ -1,7 +1,7 @@
 //! The verdict on every key of Axolotl's configuration reference (July 2026) that Phalanx does not read itself.
 
 use super::Verdict::{NoEffect, Refused, Translated, Word};
-use super::entries::{dataset_shard_idx, dataset_shard_num, pretraining_dataset, streaming};
+use super::entries::{dataset_shard_idx, dataset_shard_num, pretraining_dataset};
 use super::translations::*;
 use super::{Row, Words};
 
@@ -449,7 +449,6 @@ pub(super) const TABLE: &[Row] = &[
     Row { keys: &["dataset_shard_num"], verdict: Translated(dataset_shard_num) },
     Row { keys: &["dataset_shard_idx"], verdict: Translated(dataset_shard_idx) },
     Row { keys: &["pretraining_dataset"], verdict: Translated(pretraining_dataset) },
-    Row { keys: &["streaming"], verdict: Translated(streaming) },
     Row { keys: &["model_kwargs", "overrides_of_model_kwargs", "rope_scaling"], verdict: Refused(MODEL_CONFIG) },
     Row { keys: &["model_config", "overrides_of_model_config"], verdict: Translated(model_config) },
     Row { keys: &["image_size", "image_resize_algorithm", "role_boundaries"], verdict: Refused(TEXT_ONLY) },

@@ -145,7 +145,11 @@ fn data_for_pretraining_are_texts_of_data_sets() {
     let both = of("pretraining_dataset: a\ndatasets: [{path: b, type: alpaca}]\n").unwrap_err().to_string();
     let skip = of("pretraining_dataset: [{path: a, skip: x}]\n").unwrap_err().to_string();
 
-    assert_eq!((path.data.datasets.len(), path.data.sample_packing), (1, true));
+    assert_eq!((path.data.datasets.len(), path.data.sample_packing, path.data.streaming), (1, true, true));
+    let by_epochs = JobConfig::from_yaml_str("base_model: m\nnum_epochs: 1\npretraining_dataset: a\n", &[]).unwrap();
+    assert!(
+        !by_epochs.data.streaming && by_epochs.notes.iter().any(|note| note.contains("set `max_steps` to stream it"))
+    );
     let dataset = &entry.data.datasets[0];
     assert_eq!((dataset.field.as_deref(), dataset.split.as_ref().unwrap().text()), (Some("body"), "train[7:]"));
     assert!(both.contains("`pretraining_dataset`") && both.contains("`datasets`"), "{both}");
