@@ -19,11 +19,14 @@ use phalanx_strategies::program::{Compute, Hyper, Op, Role};
 use phalanx_strategies::trace::Trace;
 use phalanx_strategies::world::{Span, What};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Measured steps, and the steps before them, which touch memory for the first time.
+/// The most measured steps, and the steps before them, which touch memory for the first time.
 const N_STEPS: usize = 12;
 const N_FIRST: usize = 2;
+/// The fewest measured steps, and the time after which no further ones are.
+const N_STEPS_MIN: usize = 3;
+const LONG_ENOUGH: Duration = Duration::from_secs(2);
 
 /// The time of one instruction.
 #[derive(Clone, Copy, Debug)]
@@ -115,10 +118,13 @@ fn measure(plan: &ModelPlan, programs: &Programs, mut team: Team) -> Result<Vec<
     let first = FirstValues { source: None, ..plan.first_values(0)? };
     weights::initialise(&mut *machine, c, &first, |_| true)?;
     fill_inputs(&mut *machine, c, plan);
-    let mut steps = Vec::new();
-    for _ in 0..N_FIRST + N_STEPS {
-        // All ranks begin the step together.
-        team.sum(0)?;
+    let (mut steps, begun) = (Vec::new(), Instant::now());
+    for n in 0..N_FIRST + N_STEPS {
+        let is_enough = n >= N_FIRST + N_STEPS_MIN && begun.elapsed() > LONG_ENOUGH;
+        // All ranks begin the step together, or none does.
+        if team.sum(u64::from(is_enough))? > 0 {
+            break;
+        }
         let mut timings = Timings::with_capacity(c.program.instrs.len());
         let with = &mut Run { timings: Some(&mut timings), ..Run::with(&mut team.groups) };
         machine.run(c, 0..c.program.instrs.len(), with)?;
@@ -157,9 +163,10 @@ fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
 /// Times of instructions, without the fastest and the slowest quarter of the steps.
 fn typical(ranks: &[(&Compiled, Vec<Timings>)]) -> Vec<Sample> {
     let total = |step: usize| ranks.iter().flat_map(|(_, steps)| &steps[step]).sum::<Duration>();
-    let mut steps: Vec<usize> = (0..N_STEPS).collect();
+    let n_steps = ranks.first().map_or(0, |(_, steps)| steps.len());
+    let mut steps: Vec<usize> = (0..n_steps).collect();
     steps.sort_by_key(|step| total(*step));
-    let steps = &steps[N_STEPS / 4..N_STEPS - N_STEPS / 4];
+    let steps = &steps[n_steps / 4..n_steps - n_steps / 4];
     let mut samples = Vec::new();
     // For each collective, the wait of each rank in each step. Programs of ranks differ where parts of a tensor are empty.
     let mut waits: BTreeMap<(&'static str, u32, u64), Vec<Vec<Duration>>> = BTreeMap::new();
