@@ -53,7 +53,7 @@ pub struct Started {
     pub n_trainable: usize,
     /// Elements of all parameters.
     pub n_params: usize,
-    /// Rows of training and validation data.
+    /// Rows of training and validation data; of a stream, the rows that the run trains on.
     pub n_rows: (usize, usize),
     /// Bytes of the buffers that each rank allocated, by rank.
     pub buffer_bytes: Vec<u64>,

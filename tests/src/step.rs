@@ -1,4 +1,4 @@
-//! The benchmark step: a Llama-shaped model with heads of width 64, SwiGLU and AdamW, in the sizes that are compared with PyTorch.
+//! The benchmark step: a Llama-shaped model with heads of width 64, SwiGLU and AdamW, in the shapes that are compared with PyTorch.
 
 use phalanx::devices;
 use phalanx_device::groups::Groups;
@@ -22,9 +22,9 @@ pub fn small_model() -> ModelConfig {
     llama(6, 512, 1408, 4096)
 }
 
-/// A model and a batch by the name of their size: `small` (4 rows of 256 tokens), or `medium`: 12 layers of width 768, a vocabulary of
+/// A model and a batch by the name of their shape: `small` (4 rows of 256 tokens), or `medium`: 12 layers of width 768, a vocabulary of
 /// 32,000 whose embeddings are the output's weights as well, 110 million parameters, one row of 1,024 tokens.
-pub fn size_named(name: &str) -> Option<(ModelConfig, BatchShape)> {
+pub fn shape_named(name: &str) -> Option<(ModelConfig, BatchShape)> {
     match name {
         "small" => Some((small_model(), SMALL_BATCH)),
         "medium" => {

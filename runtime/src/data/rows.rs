@@ -227,6 +227,11 @@ impl Rows {
         }
     }
 
+    /// The number of rows; of a stream, of those that its run trains on, however many are prepared.
+    pub(crate) fn n_of_run(&self) -> usize {
+        self.stream().map_or(self.len(), |stream| stream.n_needed() as usize)
+    }
+
     /// Whether there is no row; [`super::prepare::prepare`] never returns such a set.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

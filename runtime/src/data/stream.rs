@@ -59,6 +59,11 @@ impl Stream {
         &self.store
     }
 
+    /// Rows that the job trains on.
+    pub(super) const fn n_needed(&self) -> u64 {
+        self.n_needed
+    }
+
     pub(crate) const fn files(&self) -> &StreamFiles {
         &self.files
     }

@@ -560,7 +560,7 @@ impl<'a> Device<'a> {
         let member = Box::new(Membership { steps, rank: self.rank.clone() });
         instance.trainer.begin(instance.generation, instance.n_saves, member)?;
         let buffer_bytes = instance.trainer.buffer_bytes()?;
-        let n_rows = (self.data.train.len(), self.data.validation.as_ref().map_or(0, |rows| rows.len()));
+        let n_rows = (self.data.train.n_of_run(), self.data.validation.as_ref().map_or(0, |rows| rows.len()));
         let (generation, rank) = (instance.generation.0, instance.memory.rank as u32);
         let (actor, outbox) = (&self.rank, &self.outbox);
         let mut on_event = |event: &Event| {

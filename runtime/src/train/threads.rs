@@ -121,7 +121,7 @@ impl Session<'_> {
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
         let out = &self.config.output;
-        let n_rows = self.data.train.len();
+        let n_rows = self.data.train.n_of_run();
         let (run, sampler) = plan::run_over(self.config, &self.data.train)?;
         let leads = team.leads();
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint, self.config.elastic.verify_steps)?;

@@ -1,7 +1,7 @@
 //! Runs that end early, and the best model of a run.
 
-use crate::support::job::{signal, until};
-use crate::support::{Project, Run, ranks_of};
+use crate::support::Project;
+use crate::support::job::with_kills;
 use serde_json::Value;
 
 /// A learning rate with which the loss over the held-out rows soon rises again.
@@ -101,17 +101,8 @@ fn run_whose_ranks_are_killed_ends_early_at_the_same_step_with_the_same_model() 
     let job = [&KEYS[..], &early, &ranks].concat();
     p.train(&[&job[..], &["--output_dir", "straight"]].concat()).succeeds();
 
-    let mut command = p.command(&[&["train", "job.yaml"], &job[..]].concat());
-    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    for (victim, n_steps) in [(1, 5), (0, 12)] {
-        until("steps", || (p.path("out/metrics.jsonl").exists() && p.metrics("out").len() >= n_steps).then_some(()));
-        let ranks = until("two ranks", || Some(ranks_of(child.id())).filter(|ranks| ranks.len() == 2));
-        signal(ranks[victim], libc::SIGKILL);
-    }
-    Run::of(child.wait_with_output().unwrap()).succeeds();
+    with_kills(&p, &job, &[(1, 5), (0, 12)]);
 
-    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
-    assert!(events.contains("\"why\":\"Died\""), "{events}");
     assert_eq!(evaluations(&p, "out"), evaluations(&p, "straight"));
     assert_eq!(p.metrics("out"), p.metrics("straight"));
     assert!(p.metrics("out").len() < 200, "it ended early");

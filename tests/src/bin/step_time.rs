@@ -3,7 +3,7 @@
 //! `step_time f32|bf16 STEPS [--shape small|medium] [--profile] [--write FILE]`; `tests/peers/compare_step.py` compares it with
 //! PyTorch, which starts from the weights and the batch in FILE.
 
-use phalanx_tests::step::{BenchProgram, BenchStep, size_named};
+use phalanx_tests::step::{BenchProgram, BenchStep, shape_named};
 use std::path::Path;
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ fn main() {
     let profile = args.iter().any(|a| a == "--profile");
     let after = |option: &str| args.iter().position(|a| a == option).and_then(|i| args.get(i + 1)).map(String::as_str);
     let written = after("--write").map(Path::new);
-    let (model, batch) = size_named(after("--shape").unwrap_or("small")).expect("`small` or `medium`");
+    let (model, batch) = shape_named(after("--shape").unwrap_or("small")).expect("`small` or `medium`");
     let start = || BenchProgram::new(model, bf16, batch).allocate();
     phalanx::devices::host()
         .on_device_thread(2, || run(start(), n_steps, profile, written))

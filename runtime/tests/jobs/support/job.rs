@@ -1,6 +1,6 @@
 //! A job over several nodes. Coordinator and nodes are processes that a test can kill, stop and disconnect.
 
-use super::Project;
+use super::{Project, Run, ranks_of};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -213,6 +213,23 @@ fn coordinate(p: &Project, listen: &str, overrides: &[String], addresses: &Addre
         .stdin(Stdio::null())
         .spawn()
         .unwrap()
+}
+
+/// Runs a job of two ranks on this machine, and kills the rank at each of these places of the list of its processes when the job has done
+/// so many steps.
+#[track_caller]
+pub fn with_kills(p: &Project, keys: &[&str], kills: &[(usize, usize)]) -> Run {
+    let mut command = p.command(&[&["train", "job.yaml"], keys].concat());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    for &(victim, n_steps) in kills {
+        until("steps", || (p.path("out/metrics.jsonl").exists() && p.metrics("out").len() >= n_steps).then_some(()));
+        let ranks = until("two ranks", || Some(ranks_of(child.id())).filter(|ranks| ranks.len() == 2));
+        signal(ranks[victim], libc::SIGKILL);
+    }
+    let run = Run::of(child.wait_with_output().unwrap()).succeeds();
+    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
+    assert!(events.contains("\"why\":\"Died\""), "{events}");
+    run
 }
 
 pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
