@@ -3,8 +3,12 @@
 use crate::error::JobError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::c_int;
+use std::time::{Duration, Instant};
 
-/// The first Ctrl-C, SIGTERM or SIGHUP runs the callback; the next Ctrl-C or SIGTERM ends the process. A closed terminal may
+/// Signals so soon after the first are the same request: `timeout` and batch systems signal a process, and then its group.
+const ONE_REQUEST: Duration = Duration::from_millis(500);
+
+/// The first Ctrl-C, SIGTERM or SIGHUP runs the callback; a later Ctrl-C or SIGTERM ends the process. A closed terminal may
 /// send several SIGHUPs, the kernel one and its shell another, so that none of them ends the process.
 ///
 /// # Errors
@@ -20,7 +24,8 @@ pub(super) fn on_signal(act: impl FnOnce() + Send + 'static) -> Result<(), JobEr
         if seen.next().is_some() {
             act();
         }
-        if let Some(signal) = seen.find(|signal| *signal != SIGHUP) {
+        let first = Instant::now();
+        if let Some(signal) = seen.find(|signal| *signal != SIGHUP && first.elapsed() > ONE_REQUEST) {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     };

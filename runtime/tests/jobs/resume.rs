@@ -4,6 +4,7 @@ use crate::support::Project;
 use crate::support::job::signal;
 use phalanx_strategies::optimizer::OptimizerSpec;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,36 @@ fn interrupted_and_resumed_run_equals_the_undisturbed_run_bit_for_bit() {
     assert_eq!(p.metrics("halves").len(), STEPS);
     assert_eq!(p.metrics("halves"), p.metrics("straight"));
     assert_eq!(p.model_bytes("halves"), p.model_bytes("straight"));
+}
+
+#[test]
+fn signal_that_arrives_twice_at_once_saves_and_a_later_one_ends_the_run() {
+    let p = Project::new();
+    let begun = |keys: &[&str], line: &str| {
+        let args = [&["train", "job.yaml", "--max_steps", "100000", "--save_steps", "none"], keys].concat();
+        let mut child = p.command(&args).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|found| found.unwrap().contains(line)), "{line}");
+        // As `timeout` does: to the process, and to its group.
+        signal(child.id(), libc::SIGTERM);
+        std::thread::sleep(Duration::from_millis(3));
+        signal(child.id(), libc::SIGTERM);
+        (child, lines)
+    };
+
+    let (mut saves, lines) = begun(&[], "step    10");
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let saved = saves.wait().unwrap();
+    // Its first step takes seconds.
+    let slow = ["--model.hidden_size", "192", "--gradient_accumulation_steps", "2000", "--output_dir", "slow"];
+    let (mut ends, _lines) = begun(&slow, "parameters;");
+    std::thread::sleep(Duration::from_millis(700));
+    let still_runs = ends.try_wait().unwrap().is_none();
+    signal(ends.id(), libc::SIGTERM);
+    let ended = ends.wait().unwrap();
+
+    assert!(saved.success() && rest.iter().any(|line| line.starts_with("saved")), "{saved}: {rest:?}");
+    assert!(still_runs && ended.signal() == Some(libc::SIGTERM), "{ended}");
 }
 
 #[test]
