@@ -11,7 +11,7 @@ use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::programs::Programs;
-use crate::train::saving::snapshot_bytes;
+use crate::train::saving::Contents;
 use crate::train::shadow::Shadow;
 use crate::train::step_trace::check_writable;
 use crate::train::vocabulary;
@@ -81,7 +81,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     // On one machine, a replica makes shadows unnecessary. On several nodes, all replicas of a shard may be on one node.
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
     let shadow_bytes = if shadows { Shadow::bytes(&*devices::host(), &forecast.programs.train)? } else { 0 };
-    let estimate = Estimate { shadow_bytes, gpus, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
+    let saving_bytes = Contents::of(&config).snapshot_bytes(&forecast.programs.train);
+    let estimate = Estimate { saving_bytes, shadow_bytes, gpus, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
     if let Some(path) = &args.trace {
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
         std::fs::write(path, forecast.timeline.chrome()).map_err(failed)?;
@@ -151,7 +152,7 @@ impl Estimate<'_> {
             memory,
             peak_bytes,
             gpus: None,
-            saving_bytes: snapshot_bytes(c),
+            saving_bytes: 0,
             shadow_bytes: 0,
             tokens,
             flops_per_token: (cost.matmul_flops + cost.attention_flops) * sharing / of_rank,

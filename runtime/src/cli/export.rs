@@ -3,7 +3,7 @@
 use crate::console::Console;
 use crate::error::JobError;
 use crate::error::export::ExportError;
-use crate::train::export::export_checkpoint;
+use crate::train::export::{ExportOptions, export_checkpoint};
 use crate::train::model_source::ModelSource;
 use crate::train::reexport::{reexport, to_gguf};
 use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
@@ -33,7 +33,7 @@ pub(super) struct Args {
     /// Write a file for llama.cpp with matrices of this type.
     #[arg(long, value_enum, value_name = "TYPE")]
     gguf: Option<GgufType>,
-    /// Base model of an adapter [default: the one that the adapter names].
+    /// Base model of an adapter, or of a run that did not train all weights [default: the one that it names].
     #[arg(long, alias = "base_model", value_name = "DIR")]
     base_model: Option<PathBuf>,
     /// Directory or file to write; a directory must not exist, or be empty or an earlier export.
@@ -75,7 +75,11 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         false => {
             let (checkpoint, skipped) = resolve(&args.checkpoint)?;
             skipped.iter().for_each(|skipped| console.say(skipped));
-            export_checkpoint(&checkpoint, &args.dir, args.merge, dtype)?;
+            export_checkpoint(
+                &checkpoint,
+                &args.dir,
+                ExportOptions { merge: args.merge, dtype, base_model: args.base_model.as_deref() },
+            )?;
             checkpoint
         }
     };

@@ -296,7 +296,6 @@ impl DataSection {
         let unknown = "the number of samples of a stream is not known";
         for (is_set, key, instead) in [
             (self.val_set_size != ValSetSize::Nothing, "val_set_size", "use `test_datasets` instead"),
-            (by_epochs, "evals_per_epoch", "use `eval_steps` instead"),
             (weighted, "weight", "remove the weights"),
         ] {
             if self.streaming && is_set {

@@ -124,7 +124,9 @@ impl JobConfig {
         }
         job.notes.extend(job.schedule.notes().into_iter().chain(job.data.notes()));
         if job.data.streaming && job.schedule.num_epochs.is_some() {
-            job.notes.push("`num_epochs` has no effect on a stream, which ends with `max_steps`".into());
+            job.notes.push(
+                "a stream ends with `max_steps`; `num_epochs` only says into how many epochs it is divided".into(),
+            );
         }
         if job.output.load_best_model_at_end && !job.data.evaluates() {
             job.notes.push("`load_best_model_at_end` changes nothing, because nothing is evaluated".into());
@@ -187,14 +189,6 @@ impl JobConfig {
         if data.streaming && self.schedule.max_steps.is_none() {
             let why = "a stream has no known number of epochs; set `max_steps`, which ends the training, or remove `streaming`";
             return Err(ConfigError::Missing { key: "max_steps".into(), why: why.into() });
-        }
-        if data.streaming && output.saves_per_epoch.is_some_and(|n| n > 0) {
-            return Err(ConfigError::Conflict {
-                first: "saves_per_epoch".into(),
-                second: "streaming".into(),
-                why: "the number of samples of a stream is not known; use `save_steps` instead, or remove `streaming`"
-                    .into(),
-            });
         }
         if !per_step.is_multiple_of(data_ranks) && !self.parallel.reproducible {
             let fits = (per_step / data_ranks).max(1) * data_ranks;

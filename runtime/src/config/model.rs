@@ -74,6 +74,11 @@ impl ModelSection {
         }
     }
 
+    /// Whether the run begins with the weights of `base_model`, which holds those that it does not train.
+    pub(crate) fn begins_with_base(&self) -> bool {
+        self.base_model.is_some() && !self.reinit_weights
+    }
+
     /// The configured tokenizer, or that of the base model.
     ///
     /// # Panics

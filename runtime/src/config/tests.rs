@@ -537,13 +537,9 @@ proptest! {
 }
 
 #[test]
-fn stream_ends_with_max_steps_and_has_no_share_of_samples() {
+fn stream_ends_with_max_steps_which_its_epochs_divide() {
     let refused = |keys: &str| load(&format!("{MINIMAL}streaming: true\n{keys}\n")).unwrap_err().to_string();
-    for (keys, named) in [
-        ("val_set_size: 0.1", "use `test_datasets` instead"),
-        ("evals_per_epoch: 2\ntest_datasets: [{path: b, type: alpaca}]", "use `eval_steps` instead"),
-        ("saves_per_epoch: 2", "use `save_steps` instead"),
-    ] {
+    for (keys, named) in [("val_set_size: 0.1", "use `test_datasets` instead")] {
         assert!(refused(keys).contains(named), "{}", refused(keys));
     }
     let weighted = MINIMAL.replace("type: alpaca", "type: alpaca\n    weight: 2");
@@ -551,5 +547,13 @@ fn stream_ends_with_max_steps_and_has_no_share_of_samples() {
     let endless = MINIMAL.replace("max_steps: 10", "num_epochs: 1");
     assert!(load(&format!("{endless}streaming: true\n")).unwrap_err().to_string().contains("set `max_steps`"));
     let both = load(&format!("{MINIMAL}streaming: true\nnum_epochs: 2\n")).unwrap();
-    assert!(both.notes.iter().any(|note| note.contains("`num_epochs` has no effect on a stream")), "{:?}", both.notes);
+    assert!(both.notes.iter().any(|note| note.contains("a stream ends with `max_steps`")), "{:?}", both.notes);
+    let plan = |keys: &str| {
+        let evaluated =
+            "evals_per_epoch: 1\ntest_datasets: [{path: b, type: alpaca}]\nsaves_per_epoch: 2\nstreaming: true";
+        let plan = crate::train::plan::run_plan(&load(&format!("{MINIMAL}{evaluated}\n{keys}\n")).unwrap(), u64::MAX);
+        (plan.eval_steps, plan.save_steps)
+    };
+    assert_eq!(plan(""), (Some(10), Some(5)));
+    assert_eq!(plan("num_epochs: 2"), (Some(5), Some(3)));
 }

@@ -543,7 +543,7 @@ fn begin(
     let kept = if is_over { Record { generation: found.generation, ..Record::default() } } else { found };
     let mut record = Record { term: lease.term, ..kept };
     let (resume, warnings) =
-        Saving::new(output, Vec::new()).find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;
+        Saving::new(config, Vec::new()).find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;
     warnings.into_iter().for_each(warn);
     let mut start_from = None;
     if let Some(path) = resume {

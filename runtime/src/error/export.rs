@@ -19,6 +19,20 @@ pub enum ExportError {
     /// `--merge` with a run that trained all weights.
     #[error("this run trained no adapter; export it without `--merge`")]
     NothingToMerge,
+    /// The weights that a run did not train are not in its checkpoint, and the base model has moved.
+    #[error(
+        "checkpoint {} has the weights that its run trained; the others are in its base model {}, which is no model directory \
+         here: name its directory with `--base_model`",
+        checkpoint.display(), base.display()
+    )]
+    NoBase { checkpoint: PathBuf, base: PathBuf },
+    /// The base model has changed, or another directory was named.
+    #[error(
+        "tensor `{tensor}` of base model {} has other values than when checkpoint {} was saved; name the base model of its run with \
+         `--base_model`",
+        base.display(), checkpoint.display()
+    )]
+    OtherBase { checkpoint: PathBuf, base: PathBuf, tensor: String },
     /// The checkpoint of a job without adapters contains tensors of adapters.
     #[error("the checkpoint contains adapters, but its job trains none")]
     UnknownAdapters,

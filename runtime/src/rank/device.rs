@@ -502,7 +502,7 @@ impl<'a> Device<'a> {
     }
 
     fn saving(&self) -> Saving {
-        Saving::new(&self.config.output, self.extras.clone()).with_progress_counter(self.progress_counter.clone())
+        Saving::new(self.config, self.extras.clone()).with_progress_counter(self.progress_counter.clone())
     }
 
     fn tell(&self, instance: &RankInstance<'a>, event: Event) {

@@ -1,12 +1,11 @@
 //! The mean loss of a model over rows: during a run, and of a model by itself.
 
 use super::architecture::Architecture;
+use super::checkpoint_weights::{CheckpointWeights, Packed, base_directory};
 use super::export::{CONFIG_JSON, parse_job};
 use super::model_source::{ModelSource, forward_spec};
 use super::plan;
-use super::saving::read;
 use super::staging::{Staging, inputs};
-use super::weights;
 use crate::config::JobConfig;
 use crate::data::prepare::PrepareError;
 use crate::data::rows::Rows;
@@ -238,12 +237,10 @@ impl Subject {
         let mut machine = device.machine(&[&compiled], &Backing::default())?;
         match self {
             Subject::Model(source) => source.load(&mut *machine, &compiled, &source.model()?)?,
-            Subject::Checkpoint { checkpoint, .. } => {
-                // Constants first: a checkpoint has none.
-                weights::fill_constants(&mut *machine, &compiled, model.known());
-                for tensor in weights::parameters(&compiled) {
-                    read(checkpoint, &tensor, &mut *machine, &compiled)?;
-                }
+            Subject::Checkpoint { checkpoint, job, .. } => {
+                let base_model = config.model.base_model.as_deref().filter(|_| base_directory(job).is_none());
+                let weights = CheckpointWeights { checkpoint, job, model: &model, base_model };
+                weights.load(&mut *machine, &compiled, &Packed::new())?;
             }
         }
         let evaluator = Evaluator {

@@ -1,6 +1,6 @@
 //! Outputs for the events of a rank: the leader also writes them to files and collects them in its report.
 
-use super::export::{self, ExportFrom};
+use super::export::{self, ExportFrom, ExportOptions};
 use super::saving::Saving;
 use super::stalled::Stalled;
 use crate::error::JobError;
@@ -118,7 +118,7 @@ impl<'a> EventSink<'a> {
         if let Some(step) = trainer.better_step() {
             match saving.path_of(step, saving.generation()) {
                 Ok(path) => {
-                    export::export_checkpoint(&path, &dir, false, None)?;
+                    export::export_checkpoint(&path, &dir, ExportOptions::default())?;
                     let text = format!("the model is that of step {step}, which has the lowest eval_loss");
                     self.emit(Event::Note(text));
                     return Ok(dir);
@@ -133,7 +133,7 @@ impl<'a> EventSink<'a> {
         }
         match self.report.checkpoint.as_deref().filter(|_| trainer.n_ranks() > 1) {
             // With several ranks, only the checkpoint has the whole model.
-            Some(checkpoint) => export::export_checkpoint(checkpoint, &dir, false, None)?,
+            Some(checkpoint) => export::export_checkpoint(checkpoint, &dir, ExportOptions::default())?,
             None => {
                 let (compiled, machine) = trainer.memory();
                 export::export(&dir, &ExportFrom { machine, compiled }, saving.extras())?;

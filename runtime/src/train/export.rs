@@ -1,12 +1,11 @@
 //! A trained model as a directory that `transformers` loads: from a machine in memory or from a checkpoint.
 
 use super::architecture::Architecture;
+use super::checkpoint_weights::{CheckpointWeights, Packed};
 use super::inputs::INPUTS_JSON;
 use super::merge::{LowRank, is_stored_in_out};
-use super::packed_weights::read_unpacked;
 use super::plan;
 use super::row_lengths::MAGNITUDE;
-use super::saving::read;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
 use crate::devices;
@@ -22,9 +21,8 @@ use phalanx_storage::hf::export::{
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::lora::LoraSpec;
-use phalanx_strategies::program::Packing;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(crate) const JOB_YAML: &str = "job.yaml";
@@ -89,11 +87,23 @@ fn export_tensor<'a>(name: &'a str, tensor: &'a Tensor, shown: &'a Shown<'_>) ->
     ExportTensor { name, shape: &tensor.shape, values: Values::Shown(tensor.held.n_elements(), &**shown) }
 }
 
-/// Writes the model of a checkpoint; with `merge`, adapters are added into the weights that they adapt.
+/// How a checkpoint is exported.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExportOptions<'a> {
+    /// Add adapters into the weights that they adapt, and write the whole model.
+    pub merge: bool,
+    /// Type of the weights; by default that of the base model, and f32 for adapters.
+    pub dtype: Option<Dtype>,
+    /// Directory of the base model, if not where the job had it. Only weights that the run did not train are read from it.
+    pub base_model: Option<&'a Path>,
+}
+
+/// Writes the model of a checkpoint.
 ///
 /// # Errors
-/// When the checkpoint does not verify or the directory cannot be written.
-pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool, dtype: Option<Dtype>) -> Result<(), JobError> {
+/// When the checkpoint does not verify, the base model is needed and not there, or the directory cannot be written.
+pub fn export_checkpoint(checkpoint: &Path, dir: &Path, options: ExportOptions<'_>) -> Result<(), JobError> {
+    let ExportOptions { merge, dtype, base_model } = options;
     let opened = Checkpoint::open(checkpoint)?;
     let names: Vec<String> = opened.extras().map(str::to_owned).collect();
     let extras =
@@ -116,21 +126,21 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, merge: bool, dtype: Opti
     let lora = trained.lora.clone().map(|lora| LoraSpec { packing: None, ..lora });
     let compiled = compile_step(forward, &StepSpec { lora, ..trained }, device.target())?;
     let mut machine = device.machine(&[&compiled], &Backing::default())?;
-    for tensor in weights::parameters(&compiled) {
-        match packed.get(&tensor.name) {
-            Some(packing) => read_unpacked(&opened, &tensor, *packing, &mut *machine, &compiled)?,
-            None => read(&opened, &tensor, &mut *machine, &compiled)?,
-        }
+    let weights = CheckpointWeights { checkpoint: &opened, job: &job, model: &model, base_model };
+    let lora = job.adapter.lora();
+    match lora.is_some() && !merge {
+        true => weights.load_trained(&mut *machine, &compiled, &packed)?,
+        false => weights.load(&mut *machine, &compiled, &packed)?,
     }
     if merge {
-        let lora = job.adapter.lora().ok_or(ExportError::NothingToMerge)?;
+        let lora = lora.ok_or(ExportError::NothingToMerge)?;
         merge_adapters(&mut *machine, &compiled, lora.scale());
     }
     export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge, dtype)
 }
 
-/// The tensors that checkpoints of this step hold packed.
-fn packed_tensors(c: &Compiled) -> BTreeMap<String, Packing> {
+/// The tensors that this step holds packed.
+fn packed_tensors(c: &Compiled) -> Packed {
     let params = c.program.params.iter().filter_map(|param| Some((param, param.packing?)));
     params.flat_map(|(param, packing)| param.parts.iter().map(move |part| (part.name.clone(), packing))).collect()
 }

@@ -18,7 +18,7 @@ pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
     let tokenizer = plan::tokenizer(config)?;
     let model = plan::model_plan(config, &tokenizer)?;
     fits(&model, config.parallel.mesh()?, config.data.evaluates())?;
-    Saving::new(&config.output, Vec::new()).check(&config.output.resume_from_checkpoint)?;
+    Saving::new(config, Vec::new()).check(&config.output.resume_from_checkpoint)?;
     create_dir(&config.output.folder())?;
     Ok(model)
 }

@@ -4,6 +4,7 @@ use crate::config::JobConfig;
 use crate::data::prepare::{Prepared, Summary};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
+use crate::error::export::ExportError;
 use crate::train::initial_adapter;
 use crate::train::plan::ModelPlan;
 use crate::train::preparation::cache_dir;
@@ -99,6 +100,25 @@ impl RunInputs {
                  `base_model` reads them"
             )
         }))
+    }
+
+    /// The first tensor of a base model that differs from what a file of a checkpoint says of it.
+    ///
+    /// # Errors
+    /// When the file is none of ours, or the weights cannot be read.
+    pub(crate) fn other_weight(
+        file: &[u8],
+        dir: &Path,
+        source: &TensorSource,
+        cache: &Path,
+    ) -> Result<Option<String>, JobError> {
+        let decode = |source| ExportError::Json { file: INPUTS_JSON.into(), source };
+        let then: RunInputs = serde_json::from_slice(file).map_err(decode)?;
+        let now = digests(dir, source, cache)?;
+        Ok(now
+            .into_iter()
+            .find(|(tensor, digest)| then.base_model.get(tensor) != Some(digest))
+            .map(|(tensor, _)| tensor))
     }
 
     fn difference(&self, then: &RunInputs) -> Option<String> {

@@ -31,6 +31,7 @@ pub mod architecture;
 mod background;
 pub mod best;
 pub(crate) mod catch_up_transfer;
+mod checkpoint_weights;
 pub(crate) mod evaluation;
 pub(crate) mod event_sink;
 pub mod export;

@@ -455,7 +455,11 @@ pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
         total_steps,
         shape,
     };
-    let epoch_steps = n_rows as f64 / batch_rows as f64;
+    // As `transformers` does, an epoch of a stream is a share of `max_steps`.
+    let epoch_steps = match config.data.streaming {
+        true => total_steps as f64 / s.num_epochs.unwrap_or(1.0),
+        false => n_rows as f64 / batch_rows as f64,
+    };
     let (output, data) = (&config.output, &config.data);
     RunPlan {
         schedule,

@@ -10,8 +10,9 @@ use super::state_copy::StateCopy;
 use super::team::Team;
 use super::verification::Compared;
 use super::weights::{self, Tensor};
+use crate::config::JobConfig;
 use crate::config::elastic::VerifySteps;
-use crate::config::output::{OutputSection, Resume};
+use crate::config::output::Resume;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use phalanx_device::progress_counter::ProgressCounter;
@@ -60,6 +61,7 @@ pub(crate) struct Saving {
     keeps_best: bool,
     /// Files that make a checkpoint self-contained: configuration, model configuration, tokenizer.
     extras: Vec<(String, Vec<u8>)>,
+    contents: Contents,
     /// The generation that writes.
     generation: u64,
     ongoing: Option<Ongoing>,
@@ -69,6 +71,36 @@ pub(crate) struct Saving {
     warming: Option<JoinHandle<Snapshot>>,
     /// Shows that the device works on files.
     progress_counter: ProgressCounter,
+}
+
+/// Which parameters the checkpoints of a run hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// All.
+    All,
+    /// Those that are trained; `base_model` holds the others, and its digests are in the checkpoint.
+    Trained,
+}
+
+impl Contents {
+    pub(crate) fn of(config: &JobConfig) -> Contents {
+        if config.model.begins_with_base() { Contents::Trained } else { Contents::All }
+    }
+
+    fn has(self, tensor: &Tensor) -> bool {
+        self == Contents::All || tensor.trainable
+    }
+
+    /// The boxes that a rank saves.
+    fn saved(self, c: &Compiled) -> impl Iterator<Item = Tensor> {
+        let parameters = weights::saved_parameters(c).into_iter().filter(move |tensor| self.has(tensor));
+        parameters.chain(weights::saved_optimizer_state(c))
+    }
+
+    /// Bytes of a rank's copy of its state while a checkpoint is written beside training.
+    pub(crate) fn snapshot_bytes(self, c: &Compiled) -> usize {
+        self.saved(c).map(|t| t.held.n_elements() * size_of::<f32>()).sum()
+    }
 }
 
 /// A save that has ended.
@@ -108,7 +140,8 @@ impl SavedBox<'_> {
 }
 
 impl Saving {
-    pub(crate) fn new(output: &OutputSection, extras: Vec<(String, Vec<u8>)>) -> Saving {
+    pub(crate) fn new(config: &JobConfig, extras: Vec<(String, Vec<u8>)>) -> Saving {
+        let output = &config.output;
         let job = output.output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
         let (root, keep) = (output.checkpoints(), output.save_total_limit);
         let (generation, progress_counter) = (0, ProgressCounter::default());
@@ -118,6 +151,7 @@ impl Saving {
             keep,
             keeps_best: output.best_rule().keeps_best,
             extras,
+            contents: Contents::of(config),
             generation,
             ongoing: None,
             spare: Snapshot::default(),
@@ -223,7 +257,7 @@ impl Saving {
         team: &mut Team,
     ) -> Result<SaveOutcome, JobError> {
         let _stores = self.progress_counter.during(At::Stores);
-        let boxes = boxes(machine, c, compared);
+        let boxes = self.boxes(machine, c, compared);
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
@@ -244,7 +278,7 @@ impl Saving {
         if self.ongoing.is_some() || self.warming.is_some() || self.spare.capacity() > 0 {
             return;
         }
-        let n_bytes = snapshot_bytes(c);
+        let n_bytes = self.contents.snapshot_bytes(c);
         // Without a thread, the first save allocates its memory itself.
         self.warming = Builder::new().name("warm".into()).spawn(move || Snapshot::with_memory(n_bytes)).ok();
     }
@@ -269,8 +303,8 @@ impl Saving {
         let warmed = self.warming.take().and_then(|thread| thread.join().ok());
         let mut snapshot = warmed.unwrap_or_else(|| std::mem::take(&mut self.spare));
         snapshot.clear();
-        snapshot.reserve(snapshot_bytes(c));
-        let copy = copy_to(&mut snapshot, machine, c, compared)?;
+        snapshot.reserve(self.contents.snapshot_bytes(c));
+        let copy = copy_to(&mut snapshot, machine, c, self.contents, compared)?;
         if let Some(seed) = compared.planted {
             flip_bit(snapshot.bytes_mut(), seed);
         }
@@ -348,6 +382,15 @@ impl Saving {
         SaveOutcome { step, saved: ended.saved.map(|id| id.path), retained: ended.retained }
     }
 
+    /// All boxes that a checkpoint holds of this rank's memory.
+    fn boxes<'a>(&self, machine: &'a dyn Machine, c: &Compiled, compared: &Compared) -> Vec<SavedBox<'a>> {
+        let of = |t: Tensor| {
+            let (values, fingerprint) = (weights::packed(machine, c, &t), compared.fingerprint(&t));
+            SavedBox { name: t.name, shape: t.shape, region: t.held.region, values, fingerprint }
+        };
+        self.contents.saved(c).map(of).collect()
+    }
+
     /// The checkpoints that stay when this state is saved.
     fn keep(&self, state: &TrainerState) -> Option<Keep> {
         let also = (self.keeps_best && state.best.loss().is_some()).then_some(state.best.step);
@@ -385,6 +428,7 @@ impl Saving {
         })?)
     }
 
+    /// Fills the state that checkpoints of this run hold, in a machine that has the weights of the base model.
     pub(crate) fn restore(
         &self,
         path: &Path,
@@ -394,14 +438,15 @@ impl Saving {
         // Each rank verifies what it reads; the whole checkpoint was verified when it was chosen.
         let checkpoint = Checkpoint::open_lazily(path)?;
         let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
-        for tensor in weights::parameters(c).iter().chain(&weights::optimizer_state(c)) {
+        let parameters = weights::parameters(c).into_iter().filter(|tensor| self.contents.has(tensor));
+        for tensor in parameters.chain(weights::optimizer_state(c)) {
             self.progress_counter.tick();
             let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
             if *found != tensor.shape {
                 let (name, ours) = (&tensor.name, &tensor.shape);
                 return Err(mismatch(format!("`{name}` has shape {found:?}, but this run needs {ours:?}")));
             }
-            read(&checkpoint, tensor, machine, c).map_err(|error| match error {
+            read(&checkpoint, &tensor, machine, c).map_err(|error| match error {
                 CheckpointError::Request { .. } => mismatch(error.to_string()),
                 error => error.into(),
             })?;
@@ -444,10 +489,11 @@ fn copy_to(
     snapshot: &mut Snapshot,
     machine: &dyn Machine,
     c: &Compiled,
+    contents: Contents,
     compared: &Compared,
 ) -> Result<Option<StateCopy>, JobError> {
     let mut runs = Vec::new();
-    for tensor in saved(c) {
+    for tensor in contents.saved(c) {
         let (name, shape, region) = (tensor.name.clone(), tensor.shape.clone(), tensor.held.region.clone());
         let fingerprint = compared.fingerprint(&tensor);
         let header = SavedBox { name, shape, region, values: Cow::Borrowed(&[]), fingerprint };
@@ -468,24 +514,6 @@ fn copy_to(
     // ends the copy.
     let copy = unsafe { StateCopy::begin(runs) }.map_err(CollectiveError::from)?;
     Ok(Some(copy))
-}
-
-/// All boxes that a checkpoint holds of this rank's memory.
-fn boxes<'a>(machine: &'a dyn Machine, c: &Compiled, compared: &Compared) -> Vec<SavedBox<'a>> {
-    let of = |t: Tensor| {
-        let (values, fingerprint) = (weights::packed(machine, c, &t), compared.fingerprint(&t));
-        SavedBox { name: t.name, shape: t.shape, region: t.held.region, values, fingerprint }
-    };
-    saved(c).map(of).collect()
-}
-
-fn saved(c: &Compiled) -> impl Iterator<Item = Tensor> {
-    weights::saved_parameters(c).into_iter().chain(weights::saved_optimizer_state(c))
-}
-
-/// Bytes of a rank's copy of its state while a checkpoint is written beside training.
-pub(crate) fn snapshot_bytes(c: &Compiled) -> usize {
-    saved(c).map(|t| t.held.n_elements() * size_of::<f32>()).sum()
 }
 
 const fn writer_rank(team: &Team) -> WriterRank {

@@ -48,7 +48,7 @@ impl Run<'_> {
         team: impl FnOnce() -> Result<Team, CollectiveError> + Send,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
-        let saving = Saving::new(&self.config.output, self.extras.clone());
+        let saving = Saving::new(self.config, self.extras.clone());
         let Run { config, model, data, .. } = *self;
         let session = Session { config, model, programs, data, saving, n_threads };
         model.device.on_device_thread(n_threads, || session.run(team()?, self.control, on_event))?

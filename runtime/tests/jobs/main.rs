@@ -11,6 +11,7 @@ mod early_stopping;
 mod embed;
 mod evaluation;
 mod front_door;
+mod frozen_weights;
 mod gpu;
 mod gpu_corruption;
 mod gpu_faults;

@@ -8,7 +8,7 @@ pub mod checks;
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::config::precision::DeviceChoice;
 use phalanx::events::StepMetrics;
-use phalanx::train::export::export_checkpoint;
+use phalanx::train::export::{ExportOptions, export_checkpoint};
 use phalanx::{Control, Event, Job};
 use phalanx_storage::hf::dtype::Dtype as Exported;
 use safetensors::{Dtype, SafeTensors};
@@ -173,7 +173,11 @@ impl Reference {
         ensure!(report.finished, "{}: the run did not finish", self.name);
         // The model that the run exported has the type of its base model, which rounds the weights.
         let (checkpoint, model) = (report.checkpoint.context("a finished run is saved")?, dir.path().join("model"));
-        export_checkpoint(&checkpoint, &model, false, Some(Exported::F32))?;
+        export_checkpoint(
+            &checkpoint,
+            &model,
+            ExportOptions { dtype: Some(Exported::F32), ..ExportOptions::default() },
+        )?;
         Ok(Run { steps, model, _dir: dir })
     }
 

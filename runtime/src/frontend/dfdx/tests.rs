@@ -3,7 +3,7 @@
 use super::test_models::{Mlp, Transformer, VOCAB, mlp_loss};
 use super::{Batch, DfdxModel, Loss, Tape};
 use crate::frontend::{UserModel, UserModelError};
-use crate::train::export::export_checkpoint;
+use crate::train::export::{ExportOptions, export_checkpoint};
 use crate::{Control, Event, Job, JobError, Report};
 use dfdx::nn::tensor_collection::TensorCollection;
 use dfdx::optim::{Adam, AdamConfig, Momentum, Optimizer, Sgd, SgdConfig};
@@ -212,7 +212,7 @@ fn export_has_the_users_names_and_can_be_made_from_a_checkpoint_alone() {
     let (_, report) = losses(job(dir.path(), transformer(9), &[("learning_rate", "0")]).unwrap());
     let model_dir = report.model_dir.unwrap();
 
-    export_checkpoint(&report.checkpoint.unwrap(), &dir.path().join("again"), false, None).unwrap();
+    export_checkpoint(&report.checkpoint.unwrap(), &dir.path().join("again"), ExportOptions::default()).unwrap();
 
     let weights = weights(&model_dir);
     let mut names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();

@@ -1,0 +1,90 @@
+//! Checkpoints of runs that do not train all weights: the others stay in the base model.
+
+use crate::support::{Project, Run};
+use std::collections::BTreeSet;
+
+/// A project with a base model in `base/model`, and a job `my.yaml` that trains a part of it.
+fn with_base(keys: &str) -> Project {
+    let p = Project::new();
+    p.train(&["--max_steps", "5", "--output_dir", "base"]).succeeds();
+    let data = crate::support::YAML.split_once("datasets:").unwrap().1;
+    p.write("my.yaml", &format!("base_model: DIR/base/model\n{keys}datasets:{data}"));
+    p
+}
+
+fn train(p: &Project, to: &str, more: &[&str]) -> Run {
+    p.run(&[&["train", "my.yaml", "--output_dir", to, "--max_steps", "8", "--learning_rate", "0.01"], more].concat())
+}
+
+fn weights(p: &Project, dir: &str) -> Vec<u8> {
+    let file = ["adapter_model.safetensors", "model.safetensors"].map(|name| p.path(dir).join(name));
+    file.iter().find_map(|path| std::fs::read(path).ok()).unwrap_or_else(|| panic!("{dir} has no weights"))
+}
+
+/// The names of the tensors of the newest checkpoint of a run.
+fn tensors(p: &Project, dir: &str) -> BTreeSet<String> {
+    let about: serde_json::Value = serde_json::from_str(&p.run(&["inspect", dir, "--json"]).succeeds().stdout).unwrap();
+    about["tensors"].as_object().unwrap().keys().cloned().collect()
+}
+
+const KINDS: [(&str, &str); 3] = [
+    ("adapter: lora\nlora_r: 4\nlora_target_linear: true\n", ".lora_"),
+    ("adapter: qlora\nlora_r: 4\nlora_target_linear: true\n", ".lora_"),
+    ("trained_parameters: [model.layers.1]\n", "model.layers.1."),
+];
+
+#[test]
+fn checkpoint_has_what_its_run_trained_and_resumes_to_the_same_weights_on_other_meshes() {
+    for (keys, trained) in KINDS {
+        let p = with_base(keys);
+        let constant = ["--reproducible", "true", "--lr_scheduler", "constant"];
+        train(&p, "whole", &constant).succeeds();
+        let two_ranks = ["--dp_shard_size", "2", "--gradient_accumulation_steps", "1", "--max_steps", "4"];
+        train(&p, "parts", &[&constant[..], &two_ranks].concat()).succeeds();
+        assert!(tensors(&p, "parts").iter().all(|name| name.contains(trained)), "{keys}: {:?}", tensors(&p, "parts"));
+
+        let resumed = train(&p, "parts", &constant).succeeds();
+
+        assert!(resumed.stdout.contains("step     5") && !resumed.stdout.contains("step     4"), "{}", resumed.stdout);
+        assert!(weights(&p, "parts/model") == weights(&p, "whole/model"), "{keys}");
+    }
+}
+
+#[test]
+fn export_takes_the_other_weights_from_the_base_model_and_from_no_other_model() {
+    for (keys, _) in KINDS {
+        let p = with_base(keys);
+        train(&p, "out", &[]).succeeds();
+        let merge: &[&str] = if keys.starts_with("adapter") { &["--merge"] } else { &[] };
+        let export = |to: &str, more: &[&str]| p.run(&[&["export", "out", to], merge, more].concat());
+        export("before", &[]).succeeds();
+        let loss = |p: &Project| p.run(&["eval", "my.yaml", "--model", "out/checkpoints", "--json"]).succeeds().stdout;
+        let before = loss(&p);
+        p.train(&["--max_steps", "6", "--output_dir", "other"]).succeeds();
+
+        std::fs::rename(p.path("base"), p.path("moved")).unwrap();
+
+        export("x", &[]).refuses(&["base/model", "--base_model"]);
+        export("x", &["--base_model", "other/model"]).refuses(&["other/model", "other values"]);
+        export("after", &["--base_model", "moved/model"]).succeeds();
+        assert!(weights(&p, "after") == weights(&p, "before"), "{keys}");
+        if keys.starts_with("adapter") {
+            p.run(&["export", "out", "adapter"]).succeeds();
+        }
+        std::fs::rename(p.path("moved"), p.path("base")).unwrap();
+        let (before, after) =
+            (before.parse::<serde_json::Value>().unwrap(), loss(&p).parse::<serde_json::Value>().unwrap());
+        assert_eq!(before["loss"], after["loss"]);
+    }
+}
+
+#[test]
+fn weights_drawn_in_the_shape_of_a_base_model_stay_in_the_checkpoint() {
+    let p = with_base("reinit_weights: true\ntrained_parameters: [model.layers.1]\n");
+    train(&p, "out", &[]).succeeds();
+    std::fs::rename(p.path("base"), p.path("moved")).unwrap();
+
+    p.run(&["export", "out", "model"]).succeeds();
+
+    assert!(weights(&p, "model") == weights(&p, "out/model"));
+}
