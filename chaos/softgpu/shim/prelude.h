@@ -77,6 +77,19 @@ template <int N, bool TRANSPOSED> inline void store_matrices(const unsigned (&r)
         }
     });
 }
+// A butterfly over each N neighbouring lanes as one operation of the warp, with the bits of its exchanges one after another.
+template <int N, class T, class F> inline T butterfly(T v, F) {
+    struct R { T v; } r{v};
+    warp_op(~0u, &r, [](R** all) {
+        T old[WARP];
+        for (int l = 0; l < 32; l++) if (!all[l]) return; // a warp that is not whole: undefined
+        for (int by = N / 2; by; by >>= 1) {
+            for (int l = 0; l < 32; l++) old[l] = all[l]->v;
+            for (int l = 0; l < 32; l++) all[l]->v = (*(F*)nullptr)(old[l], old[l ^ by]);
+        }
+    });
+    return r.v;
+}
 // Nothing arrives before it is waited for, and until then the place is poison.
 inline void copy_async(void* to, const void* from, unsigned size, unsigned bytes) {
     check("cp.async", to, size, true);
@@ -104,6 +117,8 @@ inline void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsign
         softgpu::multiply<8>(all, A, B);
     });
 }
+template <int N, class T> inline T lane_sum(T v) { return softgpu::butterfly<N>(v, [](T a, T b) { return a + b; }); }
+template <int N> inline float lane_max(float v) { return softgpu::butterfly<N>(v, [](float a, float b) { return fmaxf(a, b); }); }
 inline unsigned to_tf32(float x) { unsigned u = __float_as_uint(x); return x != x ? 0x7fffffffu : (u + 0x1000u) & 0xffffe000u; }
 template <bool TRANSPOSED = false> inline void ldmatrix_x1(unsigned (&r)[1], const void* row) { softgpu::load_matrices<1, TRANSPOSED>(r, row); }
 template <bool TRANSPOSED = false> inline void ldmatrix_x2(unsigned (&r)[2], const void* row) { softgpu::load_matrices<2, TRANSPOSED>(r, row); }

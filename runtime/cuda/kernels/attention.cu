@@ -109,7 +109,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[ROWS][COLUMNS], Runnin
         float top = running.top[i];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) top = fmaxf(top, s[i][j]);
-        for (int by = EDGE / 2; by; by >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, by));
+        top = lane_max<EDGE>(top);
         // A query that has seen no key yet: any finite reference makes its weights 0.
         const float reference = top == -INFINITY ? 0.0f : top, shrink = fast_exp2(running.top[i] - reference);
         running.top[i] = top;
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attention_forward(const X* 
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         float total = running.total[i];
-        for (int by = EDGE / 2; by; by >>= 1) total += __shfl_xor_sync(~0u, total, by);
+        total = lane_sum<EDGE>(total);
         const int query = ty + i * EDGE;
         const long long at = (tile.token + query) * g.n_heads + head;
         // Without any visible key: an output of 0 and an lse of minus infinity.

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_statistics(const Y* 
             if (rounded) rounded[first + j] = from_float<X>(y[j]);
         }
     }
-    for (int by = LANES / 2; by; by >>= 1) delta += __shfl_xor_sync(~0u, delta, by);
+    delta = lane_sum<LANES>(delta);
     if (is_place && threadIdx.x % LANES == 0) statistics[head * padded_queries(g) + place] = is_query ? float2{lse[at] * LOG2_E, delta} : float2{0.0f, 0.0f};
 }
 

@@ -5,12 +5,6 @@
 // qkv, out, dout, dqkv: [n, heads of d], the first n_q of them queries, the next n_k keys, the others, up to n_heads, values;
 // gain_q, gain_k: [d]; rstd: [n, n_q + n_k].
 
-// Sum over the threads of a head.
-__device__ __forceinline__ float head_sum(float v) {
-    for (int by = LANES / 2; by; by >>= 1) v += __shfl_xor_sync(~0u, v, by);
-    return v;
-}
-
 // n_all: heads of all tokens.
 extern "C" __global__ void __launch_bounds__(256) head_norm(const X* __restrict__ qkv, const float* __restrict__ gain_q, const float* __restrict__ gain_k,
         X* __restrict__ out, float* __restrict__ rstd, int d, int n_q, int n_k, int n_heads, int n_all, float eps) {
@@ -26,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(const X* __restrict_
         load_vector(x[i], qkv + at + c);
         for (int j = 0; j < V; j++) sum = fmaf(x[i][j], x[i][j], sum);
     }
-    const float r = 1.0f / sqrtf(head_sum(sum) / d + eps);
+    const float r = 1.0f / sqrtf(lane_sum<LANES>(sum) / d + eps);
     const bool is_value = h >= n_q + n_k;
     #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -83,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(const X* __
             load_vector(g[i], (is_query ? gain_q : gain_k) + c);
             for (int j = 0; j < V; j++) sum = fmaf(dy[i][j] * g[i][j], x[i][j], sum);
         }
-        const float along = head_sum(sum) * r * r * r / d;
+        const float along = lane_sum<LANES>(sum) * r * r * r / d;
         #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int c = (i * LANES + lane) * V;

@@ -29,6 +29,16 @@ template <bool TRANSPOSED = false> __device__ __forceinline__ void ldmatrix_x4(u
 __device__ __forceinline__ void cp_async_16(void* to, const void* from, int bytes = 16) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory"); }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+// The sum and the maximum over each N neighbouring lanes of a whole warp, at each of them; the sum along a fixed tree, so that every
+// run has the same bits.
+template <int N, class T> __device__ __forceinline__ T lane_sum(T v) {
+    for (int by = N / 2; by; by >>= 1) v += __shfl_xor_sync(~0u, v, by);
+    return v;
+}
+template <int N> __device__ __forceinline__ float lane_max(float v) {
+    for (int by = N / 2; by; by >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, by));
+    return v;
+}
 __device__ __forceinline__ float fast_exp2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 __device__ __forceinline__ float fast_log2(float x) { float r; asm("lg2.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 #endif
@@ -44,15 +54,8 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x) { return to_
 __device__ __forceinline__ unsigned pack(bf16, float low, float high) { return pack_bf16(low, high); }
 __device__ __forceinline__ unsigned pack(f16, float low, float high) { return pack_f16(low, high); }
 
-// Sums along a fixed tree, so that every run has the same bits.
-template <class T> __device__ __forceinline__ T warp_sum(T v) {
-    for (int by = 16; by; by >>= 1) v += __shfl_xor_sync(~0u, v, by);
-    return v;
-}
-__device__ __forceinline__ float warp_max(float v) {
-    for (int by = 16; by; by >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, by));
-    return v;
-}
+template <class T> __device__ __forceinline__ T warp_sum(T v) { return lane_sum<32>(v); }
+__device__ __forceinline__ float warp_max(float v) { return lane_max<32>(v); }
 // Sum over a block of up to 1024 threads, a multiple of 32, at every thread.
 template <class T> __device__ __forceinline__ T block_sum(T v) {
     __shared__ T parts[32];
