@@ -89,6 +89,8 @@ pub fn host() -> Arc<dyn Device> {
     Arc::new(CpuDevice)
 }
 
+mod peak;
+pub(crate) use peak::{measured_peak_flops, peak_flops};
 #[cfg(test)]
 pub(crate) mod remote;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::events::{EvalMetrics, StepMetrics};
 use crate::journal::Journal;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 /// Longer than any line, so that a step allocates nothing for its line.
@@ -105,10 +105,10 @@ impl MetricsFiles {
 
 /// Opens `metrics.jsonl` at the end of the lines that stay; also returns the last steps among them.
 fn open_kept(path: &Path, resumed_step: u64) -> io::Result<(File, LastLines)> {
-    let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
+    // A node that was replaced may write some more lines: at the end of the file, wherever that is now.
+    let file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
     let (keep, last) = kept(&file, resumed_step)?;
     file.set_len(keep)?;
-    file.seek(SeekFrom::End(0))?;
     Ok((file, last))
 }
 
@@ -177,6 +177,21 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
         assert_eq!(steps, [1, 2, 3]);
+    }
+
+    #[test]
+    fn node_that_was_replaced_leaves_no_hole_in_the_file_of_its_successor() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut replaced = MetricsFiles::open(dir.path(), 0);
+        (1..=3).for_each(|s| replaced.step(&step(s)));
+
+        let mut successor = MetricsFiles::open(dir.path(), 1);
+        replaced.step(&step(4));
+        successor.step(&step(2));
+
+        let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
+        let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
+        assert_eq!(steps, [1, 4, 2]);
     }
 
     #[test]
