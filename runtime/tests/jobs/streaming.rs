@@ -1,6 +1,6 @@
 //! Runs whose data is prepared while they train.
 
-use crate::support::job::with_kills;
+use crate::support::job::{Addresses, Job, UNENDING, equals_undisturbed_run, with_kills};
 use crate::support::{Project, YAML};
 
 /// A project whose data are four files of twelve rows, in this order.
@@ -45,6 +45,39 @@ fn streamed_run_whose_ranks_are_killed_ends_with_the_weights_of_one_that_ran_thr
 
     assert_eq!(p.metrics("out"), p.metrics("straight"));
     assert!(p.model_bytes("out") == p.model_bytes("straight"));
+}
+
+#[test]
+fn machines_with_their_own_disks_stream_the_same_rows_and_a_replacement_catches_up() {
+    let p = project();
+    p.write(
+        "job.yaml",
+        &std::fs::read_to_string(p.path("job.yaml"))
+            .unwrap()
+            .replace(&format!("{}/data", p.dir.path().display()), "data"),
+    );
+    for disk in ["disk0", "disk1"] {
+        std::fs::create_dir_all(p.path(disk).join("data")).unwrap();
+        for file in std::fs::read_dir(p.path("data")).unwrap().map(Result::unwrap) {
+            std::fs::copy(file.path(), p.path(disk).join("data").join(file.file_name())).unwrap();
+        }
+    }
+    let keys = ["--shuffle", "true", "--dataset_prepared_path", "prepared"];
+    let disks = Addresses { disks: vec!["disk0", "disk1"], ..Addresses::default() };
+    let mut job = Job::start_at(&p, 2, &[&UNENDING[..], &keys].concat(), disks);
+    job.until_step(20);
+
+    job.nodes[1].kill().unwrap();
+    job.nodes[1].wait().unwrap();
+    job.add_node(1);
+    job.until_step(job.n_steps() + 40);
+    let n_steps = job.stop();
+
+    for disk in ["disk0", "disk1"] {
+        let prepared = std::fs::read_dir(p.path(disk).join("prepared")).unwrap().map(|file| file.unwrap().file_name());
+        assert_eq!(prepared.filter(|name| name.to_str().unwrap().ends_with(".tokens")).count(), 4, "{disk}");
+    }
+    equals_undisturbed_run(&p, n_steps, &keys);
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub struct Addresses {
     pub coordinator: Option<String>,
     pub nodes: Vec<String>,
     pub ranks_per_node: usize,
+    /// Folders of the project in which the nodes run, each with its own data; by default all share the project.
+    pub disks: Vec<&'static str>,
     /// Environment variables of the nodes.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -44,6 +46,7 @@ impl Default for Addresses {
             coordinator: None,
             nodes: vec![],
             ranks_per_node: 1,
+            disks: vec![],
             variables: vec![],
         }
     }
@@ -96,6 +99,9 @@ impl<'a> Job<'a> {
         let ranks = n_ranks.to_string();
         let dir = format!("node{i}");
         let mut command = self.p.command_in(place, &["node", "--join", &self.join, "--dir", &dir, "--ranks", &ranks]);
+        if let Some(disk) = self.addresses.disks.get(i) {
+            command.current_dir(self.p.path(disk));
+        }
         command.envs(self.addresses.variables.iter().cloned());
         self.nodes.push(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
     }
