@@ -89,6 +89,7 @@ pub fn host() -> Arc<dyn Device> {
     Arc::new(CpuDevice)
 }
 
+pub(crate) mod kept;
 mod peak;
 pub(crate) use peak::{measured_peak_flops, peak_flops};
 #[cfg(test)]

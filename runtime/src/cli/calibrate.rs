@@ -2,6 +2,7 @@
 
 use super::probe::{Sample, Work, samples, small};
 use crate::config::JobConfig;
+use crate::devices::kept::Measurements;
 use crate::error::JobError;
 use crate::error::fit::FitError;
 use crate::train::plan::ModelPlan;
@@ -17,13 +18,15 @@ use std::collections::BTreeMap;
 /// Maximum number of ranks measured together; more ranks share the cores in the same way.
 const RANKS_MAX: usize = 8;
 
-/// This machine as seen by each of `n_ranks` ranks, with the job's threads per rank or an equal share of the cores.
+/// This machine as seen by each of `n_ranks` ranks, with the job's threads per rank or an equal share of the cores: as an earlier call
+/// has measured it, unless asked to `remeasure`.
 pub(super) fn this_machine(
     named: Hardware,
     config: &JobConfig,
     plan: &ModelPlan,
     model: &ModelConfig,
     n_ranks: usize,
+    remeasure: bool,
 ) -> Result<Hardware, JobError> {
     if n_ranks > LOCAL_RANKS_MAX as usize {
         return Err(FitError::Measured { n_ranks }.into());
@@ -31,6 +34,12 @@ pub(super) fn this_machine(
     let n_threads = config.precision.threads.unwrap_or_else(|| (plan.device.available_threads() / n_ranks).max(1));
     let probe = small(plan, model);
     let n_measured = n_ranks.min(RANKS_MAX);
+    let memory_bytes = memory_bytes().unwrap_or(named.memory_bytes) / n_ranks as u64;
+    let (kept, key) = (Measurements::in_cache("rates.json"), key(&probe, n_ranks, n_threads));
+    let known = kept.get::<Hardware>(&key).filter(|known| !remeasure && known.clone().validate().is_ok());
+    if let Some(known) = known {
+        return Ok(Hardware { memory_bytes, ..known });
+    }
     let mut all = samples(&probe, Mesh { dp_shard: n_measured, ..Mesh::ONE }, n_threads)?;
     if n_measured > 1 {
         let replicas = samples(&probe, Mesh { dp_replicate: n_measured, ..Mesh::ONE }, n_threads)?;
@@ -39,12 +48,17 @@ pub(super) fn this_machine(
     // The measured ranks use all cores; further ranks share them.
     let sharing = n_ranks as f64 / n_measured as f64;
     all.iter_mut().for_each(|sample| sample.seconds *= sharing);
-    Ok(Hardware {
-        memory_bytes: memory_bytes().unwrap_or(named.memory_bytes) / n_ranks as u64,
-        devices_per_node: n_ranks as u32,
-        mover: Mover::Ranks,
-        ..rates(named, &all)
-    })
+    let devices_per_node = n_ranks as u32;
+    let measured = Hardware { memory_bytes, devices_per_node, mover: Mover::Ranks, ..rates(named, &all) };
+    kept.keep(&key, &measured);
+    Ok(measured)
+}
+
+/// What the rates depend on, besides the machine.
+fn key(probe: &ModelPlan, n_ranks: usize, n_threads: usize) -> String {
+    let step = format!("{:?} {:?} {:?}", probe.model.known(), probe.batch, probe.spec);
+    let step = blake3::hash(step.as_bytes()).to_hex();
+    format!("{}; {n_ranks} ranks of {n_threads} threads; step {}", probe.device.name(), &step[..32])
 }
 
 /// Hardware on which the predicted time of every sample is close to its measured time.

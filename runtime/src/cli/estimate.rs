@@ -37,7 +37,8 @@ pub(super) const HELP: &str = "Examples:
 
 A job for GPUs (`device: cuda`) needs no GPU here. Its time follows from
 measurements of this machine's GPU, or of the GPU that `--gpu` names: from the
-results of `phalanx-gpu`, else from published figures.";
+results of `phalanx-gpu`, else from published figures. Rates of processors are
+measured here, and kept for a week (`--remeasure` replaces them).";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -53,6 +54,9 @@ pub(super) struct Args {
     /// Results of `phalanx-gpu all`: a summary.json [default: gpu/summary.json in the cache folder of phalanx].
     #[arg(long)]
     measured: Option<PathBuf>,
+    /// Measure this machine, even if an earlier call has done so within a week.
+    #[arg(long)]
+    remeasure: bool,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -75,7 +79,14 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     compile(MeshRank { mesh, rank: 0 })?;
     let hardware = match &gpus {
         Some(gpus) => gpus.hardware.clone(),
-        None => this_machine(Hardware::named("cpu").expect("it is shipped"), &config, &plan, model, mesh.size())?,
+        None => this_machine(
+            Hardware::named("cpu").expect("it is shipped"),
+            &config,
+            &plan,
+            model,
+            mesh.size(),
+            args.remeasure,
+        )?,
     };
     let forecast = Forecast::of(mesh, Ranks::AtEdges, &hardware, args.trace.is_some(), compile)?;
     // On one machine, a replica makes shadows unnecessary. On several nodes, all replicas of a shard may be on one node.
@@ -230,7 +241,7 @@ impl Args {
     fn gathered(&self) -> Result<Args, JobError> {
         let job = JobArgs { config: self.job.config.clone(), overrides: Vec::new() };
         let (trace, gpu, measured) = (self.trace.clone(), self.gpu.clone(), self.measured.clone());
-        let mut all = Args { json: self.json, trace, gpu, measured, job };
+        let mut all = Args { json: self.json, trace, gpu, measured, remeasure: self.remeasure, job };
         let mut words = self.job.overrides.iter();
         while let Some(word) = words.next() {
             let (key, joined) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v.to_owned())));
@@ -240,6 +251,7 @@ impl Args {
             };
             match key {
                 "--json" => all.json = true,
+                "--remeasure" => all.remeasure = true,
                 "--trace" => all.trace = Some(value()?.into()),
                 "--gpu" => all.gpu = Some(value()?),
                 "--measured" => all.measured = Some(value()?.into()),

@@ -34,7 +34,8 @@ A step has the rows that the file gives it: micro_batch_size x
 gradient_accumulation_steps x data-parallel ranks. The search decides how the
 ranks share these rows. Predicted times follow from the results of
 `phalanx-gpu` on such a GPU, else from its published figures, or with
-`--gpu cpu` from measurements on this machine. Predicted memory is the static
+`--gpu cpu` from measurements on this machine, which are kept for a week
+(`--remeasure` replaces them). Predicted memory is the static
 layout of each program, without CUDA's context and libraries.";
 
 #[derive(Debug, clap::Args)]
@@ -66,6 +67,9 @@ pub(super) struct Args {
     /// Print the plan as a JSON object.
     #[arg(long)]
     json: bool,
+    /// Measure this machine, even if an earlier call has done so within a week.
+    #[arg(long)]
+    remeasure: bool,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -126,8 +130,8 @@ impl Args {
         let mut words = self.job.overrides.iter();
         while let Some(word) = words.next() {
             let (key, joined) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v.to_string())));
-            if key == "--json" {
-                all.json = true;
+            if ["--json", "--remeasure"].contains(&key) {
+                *(if key == "--json" { &mut all.json } else { &mut all.remeasure }) = true;
                 continue;
             }
             if !FLAGS.contains(&key) {
@@ -315,7 +319,7 @@ fn hardware(args: &Args, config: &JobConfig, plan: &ModelPlan, model: &ModelConf
     if args.gpu == CPU {
         let n_ranks = args.gpus_per_node.unwrap_or(1);
         let named = Hardware::named(CPU).expect("it is shipped");
-        let hardware = this_machine(named, config, plan, model, n_ranks as usize)?;
+        let hardware = this_machine(named, config, plan, model, n_ranks as usize, args.remeasure)?;
         return Ok(Gpus { hardware: hardware.validate().map_err(CommandError::Hardware)?, measured: None });
     }
     let Gpus { hardware, measured } = measured::gpus(&args.gpu, args.measured.as_deref())?;

@@ -74,6 +74,34 @@ fn estimate_equals_the_allocation_of_the_fullest_rank() {
 }
 
 #[test]
+fn rates_of_processors_are_measured_once_and_again_when_asked() {
+    let p = Project::new();
+    let estimate = |more: &[&str]| {
+        let mut command = p.command(&[&["estimate", "job.yaml", "--json"], more].concat());
+        json(Run::of(command.env("XDG_CACHE_HOME", p.path("cache")).output().unwrap()))
+    };
+    let step_ms = |estimate: &Value| estimate["step_ms"].as_f64().unwrap();
+    let path = p.path("cache/phalanx/rates.json");
+    // JSON's decimals may differ from a number in its last bit; two measurements differ by much more.
+    let are_same = |one: &Value, two: &Value| (step_ms(one) / step_ms(two) - 1.0).abs() < 1e-9;
+
+    let first = estimate(&[]);
+
+    assert!(are_same(&first, &estimate(&[])), "the second call uses the rates of the first");
+    let mut known: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for measurement in known.as_object_mut().unwrap().values_mut() {
+        measurement["value"]["launch_s"] = 1.0.into();
+    }
+    std::fs::write(&path, known.to_string()).unwrap();
+    assert!(step_ms(&estimate(&[])) > 1e4, "a kernel takes a second to start");
+    // Another step has rates of its own.
+    assert!(step_ms(&estimate(&["--micro_batch_size", "3"])) < 1e4);
+    let again = estimate(&["--remeasure"]);
+    assert!(step_ms(&again) < 1e4);
+    assert!(are_same(&again, &estimate(&[])) && !are_same(&again, &first));
+}
+
+#[test]
 fn estimate_is_for_the_stage_with_the_most_memory() {
     let p = Project::new();
     // The last stage has the head, whose logits take most of the memory.

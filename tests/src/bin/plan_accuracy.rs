@@ -64,7 +64,7 @@ fn main() -> Result<()> {
                 ensure!(output.status.success(), "{command} {overrides}: {}", String::from_utf8_lossy(&output.stderr));
                 Ok(String::from_utf8(output.stdout)?)
             };
-            let estimate: Value = serde_json::from_str(&run("estimate", &["--json"])?)?;
+            let estimate: Value = serde_json::from_str(&run("estimate", &["--json", "--remeasure"])?)?;
             predicted.push(estimate["step_ms"].as_f64().context("the estimate has no step_ms")?);
             let max_steps = n_steps.to_string();
             std::fs::remove_dir_all(dir.path().join("out")).or_else(absent)?;
