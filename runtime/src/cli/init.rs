@@ -6,8 +6,10 @@ use crate::config::foreign::import::Imported;
 use crate::config::reference::reference_markdown;
 use crate::config::starter::{self, Start};
 use crate::config::{JobConfig, foreign, read_text};
+use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::train::located;
 use serde_yaml_ng::Mapping;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -152,7 +154,17 @@ impl Answers {
             keys.insert("adapter".into(), "lora".into());
             keys.insert("lora_target_linear".into(), true.into());
         }
+        if self.dataset_type == DatasetType::ChatTemplate && !self.has_template() {
+            keys.insert("chat_template".into(), "chatml".into());
+        }
         keys
+    }
+
+    /// Whether the base model comes with a chat template, as one that cannot be read yet may.
+    fn has_template(&self) -> bool {
+        let Some(base_model) = &self.base_model else { return false };
+        let tokenizer = located::model(base_model).ok().and_then(|dir| Tokenizer::from_dir(&dir).ok());
+        tokenizer.is_none_or(|tokenizer| tokenizer.chat_template().is_some())
     }
 }
 

@@ -168,6 +168,31 @@ fn init_says_what_it_left_out_also_if_the_rest_cannot_be_used() {
 }
 
 #[test]
+fn init_chooses_a_chat_template_for_a_model_that_has_none() {
+    let p = Project::new();
+    let line = r#"{"messages": [{"role": "user", "content": "who holds the line"}, {"role": "assistant", "content": "we do"}]}"#;
+    p.write("chat.jsonl", &format!("{line}\n").repeat(40));
+    p.train(&["--max_steps", "2", "--output_dir", "base"]).succeeds();
+    let chosen = |file: &str, base: &[&str]| {
+        let chat = ["init", file, "--yes", "--dataset", "chat.jsonl", "--dataset-type", "chat_template"];
+        p.run(&[&chat[..], base].concat()).succeeds();
+        std::fs::read_to_string(p.path(file)).unwrap().contains("\nchat_template: chatml")
+    };
+    let base = ["--base-model", "base/model"];
+    assert!(!chosen("own.yaml", &base), "the exported model has a template");
+    let config = p.path("base/model/tokenizer_config.json");
+    let mut keys: serde_json::Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    keys.as_object_mut().unwrap().remove("chat_template").expect("its template");
+    std::fs::write(&config, keys.to_string()).unwrap();
+
+    for (file, base) in [("small.yaml", &[][..]), ("based.yaml", &base)] {
+        assert!(chosen(file, base), "{file}");
+        p.run(&["train", file, "--max_steps", "2", "--sequence_len", "64"]).succeeds();
+        std::fs::remove_dir_all(p.path("outputs")).unwrap();
+    }
+}
+
+#[test]
 fn init_asks_for_ranks_and_for_full_or_low_rank_training() {
     let p = Project::new();
     let options = ["--dataset", "text.txt", "--ranks", "2", "--goal", "lora"];
