@@ -429,6 +429,9 @@ impl Saving {
     }
 
     /// Fills the state that checkpoints of this run hold, in a machine that has the weights of the base model.
+    ///
+    /// # Errors
+    /// When the checkpoint is of another run, or cannot be read.
     pub(crate) fn restore(
         &self,
         path: &Path,
@@ -451,6 +454,7 @@ impl Saving {
                 error => error.into(),
             })?;
         }
+        self.check_frozen(&checkpoint, machine, c)?;
         let state = checkpoint.extra(STATE)?;
         let state = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
         self.check_inputs(&checkpoint)?;
@@ -460,6 +464,30 @@ impl Saving {
             Some(changed) => Err(JobError::AnotherRun { path: path.to_owned(), changed }),
             None => Ok((state, notable)),
         }
+    }
+
+    /// Refuses a checkpoint whose run has trained a weight that this run leaves as `base_model` has it. Early versions saved the
+    /// weights of the base model too.
+    fn check_frozen(&self, checkpoint: &Checkpoint, machine: &dyn Machine, c: &Compiled) -> Result<(), JobError> {
+        for tensor in weights::parameters(c).iter().filter(|tensor| !self.contents.has(tensor)) {
+            if checkpoint.tensor(&tensor.name).is_err() {
+                continue;
+            }
+            self.progress_counter.tick();
+            let mut saved = vec![0.0f32; tensor.held.n_elements()];
+            checkpoint.read_into(&tensor.name, &tensor.held.region, bytemuck::cast_slice_mut(&mut saved))?;
+            if bytemuck::cast_slice::<f32, u8>(&saved)
+                != bytemuck::cast_slice::<f32, u8>(&weights::packed(machine, c, tensor))
+            {
+                let reason = format!(
+                    "its run trained `{}`, which this run leaves as `base_model` has it; export the checkpoint, and name the \
+                     export as `base_model`",
+                    tensor.name
+                );
+                return Err(JobError::Mismatch { path: checkpoint.id().path.clone(), reason });
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a checkpoint of a run on other data or on another base model. Checkpoints of early versions have no digests.

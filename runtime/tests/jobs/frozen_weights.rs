@@ -88,3 +88,18 @@ fn weights_drawn_in_the_shape_of_a_base_model_stay_in_the_checkpoint() {
 
     assert!(weights(&p, "model") == weights(&p, "out/model"));
 }
+
+#[test]
+fn checkpoint_that_trained_more_than_a_run_is_refused_even_if_it_is_named() {
+    for trained in ["", "trained_parameters: [model.layers.0, model.layers.1]\n"] {
+        let p = with_base(trained);
+        train(&p, "more", &[]).succeeds();
+        let checkpoint = p.checkpoints("more").pop().unwrap();
+        let named = ["--resume_from_checkpoint", checkpoint.to_str().unwrap(), "--max_steps", "10"];
+
+        let fewer = [&named[..], &["--trained_parameters", "[model.layers.1]"]].concat();
+
+        train(&p, "fewer", &fewer).refuses(&["which this run leaves as `base_model` has it", "export"]);
+        train(&p, "same", &named).succeeds();
+    }
+}
