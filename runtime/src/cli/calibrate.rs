@@ -2,6 +2,8 @@
 
 use super::probe::{Sample, Work, samples, small};
 use crate::config::JobConfig;
+use crate::config::precision::DeviceChoice;
+use crate::devices::choice_of;
 use crate::devices::kept::Measurements;
 use crate::error::JobError;
 use crate::error::fit::FitError;
@@ -36,7 +38,9 @@ pub(super) fn this_machine(
     let n_measured = n_ranks.min(RANKS_MAX);
     let memory_bytes = memory_bytes().unwrap_or(named.memory_bytes) / n_ranks as u64;
     let (kept, key) = (Measurements::in_cache("rates.json"), key(&probe, n_ranks, n_threads));
-    let known = kept.get::<Hardware>(&key).filter(|known| !remeasure && known.clone().validate().is_ok());
+    // Another GPU may be there by now.
+    let uses_kept = !remeasure && choice_of(&*plan.device) == DeviceChoice::Cpu;
+    let known = kept.get::<Hardware>(&key).filter(|known| uses_kept && known.clone().validate().is_ok());
     if let Some(known) = known {
         return Ok(Hardware { memory_bytes, ..known });
     }

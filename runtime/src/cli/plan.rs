@@ -130,8 +130,13 @@ impl Args {
         let mut words = self.job.overrides.iter();
         while let Some(word) = words.next() {
             let (key, joined) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v.to_string())));
-            if ["--json", "--remeasure"].contains(&key) {
-                *(if key == "--json" { &mut all.json } else { &mut all.remeasure }) = true;
+            let switch = match key {
+                "--json" => Some(&mut all.json),
+                "--remeasure" => Some(&mut all.remeasure),
+                _ => None,
+            };
+            if let Some(switch) = switch {
+                *switch = true;
                 continue;
             }
             if !FLAGS.contains(&key) {

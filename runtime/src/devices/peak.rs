@@ -2,10 +2,15 @@
 //! of a small model, so that it is kept.
 
 use super::kept::Measurements;
+use super::{DeviceChoice, choice_of};
 use phalanx_device::Device;
 
 /// FLOP/s of products on the threads of the current pool, of operands in bf16 or f32: kept from an earlier start, or measured.
 pub(crate) fn peak_flops(device: &dyn Device, bf16: bool) -> f64 {
+    if choice_of(device) == DeviceChoice::Cuda {
+        // Published figures of the GPU that is there now.
+        return device.peak_flops(bf16);
+    }
     let (kept, key) = (Measurements::in_cache(FILE), key(device, bf16));
     let known = kept.get::<f64>(&key).filter(|flops| flops.is_finite() && *flops > 0.0);
     known.unwrap_or_else(|| measured_peak_flops(device, bf16))
