@@ -37,6 +37,42 @@ extern "C" __global__ void f(const float* a, const float* b, float* c) {{
 }
 
 #[test]
+fn sums_and_maxima_over_lanes_have_the_bits_of_the_shuffles_that_a_gpu_runs() {
+    let gpu = Gpu::new();
+    let prelude = include_str!("../../../runtime/cuda/kernels/prelude.cuh");
+    // Sums of these depend on their order.
+    let values: Vec<f32> = (0..64).map(|i| 1.1f32.powi(i * 37 % 64) * if i % 3 == 0 { -1.0 } else { 1.0 }).collect();
+    for n in [2, 4, 8, 16, 32] {
+        let source = format!(
+            r#"{prelude}
+extern "C" __global__ void f(float* x) {{
+    const int i = threadIdx.x;
+    const float v = x[i];
+    x[i] = lane_sum<{n}>(v);
+    x[64 + i] = shuffled_sum<{n}>(v);
+    x[128 + i] = lane_max<{n}>(v);
+    x[192 + i] = shuffled_max<{n}>(v);
+}}"#
+        );
+
+        let all = gpu.run(&source, "f", 1, 64, &[&values[..], &[0.0; 192]].concat());
+
+        assert_eq!((&all[..64], &all[128..192]), (&all[64..128], &all[192..]), "{n}");
+        for (group, found) in values.chunks(n).zip(all.chunks(n)) {
+            let sum: f64 = group.iter().map(|v| f64::from(*v)).sum();
+            assert!(
+                found.iter().all(|f| (f64::from(*f) - sum).abs() < 1e-4 * sum.abs().max(100.0)),
+                "{n}: {sum} {found:?}"
+            );
+        }
+        let max = |group: &[f32]| group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        assert!(
+            values.chunks(n).zip(all[128..192].chunks(n)).all(|(group, found)| found.iter().all(|f| *f == max(group)))
+        );
+    }
+}
+
+#[test]
 fn tensor_core_products_have_the_fragments_of_the_manual() {
     let gpu = Gpu::new();
     let half = |ty: &str, pack: &str| {

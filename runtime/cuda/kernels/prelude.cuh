@@ -1,5 +1,15 @@
 // Types, conversions and instructions for which C++ has no word. Header-free: the run-time compiler needs no include path.
 // Another PHALANX_INTRINSICS (that of the software GPU) brings its own versions of what is between the guards.
+// The sum and the maximum over each N neighbouring lanes of a whole warp, at each of them; the sum along a fixed tree, so that every
+// run has the same bits. Kernels call lane_sum and lane_max.
+template <int N, class T> __device__ __forceinline__ T shuffled_sum(T v) {
+    for (int by = N / 2; by; by >>= 1) v += __shfl_xor_sync(~0u, v, by);
+    return v;
+}
+template <int N> __device__ __forceinline__ float shuffled_max(float v) {
+    for (int by = N / 2; by; by >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, by));
+    return v;
+}
 #ifndef PHALANX_INTRINSICS
 #define DYNAMIC_SHARED(T, name) extern __shared__ __align__(1024) unsigned char name##_bytes[]; T* name = (T*)name##_bytes
 struct bf16 { unsigned short bits; };
@@ -29,16 +39,8 @@ template <bool TRANSPOSED = false> __device__ __forceinline__ void ldmatrix_x4(u
 __device__ __forceinline__ void cp_async_16(void* to, const void* from, int bytes = 16) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory"); }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
-// The sum and the maximum over each N neighbouring lanes of a whole warp, at each of them; the sum along a fixed tree, so that every
-// run has the same bits.
-template <int N, class T> __device__ __forceinline__ T lane_sum(T v) {
-    for (int by = N / 2; by; by >>= 1) v += __shfl_xor_sync(~0u, v, by);
-    return v;
-}
-template <int N> __device__ __forceinline__ float lane_max(float v) {
-    for (int by = N / 2; by; by >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, by));
-    return v;
-}
+template <int N, class T> __device__ __forceinline__ T lane_sum(T v) { return shuffled_sum<N>(v); }
+template <int N> __device__ __forceinline__ float lane_max(float v) { return shuffled_max<N>(v); }
 __device__ __forceinline__ float fast_exp2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 __device__ __forceinline__ float fast_log2(float x) { float r; asm("lg2.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 #endif
