@@ -90,8 +90,6 @@ pub fn host() -> Arc<dyn Device> {
 }
 
 pub(crate) mod kept;
-mod peak;
-pub(crate) use peak::{measured_peak_flops, peak_flops};
 #[cfg(test)]
 pub(crate) mod remote;
 #[cfg(test)]

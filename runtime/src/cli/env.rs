@@ -22,8 +22,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     system.refresh_cpu_all();
     let device = devices::of(DeviceChoice::Auto)?;
     let n_threads = device.available_threads();
-    let peaks = || [false, true].map(|bf16| devices::measured_peak_flops(&*device, bf16));
-    let [f32_peak, bf16_peak] = device.on_device_thread(n_threads, peaks)?;
+    let peaks = || (device.peak_flops(false), device.peak_flops(true));
+    let (f32_peak, bf16_peak) = device.on_device_thread(n_threads, peaks)?;
     let cpu = system.cpus().first().map_or(String::new(), |c| c.brand().trim().to_string());
     let (gpus, no_gpu, cudnn) = match devices::gpu() {
         Ok(gpu) => {

@@ -2,7 +2,7 @@
 
 use crate::config::JobConfig;
 use crate::config::precision::PrecisionSection;
-use crate::devices::{choice_of, peak_flops};
+use crate::devices::choice_of;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
@@ -212,7 +212,7 @@ impl Part {
             yaml: yaml_of_ranks(config, &model),
             listen: self.listen,
             secret: bootstrap.secret,
-            peak_flops: peak_flops(&*model.device, model.spec.precision == Precision::Bf16),
+            peak_flops: model.device.peak_flops(model.spec.precision == Precision::Bf16),
             start_from: bootstrap.start_from,
             timing,
             user_model: model.model.user().map(UserModel::digest),

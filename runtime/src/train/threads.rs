@@ -9,7 +9,6 @@ use crate::config::JobConfig;
 use crate::control::Control;
 use crate::data::prepare::Prepared;
 use crate::data::rows::Rows;
-use crate::devices;
 use crate::error::JobError;
 use crate::events::{Event, Report};
 use crate::train::programs::Programs;
@@ -129,7 +128,7 @@ impl Session<'_> {
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         // Only the leader reports steps, so only the leader measures the peak.
         let peak = match leads {
-            true => devices::peak_flops(&*self.model.device, self.model.spec.precision == Precision::Bf16),
+            true => self.model.device.peak_flops(self.model.spec.precision == Precision::Bf16),
             false => f64::INFINITY,
         };
         let programs = Arc::clone(self.programs);
