@@ -57,6 +57,16 @@ __device__ __forceinline__ void multiply(float (&c0)[4], float (&c1)[4], const u
     mma_m16n8k16(X(), c1, a, b1);
 }
 
+// How many steps of `scores` to unroll, at most `steps`. NVIDIA's compiler gives code for sm_100 more registers than code for earlier
+// GPUs; kernels that nearly fill them would spill the addresses of unrolled steps.
+__device__ constexpr int unrolled(int steps) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    return 1;
+#else
+    return steps;
+#endif
+}
+
 // s = a b^T, where `a` are 16 PARTS rows of a warp and `b` N rows.
 template <int PARTS, int N, int UNROLL> __device__ __forceinline__ void scores(float (&s)[PARTS][N / 8][4], const X* a, const X* b) {
 #pragma unroll

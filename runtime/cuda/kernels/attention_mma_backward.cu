@@ -197,11 +197,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_mma_dkv(const
             const int index = now.index + strip;
             if (index + STRIP <= first || last < first) continue; // not seeing this warp's keys
             float s[K_PARTS][STRIP / 8][4], dp[K_PARTS][STRIP / 8][4];
-            scores<K_PARTS, STRIP, 2>(s, keys + row0 * PITCH, queries + strip * PITCH);
+            scores<K_PARTS, STRIP, unrolled(2)>(s, keys + row0 * PITCH, queries + strip * PITCH);
             weights(s, known[stage] + strip / 2, scale * LOG2_E);
             if (index < last || high > first) hide_queries(s, (const int*)from[stage] + strip, index, first);
             accumulate<K_PARTS, STRIP>(of_v, s, gradients + strip * PITCH);
-            scores<K_PARTS, STRIP, 2>(dp, values + row0 * PITCH, gradients + strip * PITCH);
+            scores<K_PARTS, STRIP, unrolled(2)>(dp, values + row0 * PITCH, gradients + strip * PITCH);
             score_gradients_of_keys(s, dp, known[stage] + strip / 2);
             accumulate<K_PARTS, STRIP>(of_k, s, queries + strip * PITCH);
         }

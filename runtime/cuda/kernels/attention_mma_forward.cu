@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_mma_forward(c
         if (now.index > last || now.index + now.n <= low) continue; // not seen by this warp
         const X* keys = stages + stage * 2 * KEYS * PITCH;
         float s[PARTS][KEYS / 8][4];
-        scores<PARTS, KEYS, D <= 64 ? 4 : 1>(s, queries + row0 * PITCH, keys);
+        scores<PARTS, KEYS, D <= 64 ? unrolled(4) : 1>(s, queries + row0 * PITCH, keys);
         if (now.n < KEYS || now.index < high || now.index + KEYS - 1 > first) hide<PARTS, KEYS>(s, from + row0, first, now.index, now.n, -INFINITY);
         online_softmax(s, running, sum, scale * LOG2_E);
         accumulate<PARTS, KEYS>(sum, s, keys + KEYS * PITCH);
