@@ -68,6 +68,7 @@ pub const SETTINGS: &[Setting] = &[
         "0",
         "microseconds that each copy between a device and pinned memory takes longer; other streams go on meanwhile",
     ),
+    setting_of("SOFTGPU_CAPTURE_US", "0", "microseconds that each capture takes longer, once it has begun"),
     setting_of("SOFTGPU_SLOW_PERCENT", "100", "duration of each kernel, in percent of what it takes"),
     setting_of(
         "SOFTGPU_CUDNN_VERSION",

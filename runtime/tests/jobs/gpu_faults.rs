@@ -211,6 +211,26 @@ fn successor_waits_for_the_memory_of_its_predecessor() {
     }
 }
 
+/// Ranks capture the commands of their second step.
+#[test]
+fn peer_that_dies_under_capture_is_replaced_in_time() {
+    for collectives in BOTH {
+        let p = Project::new();
+        let child = command(&p, N_STEPS, collectives).env("SOFTGPU_CAPTURE_US", "300000").spawn();
+        let job = Job { p, child: child.expect("the binary is built") };
+        job.until_step(1);
+
+        std::thread::sleep(Duration::from_millis(100)); // the first of several captures, 300 ms each
+        let fault = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        assert_eq!(job.n_steps(), 1, "{collectives:?}: the captures are over");
+        signal(job.rank(1), libc::SIGKILL);
+        let (_, incidents) = job.ends_undisturbed();
+
+        assert_eq!(incidents.len(), 1, "{collectives:?}: {incidents:?}");
+        incidents[0].is_recovered_in_time(fault);
+    }
+}
+
 #[test]
 fn failure_of_nccl_ends_the_world_and_no_process() {
     let job = Job::start(N_STEPS, Collectives::Nccl);

@@ -98,6 +98,11 @@ pub fn slowness(took: Duration) -> Duration {
     took.mul_f64(percent as f64 / 100.0) + Duration::from_micros(settings::number("SOFTGPU_SLOW_US"))
 }
 
+/// How much longer each capture takes.
+pub fn capture_delay() -> Duration {
+    Duration::from_micros(settings::number("SOFTGPU_CAPTURE_US"))
+}
+
 /// Whether copies between devices and pinned memory take longer.
 pub fn copies_are_slow() -> bool {
     settings::number("SOFTGPU_COPY_US") > 0
