@@ -2,13 +2,13 @@
 #![allow(unsafe_code)] // Starting an operation is unsafe by the trait's contract.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::connect::{TcpConfig, connect_all};
-use super::group::TcpGroup;
+use super::group::SharedGroup;
 use super::listener::Listener;
 use super::plane::TcpPlane;
-use crate::engine::{Engine, HasWakeup, lock};
+use crate::engine::{Engine, HasWakeup};
 use crate::shm::control::Control;
 use crate::wakeup::Wakeup;
 use phalanx_device::communicator::Behind;
@@ -104,7 +104,7 @@ impl TcpRank {
 pub struct TcpCollective {
     member: Arc<Member>,
     group: usize,
-    state: Arc<Mutex<TcpGroup>>,
+    state: Arc<SharedGroup>,
     position: u32,
     members: Vec<u32>,
 }
@@ -127,8 +127,10 @@ impl TcpCollective {
     /// Releases the memory of all groups after a failure, unless only this group is aborted.
     fn release_operands(&self, error: &CollectiveError) {
         let of_group = matches!(error, CollectiveError::Aborted { .. }) && self.member.plane.aborted().is_none();
-        if !of_group {
-            self.member.plane.release_operands(error);
+        match of_group {
+            // Whoever aborted it has ended its operations.
+            true => self.state.gate.pass(),
+            false => self.member.plane.release_operands(error),
         }
     }
 
@@ -152,7 +154,7 @@ impl TcpCollective {
     ) -> Result<Ticket, CollectiveError> {
         let plane = &self.member.plane;
         let stream = operation.kind.stream();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(failed) = state.failed() {
             return Err(failed.clone());
         }
@@ -167,8 +169,9 @@ impl TcpCollective {
                 Ok(Ticket { stream, index })
             }
             Err(error) => {
+                drop(state);
                 if !error.is_refusal() {
-                    state.fail(error.clone());
+                    self.state.fail(error.clone());
                 }
                 Err(error)
             }
@@ -177,7 +180,7 @@ impl TcpCollective {
 
     /// Whether an operation is complete.
     fn is_complete(&self, stream: Stream, index: u64) -> Result<bool, CollectiveError> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         if let Some(failed) = state.failed() {
             return Err(failed.clone());
         }
@@ -247,7 +250,7 @@ pub(crate) struct TcpCollectiveControl {
 
 impl CollectiveControl for TcpCollectiveControl {
     fn behind(&self) -> Vec<Behind> {
-        self.plane.group(self.group).map(|group| lock(group).behind()).unwrap_or_default()
+        self.plane.group(self.group).map(|group| group.lock().behind()).unwrap_or_default()
     }
 
     fn abort(&self, reason: &str) {
@@ -263,6 +266,6 @@ impl Drop for TcpCollective {
         }
         // Operands of unfinished operations must not be touched once their owner is gone.
         let reason = "the communicator was dropped".to_owned();
-        lock(&self.state).fail(CollectiveError::aborted(reason));
+        self.state.fail(CollectiveError::aborted(reason));
     }
 }

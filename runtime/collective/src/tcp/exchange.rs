@@ -9,8 +9,9 @@
 //! exchange for reduce-scatter and all-to-all); Patarasuk and Yuan 2009 for the bandwidth bound.
 #![allow(unsafe_code)] // Operands are raw memory that the operation borrows.
 
-use crate::flat::with_sources;
-use crate::{flat, reduce};
+use super::frame::CHUNK_BYTES;
+use super::sums::{Contribution, Sum, Sums};
+use crate::flat;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::parts::part;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
@@ -38,7 +39,26 @@ pub(super) struct Exchange {
     /// Byte offset in `memory` of each operand's parts.
     parts_at: Vec<usize>,
     pub jobs_left: usize,
-    pub is_summed: bool,
+    sums: Sums,
+}
+
+/// Bytes that have arrived, until they are in their place.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    stage: usize,
+    operand: usize,
+    offset: usize,
+    bytes: usize,
+    pub(super) action: Action,
+}
+
+/// What to do with bytes that have arrived, outside of the group's lock.
+#[derive(Debug)]
+pub(super) enum Action {
+    /// Copies them.
+    Copy(RawBuffer),
+    /// Adds them, as the last contribution to a chunk.
+    Sum(Sum),
 }
 
 impl Exchange {
@@ -58,7 +78,7 @@ impl Exchange {
             memory: Vec::new(),
             parts_at: Vec::new(),
             jobs_left: 0,
-            is_summed: false,
+            sums: Sums::default(),
         }
     }
 
@@ -77,7 +97,8 @@ impl Exchange {
         self.flat_copy.clear();
         self.incoming.clear();
         self.parts_at.clear();
-        (self.bytes_due, self.jobs_left, self.is_summed) = ([0; STAGES], 0, false);
+        (self.bytes_due, self.jobs_left) = ([0; STAGES], 0);
+        self.sums.clear();
         let flat_bytes = flat::bytes_of(operands);
         self.is_flat = flat_bytes <= super::frame::FLAT_BYTES;
         if self.is_flat {
@@ -120,37 +141,87 @@ impl Exchange {
         }
     }
 
-    /// Stores bytes from `peer`.
+    /// Takes note of bytes from `peer`, and tells what to do with them; the sources of a sum are put into `sources`.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if the bytes were not expected.
     pub(super) fn arrive(
         &mut self,
-        peer: u32,
-        stage: usize,
-        operand_idx: usize,
+        (peer, stage, operand): (u32, usize, usize),
         offset: u64,
         bytes: &[u8],
-    ) -> Result<(), CollectiveError> {
+        sources: &mut Vec<*const u8>,
+    ) -> Result<Arrival, CollectiveError> {
         let invalid = |field, expected, found| Err(CollectiveError::Invalid { field, expected, found });
-        if stage >= STAGES || operand_idx >= self.operands.len() || self.incoming.is_empty() {
-            return invalid("stage or tensor of a frame", 0, operand_idx as u64);
+        if stage >= STAGES || operand >= self.operands.len() || self.incoming.is_empty() {
+            return invalid("stage or tensor of a frame", 0, operand as u64);
         }
-        let i = self.incoming_idx(stage, peer, operand_idx);
+        let is_summed = stage == 0 && self.has_sum();
+        let i = self.incoming_idx(stage, peer, operand);
         let (to, left) = &mut self.incoming[i];
-        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(bytes.len()));
-        match end {
-            Some(end) if end <= to.bytes() && bytes.len() <= *left => {
-                let to = to.slice(end - bytes.len()..end);
-                // SAFETY: the range lies in memory that the operation borrows or owns; both are valid while the
-                // operation is in the stream, which the caller has locked.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.start(), bytes.len()) };
-                *left -= bytes.len();
-                self.bytes_due[stage] -= bytes.len();
-                Ok(())
+        let range = usize::try_from(offset).ok().and_then(|offset| Some(offset..offset.checked_add(bytes.len())?));
+        // Contributions to sums come in whole chunks.
+        let is_chunk = |range: &std::ops::Range<usize>| {
+            range.start.is_multiple_of(CHUNK_BYTES) && range.end == to.bytes().min(range.start + CHUNK_BYTES)
+        };
+        let range = match range {
+            Some(range) if range.end <= to.bytes() && bytes.len() <= *left && (!is_summed || is_chunk(&range)) => range,
+            _ => return invalid("offset of bytes in a tensor", to.bytes() as u64, offset),
+        };
+        *left -= bytes.len();
+        let to = to.slice(range.clone());
+        let action = match is_summed.then(|| self.sums.arrive(operand, range.start, self.size - 1)) {
+            None | Some(Some(Contribution::Store)) => Action::Copy(to),
+            Some(Some(Contribution::Sum)) => {
+                Action::Sum(self.sum(operand, range.clone(), Some((peer, bytes)), sources))
             }
-            _ => invalid("offset of bytes in a tensor", to.bytes() as u64, offset),
+            Some(None) => return invalid("number of contributions to a sum", (self.size - 1).into(), self.size.into()),
+        };
+        Ok(Arrival { stage, operand, offset: range.start, bytes: bytes.len(), action })
+    }
+
+    /// Takes note that bytes are in their place. Returns the sum that they make due, if they were copied.
+    pub(super) fn arrived(&mut self, arrival: &Arrival, sources: &mut Vec<*const u8>) -> Option<Sum> {
+        self.bytes_due[arrival.stage] -= arrival.bytes;
+        let is_contribution = arrival.stage == 0 && self.has_sum() && matches!(arrival.action, Action::Copy(_));
+        if !is_contribution || !self.sums.store(arrival.operand, arrival.offset, self.size - 1) {
+            return None;
         }
+        Some(self.sum(arrival.operand, arrival.offset..arrival.offset + arrival.bytes, None, sources))
+    }
+
+    /// Takes note that a sum is computed.
+    pub(super) fn summed(&mut self, sum: &Sum) {
+        self.sums.finish(sum.to.bytes());
+    }
+
+    /// Whether all sums are computed; so if there are none.
+    pub(super) fn is_summed(&self) -> bool {
+        self.sums.are_done()
+    }
+
+    /// The sum of the contributions to a chunk of this member's part, of which one may be in `given` instead of its place.
+    fn sum(
+        &self,
+        operand: usize,
+        range: std::ops::Range<usize>,
+        given: Option<(u32, &[u8])>,
+        sources: &mut Vec<*const u8>,
+    ) -> Sum {
+        let of = &self.operands[operand];
+        let own = self.part_bytes(of, self.position);
+        let own_chunk = own.start + range.start..own.start + range.end;
+        sources.clear();
+        sources.extend((0..self.size).map(|peer| match given {
+            Some((giver, bytes)) if giver == peer => bytes.as_ptr(),
+            _ if peer == self.position => of.send.slice(own_chunk.clone()).start().cast_const(),
+            _ => self.incoming[self.incoming_idx(0, peer, operand)].0.slice(range.clone()).start().cast_const(),
+        }));
+        let to = match self.operation.kind {
+            OperationKind::AllReduce => of.recv.slice(own_chunk),
+            _ => of.recv.slice(range.clone()),
+        };
+        Sum { operand, range, dtype: of.dtype, to }
     }
 
     /// Whether all bytes of a stage have arrived.
@@ -161,28 +232,6 @@ impl Exchange {
     /// Whether this member computes a sum once the contributions have arrived.
     pub(super) fn has_sum(&self) -> bool {
         !self.is_flat() && matches!(self.operation.kind, OperationKind::AllReduce | OperationKind::ReduceScatter)
-    }
-
-    /// Adds the parts that have arrived to this member's own, in order of position.
-    pub(super) fn sum(&mut self) {
-        for (i, operand) in self.operands.iter().enumerate() {
-            let own = self.part_bytes(operand, self.position);
-            let to = match self.operation.kind {
-                OperationKind::AllReduce => operand.recv.slice(own.clone()),
-                _ => operand.recv,
-            };
-            let source = |peer: u32| match peer == self.position {
-                true => operand.send.slice(own.clone()).start().cast_const(),
-                false => self.incoming[self.incoming_idx(0, peer, i)].0.start().cast_const(),
-            };
-            let n = to.bytes() / operand.dtype.bytes();
-            // SAFETY: parts lie in the operation's own memory, at multiples of eight bytes; the borrowed operands were
-            // checked to be aligned, and the target equals the own part's memory or does not overlap it.
-            with_sources(self.size, source, |sources| unsafe {
-                reduce::sum(operand.dtype, sources, &[to.start()], n);
-            });
-        }
-        self.is_summed = true;
     }
 
     /// Writes the results that do not depend on peers; for a flat operation all results, from the copies of all
@@ -199,6 +248,11 @@ impl Exchange {
         for operand in &self.operands {
             let own = self.part_bytes(operand, self.position);
             let (from, to) = match self.operation.kind {
+                OperationKind::AllReduce | OperationKind::ReduceScatter
+                    if self.size == 1 && operand.send != operand.recv =>
+                {
+                    (operand.send, operand.recv)
+                }
                 OperationKind::AllGather if operand.send != operand.recv => (operand.send, operand.recv.slice(own)),
                 OperationKind::AllToAll => {
                     let at = self.position as usize * own.len();
@@ -225,12 +279,16 @@ impl Exchange {
 
     /// Lays out memory for parts of sums and records the destination of all expected bytes.
     fn prepare(&mut self) {
-        let (mut bytes, n_peers) = (0, self.size as usize);
+        let (mut bytes, n_members) = (0, self.size as usize);
         for operand in &self.operands {
             self.parts_at.push(bytes);
             bytes += match self.operation.kind {
                 OperationKind::AllReduce | OperationKind::ReduceScatter => {
-                    n_peers * self.part_bytes(operand, self.position).len().next_multiple_of(8)
+                    let own = self.part_bytes(operand, self.position).len();
+                    // A sum over one member is its contribution: see `complete`.
+                    self.sums.add(if n_members > 1 { own } else { 0 });
+                    // The contribution of a single peer is added as it arrives.
+                    if n_members > 2 { n_members * own.next_multiple_of(8) } else { 0 }
                 }
                 OperationKind::Shift { .. } if operand.send == operand.recv => operand.send.bytes().next_multiple_of(8),
                 _ => 0,
@@ -271,7 +329,11 @@ impl Exchange {
         match (self.operation.kind, stage) {
             (OperationKind::AllReduce | OperationKind::ReduceScatter, 0) => {
                 let len = self.part_bytes(operand, self.position).len();
-                self.in_memory(self.parts_at[operand_idx] + peer as usize * len.next_multiple_of(8), len)
+                match self.size {
+                    // Never stored: see `prepare`.
+                    2 => RawBuffer::new(std::ptr::null_mut(), len),
+                    _ => self.in_memory(self.parts_at[operand_idx] + peer as usize * len.next_multiple_of(8), len),
+                }
             }
             (OperationKind::AllReduce, _) | (OperationKind::AllGather, 0) => {
                 operand.recv.slice(self.part_bytes(operand, peer))

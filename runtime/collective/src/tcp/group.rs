@@ -2,20 +2,25 @@
 //! announced.
 //!
 //! One lock per group protects all state: readers deliver announcements and bytes, writers fetch bytes, and the thread
-//! that fulfils the last condition of an operation advances it. So operations advance while the rank computes.
+//! that fulfils the last condition of an operation advances it. So operations advance while the rank computes. Bytes are copied and
+//! summed outside of the lock, behind the group's gate.
 //!
 //! Invariants:
 //! - TCP-GROUP-1: a peer gets tensors only after it has announced the operation, so every received byte has a
 //!   destination, and no bytes are buffered.
-//! - TCP-GROUP-2: memory of operands is touched only under the lock and only for operations in a stream. An operation
-//!   leaves its stream when all incoming bytes have arrived and all outgoing bytes have been fetched, or when the world
-//!   is aborted.
+//! - TCP-GROUP-2: memory of operands is touched only behind the gate, which is entered under the lock, and only for operations in a
+//!   stream. An operation leaves its stream when all incoming bytes are in their place and all outgoing bytes have been fetched, or
+//!   when its group or world is aborted; then the gate is passed before the owner of the memory learns of it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard};
 
-use super::exchange::Exchange;
+use super::exchange::{Arrival, Exchange};
 use super::frame::{FrameKind, Header, Lane};
+use super::gate::Gate;
 use super::plane::{Job, TcpPlane};
+use super::sums::Sum;
+use crate::engine::lock;
 use crate::flat;
 use phalanx_device::communicator::Behind;
 use phalanx_device::descriptor::{DESCRIPTOR_WORDS, Descriptor};
@@ -26,7 +31,32 @@ use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuff
 /// after this member has announced it, and has at most [`IN_FLIGHT_MAX`] incomplete operations.
 const ANNOUNCED_MAX: usize = 2 * IN_FLIGHT_MAX;
 
-/// One group.
+/// One group, as the threads of a rank share it.
+#[derive(Debug)]
+pub(super) struct SharedGroup {
+    state: Mutex<TcpGroup>,
+    pub(super) gate: Gate,
+}
+
+impl SharedGroup {
+    /// Group number `group` at its member at `position`.
+    pub(super) fn new(group: usize, members: &[u32], position: u32) -> SharedGroup {
+        SharedGroup { state: Mutex::new(TcpGroup::new(group, members, position)), gate: Gate::default() }
+    }
+
+    /// Its state, locked.
+    pub(super) fn lock(&self) -> MutexGuard<'_, TcpGroup> {
+        lock(&self.state)
+    }
+
+    /// Ends all operations: no thread touches their memory after this.
+    pub(super) fn fail(&self, error: CollectiveError) {
+        self.lock().fail(error);
+        self.gate.pass();
+    }
+}
+
+/// The state of one group.
 #[derive(Debug)]
 pub(super) struct TcpGroup {
     group: usize,
@@ -82,7 +112,7 @@ impl Announced {
 
 impl TcpGroup {
     /// Group number `group` at its member at `position`.
-    pub(super) fn new(group: usize, members: &[u32], position: u32) -> TcpGroup {
+    fn new(group: usize, members: &[u32], position: u32) -> TcpGroup {
         TcpGroup { group, members: members.to_vec(), position, lanes: BTreeMap::new(), failed: None, is_aborted: false }
     }
 
@@ -102,10 +132,11 @@ impl TcpGroup {
         !std::mem::replace(&mut self.is_aborted, true)
     }
 
-    /// Releases all memory: no operand of this group is touched after this.
+    /// Ends all operations: no thread begins to touch their memory after this. Threads that have begun go on; see [`SharedGroup::fail`].
     pub(super) fn fail(&mut self, error: CollectiveError) {
         self.failed.get_or_insert(error);
-        self.lanes.values_mut().for_each(|lane| lane.started.clear());
+        // Memory of the exchanges themselves stays: a thread may be copying to it.
+        self.lanes.values_mut().for_each(|lane| lane.spare.extend(lane.started.drain(..)));
     }
 
     /// The members that have not announced every operation that this member has started.
@@ -196,19 +227,19 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Handles bytes from the member at `peer`.
+    /// Takes note of bytes from the member at `peer`. Returns what to do with them outside of the lock; None if the group has failed.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if they were not expected.
     pub(super) fn on_data(
         &mut self,
-        plane: &TcpPlane,
         peer: u32,
         header: &Header,
         bytes: &[u8],
-    ) -> Result<(), CollectiveError> {
+        sources: &mut Vec<*const u8>,
+    ) -> Result<Option<Arrival>, CollectiveError> {
         if self.failed.is_some() {
-            return Ok(());
+            return Ok(None);
         }
         let stream = header.lane.seen_from_other_side(peer);
         let not_started = CollectiveError::Invalid {
@@ -217,12 +248,40 @@ impl TcpGroup {
             found: header.index,
         };
         let exchange = self.exchange(stream, header.index).ok_or(not_started)?;
-        let stage = header.stage as usize;
-        exchange.arrive(peer, stage, header.operand as usize, header.offset, bytes)?;
-        if exchange.has_arrived(stage) {
+        let place = (peer, header.stage as usize, header.operand as usize);
+        exchange.arrive(place, header.offset, bytes, sources).map(Some)
+    }
+
+    /// Takes note that bytes are in their place. Returns the sum that they make due.
+    pub(super) fn on_arrived(
+        &mut self,
+        plane: &TcpPlane,
+        (stream, index): (Stream, u64),
+        arrival: &Arrival,
+        sources: &mut Vec<*const u8>,
+    ) -> Option<Sum> {
+        let sum = self.exchange(stream, index)?.arrived(arrival, sources);
+        if sum.is_none() {
             self.advance(plane, stream);
         }
-        Ok(())
+        sum
+    }
+
+    /// Takes note that a sum is computed, and sends it to the peers that need it.
+    pub(super) fn on_summed(&mut self, plane: &TcpPlane, (stream, index): (Stream, u64), sum: &Sum) {
+        let place = (self.position, self.members.len() as u32);
+        let lane = self.lanes.get_mut(&stream);
+        let found = lane.and_then(|lane| lane.started.get_mut(index.checked_sub(lane.completed)? as usize));
+        let Some(exchange) = found else { return };
+        exchange.summed(sum);
+        if exchange.operation.kind == OperationKind::AllReduce {
+            let operand = sum.operand as u32;
+            for peer in peers_of(stream, place) {
+                let job = Job { group: self.group, stream, index, peer, stage: 1, operand, range: sum.range.clone() };
+                exchange.jobs_left += plane.send(self.members[peer as usize], &job);
+            }
+        }
+        self.advance(plane, stream);
     }
 
     /// The bytes that a job sends, if its operation is still in its stream.
@@ -271,33 +330,22 @@ impl TcpGroup {
             return Err(CollectiveError::Invalid { field, expected, found: announced.flat_bytes as u64 });
         }
         if !exchange.is_flat() {
-            enqueue(plane, exchange, (self.group, stream, index), (peer, peer_rank), 0);
+            enqueue(plane, exchange, (self.group, stream, index), (peer, peer_rank));
         }
         Ok(())
     }
 
-    /// Advances the stream: computes sums whose parts have arrived, and completes finished operations.
+    /// Advances the stream: completes finished operations.
     fn advance(&mut self, plane: &TcpPlane, stream: Stream) {
         let peers = || peers_of(stream, (self.position, self.members.len() as u32));
         let Some(lane) = self.lanes.get_mut(&stream) else { return };
         // Peers announce in order, so the operations that all peers have announced come first.
         let n_announced = |peer: u32| lane.announced.get(&peer).map_or(0, VecDeque::len);
         let n_matched = peers().map(n_announced).min().unwrap_or(usize::MAX);
-        for (i, exchange) in lane.started.iter_mut().enumerate().take(n_matched) {
-            if exchange.has_sum() && !exchange.is_summed && exchange.has_arrived(0) {
-                exchange.sum();
-                if exchange.operation.kind == OperationKind::AllReduce {
-                    for peer in peers() {
-                        let place = (self.group, stream, lane.completed + i as u64);
-                        enqueue(plane, exchange, place, (peer, self.members[peer as usize]), 1);
-                    }
-                }
-            }
-        }
         let mut n_complete = 0;
         for exchange in &lane.started {
             let is_complete = n_complete < n_matched
-                && (exchange.is_flat() || !exchange.has_sum() || exchange.is_summed)
+                && exchange.is_summed()
                 && exchange.has_arrived(0)
                 && exchange.has_arrived(1)
                 && exchange.jobs_left == 0;
@@ -345,18 +393,17 @@ fn announcement(exchange: &Exchange, body: &mut Vec<u8>) {
     }
 }
 
-/// Makes the writers fetch and send the bytes that a peer needs in a stage.
+/// Makes the writers fetch and send the bytes that a peer needs before sums.
 fn enqueue(
     plane: &TcpPlane,
     exchange: &mut Exchange,
     (group, stream, index): (usize, Stream, u64),
     (peer, rank): (u32, u32),
-    stage: u32,
 ) {
     for operand in 0..exchange.operands.len() {
-        let len = exchange.source(peer, stage as usize, operand).bytes();
+        let len = exchange.source(peer, 0, operand).bytes();
         if len > 0 {
-            let job = Job { group, stream, index, peer, stage, operand: operand as u32, range: 0..len };
+            let job = Job { group, stream, index, peer, stage: 0, operand: operand as u32, range: 0..len };
             exchange.jobs_left += plane.send(rank, &job);
         }
     }

@@ -5,8 +5,8 @@
 //!
 //! - [`connect`]: making connections; options. - [`listener`]: the
 //!   listening socket of a rank, which authenticates connections. - `handshake`: proof of the job's secret. - `frame`: the wire format. -
-//!   `plane`: connections and threads. - `group`: operations in flight. - `exchange`: one operation. - [`collective`]:
-//!   the rank and the communicator.
+//!   `plane`: connections and threads. - `group`: operations in flight. - `exchange`: one operation. - `sums`: its
+//!   sums. - `gate`: accesses to operands. - [`collective`]: the rank and the communicator.
 //!
 //! Deliberately absent: encryption, and authentication beyond the handshake.
 
@@ -18,9 +18,11 @@ mod frame;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gate;
 mod group;
 mod handshake;
 pub mod listener;
 mod plane;
+mod sums;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,18 +1,20 @@
 //! The connections of one rank and their threads: one reader and one writer per connection.
+#![allow(unsafe_code)] // Operands are raw memory.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::commands::{WriterCommand, WriterQueue};
 use super::connect::Sockets;
+use super::exchange::Action;
 use super::frame::{CHUNK_BYTES, FrameKind, HEADER_BYTES, Header, Lane, REASON_BYTES};
-use super::group::TcpGroup;
-use crate::engine::{HasWakeup, lock};
+use super::group::SharedGroup;
+use crate::engine::HasWakeup;
 use crate::shm::control::Control;
 use phalanx_device::parts::part;
 use phalanx_device::world::World;
@@ -56,7 +58,7 @@ pub(super) struct TcpPlane {
     /// The reason, and the lost rank, if a lost rank is the reason.
     aborted: OnceLock<(String, Option<u32>)>,
     links: BTreeMap<u32, Link>,
-    groups: BTreeMap<usize, Arc<Mutex<TcpGroup>>>,
+    groups: BTreeMap<usize, Arc<SharedGroup>>,
 }
 
 impl std::fmt::Debug for TcpPlane {
@@ -81,7 +83,7 @@ impl TcpPlane {
         let io = |call| move |error: std::io::Error| CollectiveError::io(call, &error);
         let groups = (0..world.groups().len()).filter_map(|group| {
             let (members, position) = world.membership(group, rank).ok()?;
-            Some((group, Arc::new(Mutex::new(TcpGroup::new(group, members, position)))))
+            Some((group, Arc::new(SharedGroup::new(group, members, position))))
         });
         let groups = groups.collect();
         let (mut links, mut served) = (BTreeMap::new(), Vec::new());
@@ -119,7 +121,7 @@ impl TcpPlane {
     ///
     /// # Errors
     /// [`CollectiveError::NotAMember`].
-    pub(super) fn group(&self, group: usize) -> Result<&Arc<Mutex<TcpGroup>>, CollectiveError> {
+    pub(super) fn group(&self, group: usize) -> Result<&Arc<SharedGroup>, CollectiveError> {
         let n_groups = self.world.groups().len();
         self.groups.get(&group).ok_or(CollectiveError::NotAMember { rank: self.rank, group, n_groups })
     }
@@ -170,8 +172,8 @@ impl TcpPlane {
 
     /// Aborts one group here and at its other members. The first reason stands. Never waits for a member.
     pub(super) fn abort_group(&self, group: usize, reason: &str) {
-        let Some(state) = self.groups.get(&group) else { return };
-        let mut state = lock(state);
+        let Some(shared) = self.groups.get(&group) else { return };
+        let mut state = shared.lock();
         if !state.abort() {
             return;
         }
@@ -182,13 +184,14 @@ impl TcpPlane {
         }
         state.fail(CollectiveError::aborted(reason));
         drop(state);
+        shared.gate.pass();
         self.wakeup.wakeup().wake_always();
     }
 
     /// Releases the memory of all operations: no thread touches it after this, so callers may free operands of a failed
     /// operation.
     pub(super) fn release_operands(&self, error: &CollectiveError) {
-        self.groups.values().for_each(|group| lock(group).fail(error.clone()));
+        self.groups.values().for_each(|group| group.fail(error.clone()));
     }
 
     /// Tells all peers that this rank has finished all operations. Never waits.
@@ -211,18 +214,18 @@ impl TcpPlane {
     }
 
     /// Divides a job among the tensor connections, whose writers fetch and send it; returns the number of resulting
-    /// jobs.
+    /// jobs. Jobs of one chunk take turns.
     pub(super) fn send(&self, rank: u32, job: &Job) -> usize {
         let commands = &self.link(rank).commands[1..];
-        let share = |i: u32| part(job.range.len(), CHUNK_BYTES, commands.len() as u32, i);
-        let mut n_jobs = 0;
-        for (i, commands) in commands.iter().enumerate() {
-            let range = share(i as u32);
-            if !range.is_empty() && commands.push(WriterCommand::Fetch(Job { range, ..job.clone() })) {
-                n_jobs += 1;
-            }
+        let n = commands.len() as u32;
+        let push = |commands: &WriterQueue, range: Range<usize>| {
+            usize::from(!range.is_empty() && commands.push(WriterCommand::Fetch(Job { range, ..job.clone() })))
+        };
+        if job.range.len() <= CHUNK_BYTES {
+            return push(&commands[job.range.start / CHUNK_BYTES % commands.len()], job.range.clone());
         }
-        n_jobs
+        let share = |i: u32| part(job.range.len(), CHUNK_BYTES, n, i);
+        (0..).zip(commands).map(|(i, commands)| push(commands, share(i))).sum()
     }
 
     /// Whether a peer has left after finishing all operations.
@@ -241,9 +244,12 @@ impl TcpPlane {
 
     /// Reads frames until the connection ends.
     fn read(&self, peer: u32, is_first: bool, mut socket: TcpStream) {
-        let mut body = vec![0u8; CHUNK_BYTES];
+        // Aligned for the elements of a sum.
+        let mut body = vec![0u64; CHUNK_BYTES / 8];
+        let mut sources = Vec::new();
         let outcome = loop {
-            match self.read_frame(peer, is_first, &mut socket, &mut body) {
+            let body = bytemuck::cast_slice_mut(&mut body);
+            match self.read_frame(peer, is_first, &mut socket, body, &mut sources) {
                 Ok(true) => {}
                 outcome => break outcome,
             }
@@ -279,6 +285,7 @@ impl TcpPlane {
         is_first: bool,
         socket: &mut TcpStream,
         body: &mut [u8],
+        sources: &mut Vec<*const u8>,
     ) -> Result<bool, CollectiveError> {
         let mut bytes = [0; HEADER_BYTES];
         let io = |error: std::io::Error| CollectiveError::io("read", &error);
@@ -298,35 +305,80 @@ impl TcpPlane {
             }
             FrameKind::Leave => {
                 self.link(peer).has_left.store(true, Ordering::Release);
-                if self.groups.values().any(|group| lock(group).waits_for(peer)) {
+                if self.groups.values().any(|group| group.lock().waits_for(peer)) {
                     self.abort(&self.left(peer));
                 }
                 return Ok(false);
             }
             FrameKind::Announce | FrameKind::Data | FrameKind::AbortGroup => {}
         }
-        let mut group = lock(self.group(header.group as usize)?);
+        let group = self.group(header.group as usize)?;
         let not_a_member = CollectiveError::NotAMember {
             rank: peer,
             group: header.group as usize,
             n_groups: self.world.groups().len(),
         };
-        let position = group.position_of(peer).ok_or(not_a_member)?;
+        let position = group.lock().position_of(peer).ok_or(not_a_member)?;
         let outcome = match header.kind {
-            FrameKind::Announce => group.on_announce(self, position, &header, body),
+            FrameKind::Announce => group.lock().on_announce(self, position, &header, body),
             FrameKind::AbortGroup => {
                 // The aborting member sends its abort to all members.
-                group.abort();
+                group.lock().abort();
                 group.fail(CollectiveError::aborted(String::from_utf8_lossy(body)));
                 self.wakeup.wakeup().wake_always();
                 Ok(())
             }
-            _ => group.on_data(self, position, &header, body),
+            _ => self.receive(group, position, &header, body, sources),
         };
         if let Err(error) = &outcome {
             group.fail(error.clone());
         }
         outcome.map(|()| true)
+    }
+
+    /// Puts bytes from the member at `peer` into their place, and computes the sum that they make due.
+    fn receive(
+        &self,
+        group: &SharedGroup,
+        peer: u32,
+        header: &Header,
+        body: &[u8],
+        sources: &mut Vec<*const u8>,
+    ) -> Result<(), CollectiveError> {
+        let place = (header.lane.seen_from_other_side(peer), header.index);
+        let mut state = group.lock();
+        let Some(arrival) = state.on_data(peer, header, body, sources)? else { return Ok(()) };
+        let access = group.gate.enter();
+        drop(state);
+        let given = match &arrival.action {
+            Action::Copy(to) => {
+                // SAFETY: TCP-GROUP-2: the gate was entered while the operation was in its stream, so its memory is valid; each
+                // byte of a tensor has one sender.
+                unsafe { std::ptr::copy_nonoverlapping(body.as_ptr(), to.start(), body.len()) };
+                None
+            }
+            Action::Sum(sum) => {
+                // SAFETY: as above; `body` is aligned.
+                unsafe { sum.compute(sources) };
+                Some(sum)
+            }
+        };
+        // Not while waiting for the lock: who holds it may be waiting to enter, behind a thread that waits to pass.
+        drop(access);
+        let mut state = group.lock();
+        let due = state.on_arrived(self, place, &arrival, sources);
+        if let Some(sum) = given {
+            state.on_summed(self, place, sum);
+        }
+        if let Some(sum) = due {
+            let access = group.gate.enter();
+            drop(state);
+            // SAFETY: as above; all contributions are in their place.
+            unsafe { sum.compute(sources) };
+            drop(access);
+            group.lock().on_summed(self, place, &sum);
+        }
+        Ok(())
     }
 
     /// The abort reason when a peer has left too early.
@@ -376,7 +428,7 @@ impl TcpPlane {
                 ..Header::bare(FrameKind::Data, self.world.id())
             };
             let frame = &mut chunk[..HEADER_BYTES + range.len()];
-            if !fetch(&mut lock(group), job, range, &mut frame[HEADER_BYTES..]) {
+            if !fetch(group, job, range, &mut frame[HEADER_BYTES..]) {
                 return Ok(());
             }
             header.seal(frame);
@@ -385,18 +437,20 @@ impl TcpPlane {
             }
             socket.write_all(frame)?;
         }
-        lock(group).on_sent(self, job);
+        group.lock().on_sent(self, job);
         Ok(())
     }
 }
 
 /// Copies bytes of a job, if its operation is still in its stream.
-#[allow(unsafe_code)] // Operands are raw memory.
-fn fetch(group: &mut TcpGroup, job: &Job, range: Range<usize>, to: &mut [u8]) -> bool {
-    let Some(source) = group.source(job) else { return false };
+fn fetch(group: &SharedGroup, job: &Job, range: Range<usize>, to: &mut [u8]) -> bool {
+    let mut state = group.lock();
+    let Some(source) = state.source(job) else { return false };
+    let _access = group.gate.enter();
+    drop(state);
     let from = source.slice(range);
-    // SAFETY: TCP-GROUP-2: the operation is in its stream and the group is locked, so its memory is valid; no thread
-    // writes the sent bytes before all jobs are done.
+    // SAFETY: TCP-GROUP-2: the gate was entered while the operation was in its stream, so its memory is valid; no thread writes
+    // bytes that are still to be fetched: the sum of a chunk comes from a member that has this contribution to it.
     unsafe { std::ptr::copy_nonoverlapping(from.start(), to.as_mut_ptr(), to.len()) };
     true
 }
