@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::driver::{Strip, TileAt};
-use super::lanes::{first16, load, round_to_bf16, transpose};
+use super::lanes::{first16, load, prefetch_ahead, round_to_bf16, transpose};
 use super::store::Store;
 
 /// Rows of the register tile: with two vectors a row, 28 sums leave 4 registers for operands.
@@ -52,7 +52,9 @@ unsafe fn pack_straight<const W: usize>(
     for p in 0..depth {
         // SAFETY: by the caller.
         unsafe {
-            let mut x = load(from.at(0, p).ptr, from.storage, mask);
+            let at = from.at(0, p).ptr;
+            prefetch_ahead(at);
+            let mut x = load(at, from.storage, mask);
             if round {
                 x = round_to_bf16(x);
             }
@@ -81,7 +83,11 @@ unsafe fn pack_transposed<const W: usize>(
         let mut square = [_mm512_setzero_si512(); 16];
         for (x, row) in square.iter_mut().enumerate().take(lines) {
             // SAFETY: by the caller; the mask ends at `depth`.
-            let mut line = unsafe { load(from.at(x, p).ptr, from.storage, mask) };
+            let mut line = unsafe {
+                let at = from.at(x, p).ptr;
+                prefetch_ahead(at);
+                load(at, from.storage, mask)
+            };
             if round {
                 line = round_to_bf16(line);
             }

@@ -17,8 +17,10 @@ const MULTIPLICATIONS_SERIAL: usize = 1 << 19;
 /// Least elements of a packing job.
 const ELEMENTS_PER_JOB: usize = 1 << 14;
 const JOBS_MAX: usize = 64;
-/// Rows of strided storage processed at a time: their pages fit the first-level TLB. A multiple of every depth unit.
-const CHUNK_ROWS: usize = 64;
+/// Rows of strided storage that are read together: their pages fit the first-level TLB. A multiple of every depth unit.
+const CHUNK_ROWS: usize = 32;
+/// Columns of strided storage that a job reads in a row at least, where there are as many.
+const CHUNK_COLS: usize = 512;
 
 /// The threads of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,10 +163,29 @@ impl Block<'_> {
         let elements = (a_panels * g.mr + b_panels * g.nr) * self.depth;
         let jobs = (elements / ELEMENTS_PER_JOB).clamp(1, JOBS_MAX);
         threads.each(jobs, |job| {
-            let share = |panels: usize| panels * job / jobs..panels * (job + 1) / jobs;
-            self.pack_panels(share(a_panels), Side::A);
-            self.pack_panels(share(b_panels), Side::B);
+            self.pack_share(a_panels, Side::A, job, jobs);
+            self.pack_share(b_panels, Side::B, job, jobs);
         });
+    }
+
+    /// Packs one of `jobs` shares of an operand, which are whole panels where their lines run along k. Otherwise rows of storage run
+    /// across panels, and are read as far as possible, some rows at a time, because memory is fastest in order.
+    fn pack_share(&self, panels: usize, side: Side, job: usize, jobs: usize) {
+        let share = |n: usize| n * job / jobs..n * (job + 1) / jobs;
+        let (strip, width) = match side {
+            Side::A => (self.a, self.plan.geometry.mr),
+            Side::B => (self.b, self.plan.geometry.nr),
+        };
+        if strip.k_contiguous || matches!(self.engine, Engine::Portable { .. }) {
+            return self.pack_panels(share(panels), 0..self.depth, side);
+        }
+        let panels_at_once = (CHUNK_COLS / width).max(1);
+        let across = panels.div_ceil(panels_at_once);
+        for chunk in share(across * self.depth.div_ceil(CHUNK_ROWS)) {
+            let (panel, p) = (chunk % across * panels_at_once, chunk / across * CHUNK_ROWS);
+            let depth = CHUNK_ROWS.min(self.depth - p);
+            self.pack_panels(panel..panels.min(panel + panels_at_once), p..p + depth, side);
+        }
     }
 
     /// Whether tasks pack their rows of A themselves, a panel at a time. This saves a pass over memory, but repeats the
@@ -175,25 +196,20 @@ impl Block<'_> {
             && !matches!(self.engine, Engine::Portable { .. })
     }
 
-    fn pack_panels(&self, panels: Range<usize>, side: Side) {
+    fn pack_panels(&self, panels: Range<usize>, depth: Range<usize>, side: Side) {
         let g = &self.plan.geometry;
         let (strip, width, extent) = match side {
             Side::A => (self.a, g.mr, self.rows),
             Side::B => (self.b, g.nr, self.cols),
         };
-        // Rows of storage that run across panels are read through all panels, chunk by chunk.
-        let chunk = if strip.k_contiguous || matches!(self.engine, Engine::Portable { .. }) {
-            self.depth.max(1)
-        } else {
-            CHUNK_ROWS
-        };
-        for p in (0..self.depth).step_by(chunk) {
-            for panel in panels.clone() {
-                let x = panel * width;
-                let (filled, depth) = (width.min(extent - x), chunk.min(self.depth - p));
-                // SAFETY: the strip covers `extent × depth`; only this job accesses the panel, which lies in its region
-                // of scratch, sized by the plan for `extent` rounded up to whole panels.
-                unsafe { self.pack_lines(self.panel(panel, p, side), strip.at(x, p), filled, depth, side) };
+        for panel in panels {
+            let x = panel * width;
+            let filled = width.min(extent - x);
+            // SAFETY: the strip covers `extent × depth`; only this job accesses this depth of the panel, which lies in its region
+            // of scratch, sized by the plan for `extent` rounded up to whole panels.
+            unsafe {
+                let to = self.panel(panel, depth.start, side);
+                self.pack_lines(to, strip.at(x, depth.start), filled, depth.len(), side);
             }
         }
     }

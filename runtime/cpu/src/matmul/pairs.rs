@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::driver::{Side, Strip, TileAt};
-use super::lanes::{first16, first32, load, transpose};
+use super::lanes::{first16, first32, load, prefetch_ahead, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
 
@@ -26,19 +26,16 @@ pub(super) unsafe fn pack<const W: usize>(to: *mut u8, from: Strip, filled: usiz
     let mut to: *mut __m512i = to.cast();
     for p in (0..depth).step_by(STEP) {
         let count = STEP.min(depth - p);
-        // SAFETY: by the caller; `(·, p)` is inside the strip.
-        unsafe {
-            let from = from.at(0, p);
-            let mut halves = if from.k_contiguous {
-                [lines(from, 0, filled, count), lines(from, 16, filled, count)]
-            } else {
-                pairs(from, filled, count)
-            };
-            for (half, rows) in halves.iter_mut().zip([W.min(16), W.saturating_sub(16)]) {
+        for first in (0..W).step_by(16) {
+            let (n_rows, filled) = (16.min(W - first), filled.saturating_sub(first));
+            // SAFETY: by the caller; `(·, p)` is inside the strip.
+            unsafe {
+                let from = from.at(first, p);
+                let mut half = if from.k_contiguous { lines(from, filled, count) } else { pairs(from, filled, count) };
                 if from.k_contiguous == (side == Side::B) {
-                    transpose(half);
+                    transpose(&mut half);
                 }
-                for row in &half[..rows] {
+                for row in &half[..n_rows] {
                     _mm512_store_si512(to, *row);
                     to = to.add(1);
                 }
@@ -47,18 +44,19 @@ pub(super) unsafe fn pack<const W: usize>(to: *mut u8, from: Strip, filled: usiz
     }
 }
 
-/// Sixteen lines from line `x` on as `[x][pair]`.
+/// The first sixteen lines as `[x][pair]`.
 ///
 /// # Safety
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-unsafe fn lines(from: Strip, x: usize, filled: usize, count: usize) -> [__m512i; 16] {
+unsafe fn lines(from: Strip, filled: usize, count: usize) -> [__m512i; 16] {
     let mut rows = [_mm512_setzero_si512(); 16];
-    for (r, row) in rows.iter_mut().enumerate().take(filled.saturating_sub(x)) {
-        // SAFETY: line x + r < filled; masks end at `count`.
+    for (r, row) in rows.iter_mut().enumerate().take(filled) {
+        // SAFETY: line r < filled; masks end at `count`.
         unsafe {
-            let at = from.at(x + r, 0).ptr;
+            let at = from.at(r, 0).ptr;
+            prefetch_ahead(at);
             *row = if from.storage == Storage::Bf16 {
                 _mm512_maskz_loadu_epi16(first32(count), at.cast())
             } else {
@@ -70,43 +68,43 @@ unsafe fn lines(from: Strip, x: usize, filled: usize, count: usize) -> [__m512i;
     rows
 }
 
-/// Thirty-two adjacent lines as two times `[pair][x]`.
+/// The first sixteen adjacent lines as `[pair][x]`.
 ///
 /// # Safety
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-unsafe fn pairs(from: Strip, filled: usize, count: usize) -> [[__m512i; 16]; 2] {
-    let mut halves = [[_mm512_setzero_si512(); 16]; 2];
-    for q in 0..count.div_ceil(2) {
+unsafe fn pairs(from: Strip, filled: usize, count: usize) -> [__m512i; 16] {
+    let mut rows = [_mm512_setzero_si512(); 16];
+    let order = interleave();
+    for (q, row) in rows.iter_mut().enumerate().take(count.div_ceil(2)) {
         // An odd depth ends with half a pair, whose second row is masked out.
         let second = if 2 * q + 1 < count { filled } else { 0 };
         // SAFETY: rows 2q and, unless masked, 2q + 1 are inside the strip; masks end at `filled`.
         unsafe {
             let (at, next) = (from.at(0, 2 * q).ptr, from.at(0, 2 * q + 1).ptr);
-            if from.storage == Storage::Bf16 {
-                let even = _mm512_maskz_loadu_epi16(first32(filled), at.cast());
-                let odd = _mm512_maskz_loadu_epi16(first32(second), next.cast());
-                halves[0][q] = _mm512_permutex2var_epi16(even, interleave(0, 32), odd);
-                halves[1][q] = _mm512_permutex2var_epi16(even, interleave(16, 32), odd);
+            prefetch_ahead(at);
+            prefetch_ahead(next);
+            let both = if from.storage == Storage::Bf16 {
+                let even = _mm256_maskz_loadu_epi16(first16(filled), at.cast());
+                let odd = _mm256_maskz_loadu_epi16(first16(second), next.cast());
+                _mm512_inserti64x4::<1>(_mm512_castsi256_si512(even), odd)
             } else {
-                let even = load_wide(at, from.storage, filled);
-                let odd = load_wide(next, from.storage, second);
-                halves[0][q] = _mm512_permutexvar_epi16(interleave(0, 16), narrow(even.0, odd.0));
-                halves[1][q] = _mm512_permutexvar_epi16(interleave(0, 16), narrow(even.1, odd.1));
-            }
+                let even = load(at, from.storage, first16(filled));
+                narrow(even, load(next, from.storage, first16(second)))
+            };
+            *row = _mm512_permutexvar_epi16(order, both);
         }
     }
-    halves
+    rows
 }
 
-/// The permutation `start, start + gap, start + 1, start + 1 + gap, …` of 16-bit lanes.
+/// The permutation `0, 16, 1, 17, …` of 16-bit lanes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn interleave(start: i32, gap: i32) -> __m512i {
-    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let even = _mm512_add_epi32(lanes, _mm512_set1_epi32(start));
-    let odd = _mm512_slli_epi32::<16>(_mm512_add_epi32(even, _mm512_set1_epi32(gap)));
+fn interleave() -> __m512i {
+    let even = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let odd = _mm512_slli_epi32::<16>(_mm512_add_epi32(even, _mm512_set1_epi32(16)));
     _mm512_or_si512(even, odd)
 }
 
