@@ -1,9 +1,11 @@
-"""Times the training step of two ranks of Phalanx and of PyTorch on Gloo in interleaved runs; prints a table of medians.
+"""Times the training step of several ranks of Phalanx and of PyTorch on Gloo in interleaved runs; prints a table of medians.
 
-usage: PYTHON_WITH_TORCH tests/peers/compare_parallel.py [ROUNDS [STEPS]]     (from the root, after `cargo build --release`)
-Both: a Llama of 6 layers of width 512 from the same weights, two processes with one thread each, a batch of 4 x 256 per rank from the
-same text in the same order; the losses of all steps must agree. Memory is the largest PSS per rank process, on the average over
-the two, measured in separate runs on both sides; the launcher does not count.
+usage: PYTHON_WITH_TORCH tests/peers/compare_parallel.py [ROUNDS [STEPS [RANKS [CASE]]]]     (from the root, after `cargo build --release`)
+All: a Llama of 6 layers of width 512 from the same weights, two processes (or RANKS) with one thread each, a batch of 4 x 256 per rank
+from the same text in the same order; the losses of all steps must agree. PyTorch runs without and with `torch.compile`; ratios are the
+median over the rounds of the time divided by the faster one's in that round, with the smallest and largest. Memory is the largest PSS
+per rank process, on the average over the ranks, measured in separate runs on all sides; the launcher does not count. CASE, such as
+`ddp f32`, runs that one alone.
 """
 import json
 import pathlib
@@ -22,6 +24,7 @@ from torch_step import Model, Shape, name_in_file
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+RANKS = int(sys.argv[3]) if len(sys.argv) > 3 else 2
 STEPS_OF_MEMORY = 4
 # Tolerance of a loss in nats: sums in other orders in f32, rounding in other places in bf16.
 TOLERANCE = {"f32": 2e-4, "bf16": 2e-2}
@@ -51,7 +54,7 @@ save_steps: none
 resume_from_checkpoint: none
 output_dir: {out}
 elastic: {{spare_ranks: 0, shadows: false}}
-{mesh}: 2
+{mesh}: {ranks}
 """
 
 
@@ -70,22 +73,25 @@ def prepare():
     safetensors_file.write(MODEL / "model.safetensors", tensors)
 
 
-def torch(mode, precision, steps):
+def command(who, mode, precision, steps):
+    if who == "phalanx":
+        return phalanx(mode, precision, steps)
     script = str(ROOT / "tests/peers/torch_parallel_step.py")
-    return [sys.executable, script, mode, precision, str(steps), str(MODEL / "model.safetensors"), str(TEXT)]
+    how = who.split()[1]
+    return [sys.executable, script, str(RANKS), how, mode, precision, str(steps), str(MODEL / "model.safetensors"), str(TEXT)]
 
 
 def phalanx(mode, precision, steps):
     shutil.rmtree(OUT, ignore_errors=True)
     mesh = "dp_replicate_size" if mode == "ddp" else "dp_shard_size"
     bf16 = "true" if precision == "bf16" else "false"
-    YAML.write_text(JOB.format(model=MODEL, text=TEXT, out=OUT, steps=steps, bf16=bf16, mesh=mesh))
+    YAML.write_text(JOB.format(model=MODEL, text=TEXT, out=OUT, steps=steps, bf16=bf16, mesh=mesh, ranks=RANKS))
     return [str(ROOT / "target/release/phalanx"), "train", str(YAML)]
 
 
 def result(who, case):
-    done = subprocess.run(who(*case, STEPS), check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if who is torch:
+    done = subprocess.run(command(who, *case, STEPS), check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if who != "phalanx":
         return json.loads(done.stdout.splitlines()[-1])
     lines = [json.loads(line) for line in (OUT / "metrics.jsonl").read_text().splitlines()]
     times = [line["step_ms"] for line in lines[2:]]
@@ -95,13 +101,15 @@ def result(who, case):
 def ranks(launcher):
     """The rank processes: of torch the spawned ones, without the resource tracker."""
     pids = [pid for pid in children(launcher) if "rank --worker" in command_line(pid) or "spawn_main" in command_line(pid)]
-    return pids if len(pids) == 2 else []
+    return pids if len(pids) == RANKS else []
 
 
 prepare()
 CASES = [(mode, precision) for mode in ("ddp", "fsdp") for precision in ("f32", "bf16")]
-SIDES = (torch, phalanx)
-peaks = {(who, case): peak_mib(who(*case, STEPS_OF_MEMORY), ranks) for case in CASES for who in SIDES}
+CASES = [case for case in CASES if list(case) == sys.argv[4:6] or not sys.argv[4:]]
+TORCHES = ["torch eager", "torch compile"]
+SIDES = [*TORCHES, "phalanx"]
+peaks = {(who, case): peak_mib(command(who, *case, STEPS_OF_MEMORY), ranks) for case in CASES for who in SIDES}
 results = {(who, case): [] for case in CASES for who in SIDES}
 for _ in range(ROUNDS):
     for case in CASES:
@@ -109,20 +117,26 @@ for _ in range(ROUNDS):
             results[(who, case)].append(result(who, case))
 
 
-def off(case):
-    """The largest difference between the losses of a step, in any round."""
-    ours, theirs = ([loss for round in results[(who, case)] for loss in round["losses"]] for who in (phalanx, torch))
+def times(who, case):
+    return [round["median_ms"] for round in results[(who, case)]]
+
+
+def off(who, case):
+    """The largest difference of a loss from eager PyTorch, in any round."""
+    ours, theirs = ([loss for round in results[(of, case)] for loss in round["losses"]] for of in (who, "torch eager"))
     assert len(ours) == len(theirs) == ROUNDS * STEPS, (len(ours), len(theirs))
     return max(abs(a - b) for a, b in zip(ours, theirs))
 
 
-print("| two ranks | median ms | rounds (medians of a run) | ratio | MiB a rank | ratio | last loss | losses differ by |")
-print("|---|---|---|---|---|---|---|---|")
+print(f"| {RANKS} ranks | median ms | rounds (medians of a run) | ratio to the best of PyTorch | MiB a rank | ratio | last loss | losses differ by |")
+print("|---|--:|---|---|--:|--:|--:|--:|")
 for (who, case), rounds in results.items():
-    median = lambda of: statistics.median(r["median_ms"] for r in results[(of, case)])
-    shown = " ".join(f"{r['median_ms']:.0f}" for r in rounds)
-    t, p = median(who) / median(torch), peaks[(who, case)] / peaks[(torch, case)]
-    print(f"| {who.__name__} {' '.join(case)} | {median(who):.0f} | {shown} | {t:.2f} | {peaks[(who, case)]:.0f} | {p:.2f} "
-          f"| {rounds[-1]['losses'][-1]:.4f} | {off(case):.1e} |")
-for case in CASES:
-    assert off(case) < TOLERANCE[case[1]], f"{case}: a loss differs by {off(case)}"
+    best = [min(of_round) for of_round in zip(*(times(torch, case) for torch in TORCHES))]
+    ratios = sorted(ours / theirs for ours, theirs in zip(times(who, case), best))
+    shown = " ".join(f"{ms:.0f}" for ms in times(who, case))
+    memory = peaks[(who, case)] / min(peaks[(torch, case)] for torch in TORCHES)
+    print(f"| {who} {' '.join(case)} | {statistics.median(times(who, case)):.0f} | {shown} "
+          f"| {statistics.median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f}) | {peaks[(who, case)]:.0f} | {memory:.2f} "
+          f"| {rounds[-1]['losses'][-1]:.4f} | {off(who, case):.1e} |")
+for who, case in results:
+    assert off(who, case) < TOLERANCE[case[1]], f"{who} {case}: a loss differs by {off(who, case)}"

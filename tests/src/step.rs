@@ -23,7 +23,8 @@ pub fn small_model() -> ModelConfig {
 }
 
 /// A model and a batch by the name of their shape: `small` (4 rows of 256 tokens), or `medium`: 12 layers of width 768, a vocabulary of
-/// 32,000 whose embeddings are the output's weights as well, 110 million parameters, one row of 1,024 tokens.
+/// 32,000 whose embeddings are the output's weights as well, 110 million parameters, one row of 1,024 tokens. Others are named by their
+/// numbers, `WIDTHxLAYERSxVOCABULARYxROWSxTOKENS`; the width is a multiple of 64.
 pub fn shape_named(name: &str) -> Option<(ModelConfig, BatchShape)> {
     match name {
         "small" => Some((small_model(), SMALL_BATCH)),
@@ -31,7 +32,12 @@ pub fn shape_named(name: &str) -> Option<(ModelConfig, BatchShape)> {
             let model = ModelConfig { tie_embeddings: true, max_positions: 1024, ..llama(12, 768, 2048, 32_000) };
             Some((model, BatchShape { n_rows: 1, seq_len: 1024 }))
         }
-        _ => None,
+        _ => {
+            let numbers: Vec<usize> = name.split('x').map_while(|n| n.parse().ok().filter(|n| *n > 0)).collect();
+            let [width, n_layers, vocab_size, n_rows, seq_len] = numbers.try_into().ok()?;
+            let model = ModelConfig { max_positions: seq_len, ..llama(n_layers, width, width * 11 / 4, vocab_size) };
+            width.is_multiple_of(64).then_some((model, BatchShape { n_rows, seq_len }))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Times the training step of a benchmark model in a separate process; prints one JSON line.
 //!
-//! `step_time f32|bf16 STEPS [--shape small|medium] [--profile] [--write FILE]`; `tests/peers/compare_step.py` compares it with
-//! PyTorch, which starts from the weights and the batch in FILE.
+//! `step_time f32|bf16 STEPS [--shape SHAPE] [--profile] [--write FILE]`; `tests/peers/compare_step.py` compares it with
+//! PyTorch, which starts from the weights and the batch in FILE. SHAPE is `small`, `medium` or `WIDTHxLAYERSxVOCABULARYxROWSxTOKENS`.
 
 use phalanx_tests::step::{BenchProgram, BenchStep, shape_named};
 use std::path::Path;
@@ -14,7 +14,8 @@ fn main() {
     let profile = args.iter().any(|a| a == "--profile");
     let after = |option: &str| args.iter().position(|a| a == option).and_then(|i| args.get(i + 1)).map(String::as_str);
     let written = after("--write").map(Path::new);
-    let (model, batch) = shape_named(after("--shape").unwrap_or("small")).expect("`small` or `medium`");
+    let (model, batch) = shape_named(after("--shape").unwrap_or("small"))
+        .expect("`small`, `medium`, or five numbers with x between them");
     let start = || BenchProgram::new(model, bf16, batch).allocate();
     phalanx::devices::host()
         .on_device_thread(2, || run(start(), n_steps, profile, written))
