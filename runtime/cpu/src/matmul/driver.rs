@@ -380,7 +380,7 @@ impl Block<'_> {
 #[repr(align(64))]
 struct LatePanel([MaybeUninit<u8>; LATE_PANEL_BYTES]);
 
-/// 32 rows of bf16, or 14 of bf16 or f32.
+/// 32 rows of bf16 with AMX, or 14 of f32, or of bf16 twice as deep.
 #[cfg(target_arch = "x86_64")]
 const LATE_PANEL_BYTES: usize = 64 * DEPTH_INNER;
 

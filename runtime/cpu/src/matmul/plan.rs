@@ -9,7 +9,7 @@ use super::operand::Storage;
 
 /// Alignment of every region of scratch: one cache line, one vector.
 const ALIGN: usize = 64;
-/// The greatest depth of a stretch.
+/// The depth of a stretch in f32, and with AMX.
 pub(super) const DEPTH_INNER: usize = 512;
 const DEPTH_BLOCK: usize = 8 * DEPTH_INNER;
 const COLS_BLOCK: usize = 4096;
@@ -23,8 +23,8 @@ pub(super) struct Geometry {
     pub nr: usize,
     /// Packed depth is padded to a multiple of this.
     pub k_unit: usize,
-    /// Depth of a stretch, the k loop of a kernel call: a panel of A of this depth stays in the L1 cache (28 KiB f32, 32 KiB
-    /// bf16), or with the smaller caches of CPUs without AVX-512 panels of both A and B (6 and 16 KiB).
+    /// Depth of a stretch, the k loop of a kernel call: a panel of A of this depth stays in the L1 cache (28 KiB, with AMX
+    /// 32 KiB), or with the smaller caches of CPUs without AVX-512 panels of both A and B (6 and 16 KiB).
     pub depth_inner: usize,
     /// Bytes of a packed element.
     pub element: usize,
@@ -55,10 +55,10 @@ impl Geometry {
                 mr: 14,
                 nr: 32,
                 k_unit: 32,
-                depth_inner: DEPTH_INNER,
+                depth_inner: 2 * DEPTH_INNER,
                 element: 2,
                 task_rows: 224,
-                task_cols: 512,
+                task_cols: 256,
                 late_cols: 1024,
                 rows_block: 2016,
             },
