@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cache_write(const X* __res
 // the key/value heads of the tokens, blockIdx.y spans of keys.
 // sums: [n, n_heads, spans, d], values weighted relative to the largest score of the span; stats: [n, n_heads, spans, 2], that
 // score and the sum of the weights, which is 0 if the token sees no key of the span. Then the sums are not written.
-extern "C" __global__ void __launch_bounds__(THREADS) cached_attention(const X* __restrict__ qkv, const int* __restrict__ positions, const X* __restrict__ cache,
+// Five blocks of a multiprocessor: for more, NVIDIA's compiler would spill.
+extern "C" __global__ void __launch_bounds__(THREADS, 5) cached_attention(const X* __restrict__ qkv, const int* __restrict__ positions, const X* __restrict__ cache,
         float* __restrict__ sums, float* __restrict__ stats, int seq_len, int n_heads, int n_kv_heads, int d, int capacity, int window,
         int parts, float scale) {
     DYNAMIC_SHARED(float, shared);

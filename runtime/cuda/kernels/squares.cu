@@ -46,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(1024) sum_of_blocks(const __grid_co
 }
 
 // out [ceil(n / block)]: the sum over each run of `block` elements, one warp each. Its order depends on the run alone.
-extern "C" __global__ void __launch_bounds__(256) sum_squares_blocks(const X* __restrict__ x, long long n, long long block, double* out) {
+// Five blocks of a multiprocessor: for more, NVIDIA's compiler would spill.
+extern "C" __global__ void __launch_bounds__(256, 5) sum_squares_blocks(const X* __restrict__ x, long long n, long long block, double* out) {
     long long n_runs = (n + block - 1) / block, warps = (long long)gridDim.x * blockDim.x / 32;
     int lane = threadIdx.x % 32;
     for (long long run = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32; run < n_runs; run += warps) {
