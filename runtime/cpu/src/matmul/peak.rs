@@ -1,6 +1,6 @@
 //! The peak rate of this machine's matrix products: the reference for utilisation.
 
-use super::{Compute, Engine, Epilogue, Mat, MatMut, Slice, SliceMut, Storage, matmul, scratch_bytes};
+use super::{Compute, Engine, Epilogue, Storage, TileMut, TileRef, scratch_bytes, tile_matmul};
 use std::time::{Duration, Instant};
 
 /// Whether products of bf16 operands run on dedicated hardware.
@@ -19,26 +19,29 @@ pub fn engine_name(bf16: bool) -> &'static str {
     }
 }
 
-/// Best FLOP/s of a few products on the threads of the current pool. Every start measures them, so they take some 20 ms in all; each is
-/// short, which leaves a busy machine a quiet moment for one of them.
+/// FLOP/s of the threads of the current pool: the sum of each one's best short product, all at once. Every start measures them, so they
+/// take some 10 ms for each precision. A thread that shares its core with another one for the first milliseconds, as threads that have
+/// just begun may, has an undisturbed product all the same; a product of all threads would not.
 pub fn peak_flops(bf16: bool) -> f64 {
+    rayon::broadcast(|_| peak_of_thread(bf16)).into_iter().sum()
+}
+
+fn peak_of_thread(bf16: bool) -> f64 {
     const N: usize = 512;
-    const ROWS_OF_THREAD: usize = 512;
-    const ROWS_MAX: usize = 16384;
     const ROUNDS_MIN: usize = 4;
     const LONG_ENOUGH: Duration = Duration::from_millis(10);
     let compute = if bf16 { Compute::Bf16 } else { Compute::F32 };
-    let m = (ROWS_OF_THREAD * rayon::current_num_threads()).min(ROWS_MAX);
-    let (a, b) = (vec![0.5f32; m * N], vec![0.25f32; N * N]);
-    let mut c = vec![0f32; m * N];
-    let mut scratch = vec![0u8; scratch_bytes(compute, m, N, N, Storage::F32)];
+    let (a, b) = (vec![0.5f32; N * N], vec![0.25f32; N * N]);
+    let mut c = vec![0f32; N * N];
+    let mut scratch = vec![0u8; scratch_bytes(compute, N, N, N, Storage::F32)];
     let (begun, mut rounds) = (Instant::now(), Vec::new());
     while rounds.len() < ROUNDS_MIN || begun.elapsed() < LONG_ENOUGH {
         let start = Instant::now();
-        let (a, b) = (Mat::new(Slice::F32(&a), N), Mat::new(Slice::F32(&b), N));
-        let c = MatMut { data: SliceMut::F32(&mut c), ld: N };
-        matmul(compute, m, N, N, a, b, c, Epilogue::default(), &mut scratch);
+        let (a, b) = (TileRef::new(a.as_ptr(), N), TileRef::new(b.as_ptr(), N));
+        let c = TileMut::new(c.as_mut_ptr(), N);
+        // SAFETY: all three are whole buffers of this thread, `N x N` each.
+        unsafe { tile_matmul(compute, N, N, N, a, b, c, Epilogue::default(), &mut scratch) };
         rounds.push(start.elapsed().as_secs_f64());
     }
-    2.0 * (m * N * N) as f64 / rounds.into_iter().fold(f64::INFINITY, f64::min)
+    2.0 * (N * N * N) as f64 / rounds.into_iter().fold(f64::INFINITY, f64::min)
 }
