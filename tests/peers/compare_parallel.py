@@ -106,7 +106,8 @@ def ranks(launcher):
 
 prepare()
 CASES = [(mode, precision) for mode in ("ddp", "fsdp") for precision in ("f32", "bf16")]
-CASES = [case for case in CASES if list(case) == sys.argv[4:6] or not sys.argv[4:]]
+CASES = [case for case in CASES if list(case) == sys.argv[4:] or not sys.argv[4:]]
+assert CASES, f"no such case: {' '.join(sys.argv[4:])}; `ddp` or `fsdp`, then `f32` or `bf16`"
 TORCHES = ["torch eager", "torch compile"]
 SIDES = [*TORCHES, "phalanx"]
 peaks = {(who, case): peak_mib(command(who, *case, STEPS_OF_MEMORY), ranks) for case in CASES for who in SIDES}

@@ -57,8 +57,8 @@ __device__ __forceinline__ void multiply(float (&c0)[4], float (&c1)[4], const u
     mma_m16n8k16(X(), c1, a, b1);
 }
 
-// How many steps of `scores` to unroll, at most `steps`. NVIDIA's compiler gives code for sm_100 more registers than code for earlier
-// GPUs; kernels that nearly fill them would spill the addresses of unrolled steps.
+// How many steps of `scores` to unroll, at most `steps`. NVIDIA's compiler uses more registers for sm_100 than for earlier GPUs: kernels
+// that need nearly all of them would spill the addresses of unrolled steps there.
 __device__ constexpr int unrolled(int steps) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
     return 1;

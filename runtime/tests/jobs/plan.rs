@@ -86,9 +86,11 @@ fn rates_of_processors_are_measured_once_and_again_when_asked() {
     let are_same = |one: &Value, two: &Value| (step_ms(one) / step_ms(two) - 1.0).abs() < 1e-4;
 
     let first = estimate(&[]);
+    let kept = std::fs::read(&path).unwrap();
 
     assert!(are_same(&first, &estimate(&[])), "the second call uses the rates of the first");
-    let mut known: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert!(std::fs::read(&path).unwrap() == kept, "the second call has measured again");
+    let mut known: Value = serde_json::from_slice(&kept).unwrap();
     for measurement in known.as_object_mut().unwrap().values_mut() {
         measurement["value"]["launch_s"] = 1.0.into();
     }
@@ -99,6 +101,7 @@ fn rates_of_processors_are_measured_once_and_again_when_asked() {
     let again = estimate(&["--remeasure"]);
     assert!(step_ms(&again) < 1e4);
     assert!(are_same(&again, &estimate(&[])), "the next call uses the new rates");
+    assert!(std::fs::read(&path).unwrap() != kept, "new rates are kept");
 }
 
 #[test]

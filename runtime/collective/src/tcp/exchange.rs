@@ -200,7 +200,8 @@ impl Exchange {
         self.sums.are_done()
     }
 
-    /// The sum of the contributions to a chunk of this member's part, of which one may be in `given` instead of its place.
+    /// Describes the sum of a chunk of this member's part. All contributions are stored, except that of the peer in `given`, whose bytes
+    /// have just arrived.
     fn sum(
         &self,
         operand: usize,
