@@ -98,7 +98,7 @@ impl Exchange {
         self.incoming.clear();
         self.parts_at.clear();
         (self.bytes_due, self.jobs_left) = ([0; STAGES], 0);
-        self.sums.clear();
+        self.sums.clear(size);
         let flat_bytes = flat::bytes_of(operands);
         self.is_flat = flat_bytes <= super::frame::FLAT_BYTES;
         if self.is_flat {
@@ -170,12 +170,12 @@ impl Exchange {
         };
         *left -= bytes.len();
         let to = to.slice(range.clone());
-        let action = match is_summed.then(|| self.sums.arrive(operand, range.start, self.size - 1)) {
+        let action = match is_summed.then(|| self.sums.arrive(peer, operand, range.start)) {
             None | Some(Some(Contribution::Store)) => Action::Copy(to),
             Some(Some(Contribution::Sum)) => {
                 Action::Sum(self.sum(operand, range.clone(), Some((peer, bytes)), sources))
             }
-            Some(None) => return invalid("number of contributions to a sum", (self.size - 1).into(), self.size.into()),
+            Some(None) => return invalid("number of a peer's contributions to a chunk", 1, 2),
         };
         Ok(Arrival { stage, operand, offset: range.start, bytes: bytes.len(), action })
     }
@@ -184,7 +184,7 @@ impl Exchange {
     pub(super) fn arrived(&mut self, arrival: &Arrival, sources: &mut Vec<*const u8>) -> Option<Sum> {
         self.bytes_due[arrival.stage] -= arrival.bytes;
         let is_contribution = arrival.stage == 0 && self.has_sum() && matches!(arrival.action, Action::Copy(_));
-        if !is_contribution || !self.sums.store(arrival.operand, arrival.offset, self.size - 1) {
+        if !is_contribution || !self.sums.store(arrival.operand, arrival.offset) {
             return None;
         }
         Some(self.sum(arrival.operand, arrival.offset..arrival.offset + arrival.bytes, None, sources))

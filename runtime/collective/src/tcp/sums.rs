@@ -12,6 +12,9 @@ pub(super) struct Sums {
     chunks: Vec<Chunk>,
     /// Index of the first chunk of each operand.
     first: Vec<usize>,
+    /// Whether a member's contribution to a chunk has arrived, by chunk and member.
+    has_arrived: Vec<bool>,
+    n_members: u32,
     bytes_left: usize,
 }
 
@@ -34,17 +37,19 @@ pub(super) enum Contribution {
 }
 
 impl Sums {
-    /// Forgets the previous operation.
-    pub(super) fn clear(&mut self) {
+    /// Forgets the previous operation; the next one is one of `n_members` members.
+    pub(super) fn clear(&mut self, n_members: u32) {
         self.chunks.clear();
         self.first.clear();
-        self.bytes_left = 0;
+        self.has_arrived.clear();
+        (self.n_members, self.bytes_left) = (n_members, 0);
     }
 
     /// Adds the next operand, of whose sum this member computes `bytes`.
     pub(super) fn add(&mut self, bytes: usize) {
         self.first.push(self.chunks.len());
         self.chunks.resize(self.chunks.len() + bytes.div_ceil(CHUNK_BYTES), Chunk::default());
+        self.has_arrived.resize(self.chunks.len() * self.n_members as usize, false);
         self.bytes_left += bytes;
     }
 
@@ -53,20 +58,23 @@ impl Sums {
         self.bytes_left == 0
     }
 
-    /// Records the arrival of one of `n_peers` contributions to the chunk at byte `offset` of an operand. None if all had arrived
-    /// before.
-    pub(super) fn arrive(&mut self, operand: usize, offset: usize, n_peers: u32) -> Option<Contribution> {
-        let chunk = self.chunk(operand, offset);
+    /// Records the arrival of a peer's contribution to the chunk at byte `offset` of an operand. None if it had arrived before.
+    pub(super) fn arrive(&mut self, peer: u32, operand: usize, offset: usize) -> Option<Contribution> {
+        let (n_peers, i) = (self.n_members - 1, self.chunk_idx(operand, offset));
+        if std::mem::replace(&mut self.has_arrived[i * self.n_members as usize + peer as usize], true) {
+            return None;
+        }
+        let chunk = &mut self.chunks[i];
         chunk.arrived += 1;
         let is_last = chunk.arrived == n_peers && chunk.stored + 1 == n_peers;
-        (chunk.arrived <= n_peers).then_some(if is_last { Contribution::Sum } else { Contribution::Store })
+        Some(if is_last { Contribution::Sum } else { Contribution::Store })
     }
 
     /// Records that a contribution is stored. Returns whether it was the last one, so that the chunk has to be summed.
-    pub(super) fn store(&mut self, operand: usize, offset: usize, n_peers: u32) -> bool {
-        let chunk = self.chunk(operand, offset);
-        chunk.stored += 1;
-        chunk.stored == n_peers
+    pub(super) fn store(&mut self, operand: usize, offset: usize) -> bool {
+        let i = self.chunk_idx(operand, offset);
+        self.chunks[i].stored += 1;
+        self.chunks[i].stored == self.n_members - 1
     }
 
     /// Records that a chunk of that many bytes is summed.
@@ -74,8 +82,8 @@ impl Sums {
         self.bytes_left -= bytes;
     }
 
-    fn chunk(&mut self, operand: usize, offset: usize) -> &mut Chunk {
-        &mut self.chunks[self.first[operand] + offset / CHUNK_BYTES]
+    fn chunk_idx(&self, operand: usize, offset: usize) -> usize {
+        self.first[operand] + offset / CHUNK_BYTES
     }
 }
 
@@ -109,22 +117,30 @@ mod tests {
     #[test]
     fn last_contribution_to_a_chunk_causes_its_sum_once() {
         let mut sums = Sums::default();
+        sums.clear(4);
         sums.add(CHUNK_BYTES + 8);
 
         // Of three peers, two store at the same time, then the third one finds all others stored.
-        assert_eq!(sums.arrive(0, CHUNK_BYTES, 3), Some(Contribution::Store));
-        assert_eq!(sums.arrive(0, CHUNK_BYTES, 3), Some(Contribution::Store));
-        assert!(!sums.store(0, CHUNK_BYTES, 3) && !sums.store(0, CHUNK_BYTES, 3));
-        assert_eq!(sums.arrive(0, CHUNK_BYTES, 3), Some(Contribution::Sum));
+        assert_eq!([0, 2].map(|peer| sums.arrive(peer, 0, CHUNK_BYTES)), [Some(Contribution::Store); 2]);
+        assert_eq!([0, 2].map(|_| sums.store(0, CHUNK_BYTES)), [false, false]);
+        assert_eq!(sums.arrive(3, 0, CHUNK_BYTES), Some(Contribution::Sum));
         sums.finish(8);
         assert!(!sums.are_done());
 
         // All three store at the same time; the last one to have stored sums.
-        let arrivals = [0; 3].map(|_| sums.arrive(0, 0, 3));
-        assert_eq!(arrivals, [Some(Contribution::Store); 3]);
-        assert_eq!([0; 3].map(|_| sums.store(0, 0, 3)), [false, false, true]);
+        assert_eq!([0, 2, 3].map(|peer| sums.arrive(peer, 0, 0)), [Some(Contribution::Store); 3]);
+        assert_eq!([0, 2, 3].map(|_| sums.store(0, 0)), [false, false, true]);
         sums.finish(CHUNK_BYTES);
         assert!(sums.are_done());
-        assert_eq!(sums.arrive(0, 0, 3), None);
+    }
+
+    #[test]
+    fn second_contribution_of_a_peer_does_not_stand_in_for_a_missing_one() {
+        let mut sums = Sums::default();
+        sums.clear(3);
+        sums.add(8);
+
+        assert_eq!(sums.arrive(0, 0, 0), Some(Contribution::Store));
+        assert_eq!(sums.arrive(0, 0, 0), None);
     }
 }
