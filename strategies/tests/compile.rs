@@ -184,6 +184,26 @@ fn recomputation_trades_instructions_for_memory() {
 }
 
 #[test]
+fn results_of_norms_and_activations_are_not_kept_but_recomputed_just_before_their_use() {
+    let forward = model("llama", 6, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
+    let step = compile_step(forward, &spec(1, Precision::F32, Recompute::None), &Nowhere::default()).unwrap();
+
+    let instrs = &step.program.instrs;
+    let forward =
+        |op: &Op| matches!(op, Op::MatMul(m) if m.trans_b) || matches!(op, Op::Norm { .. } | Op::Activation(_));
+    let again: Vec<usize> = (0..instrs.len())
+        .filter(|i| instrs[*i].site.phase == Phase::Backward && forward(&instrs[*i].op))
+        .filter(|i| instrs[*i].site.block.is_some())
+        .collect();
+    let n = |of: fn(&Op) -> bool| again.iter().filter(|i| of(&instrs[**i].op)).count();
+    let counts = (n(|op| matches!(op, Op::Norm { .. })), n(|op| matches!(op, Op::Activation(_))));
+    assert_eq!((counts, again.len()), ((12, 6), 18));
+    for i in again {
+        assert!(instrs[i + 1].reads.contains(&instrs[i].writes[0]), "{:?} is not used at once", instrs[i]);
+    }
+}
+
+#[test]
 fn half_width_activations_take_less_memory_and_parameters_do_not_change() {
     let compile = |precision| {
         let forward = model("llama", 4, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
@@ -336,8 +356,9 @@ fn dropout_is_part_of_a_training_step_and_not_of_evaluation() {
     let step = compile_step(forward.clone(), &spec, &Nowhere::default()).unwrap();
     let evaluation = compile_forward(forward, &spec, &Nowhere::default()).unwrap();
 
-    // Forward in both blocks, backward in the second: nothing before the first adapter is trained.
-    assert_eq!(n_dropouts(&step), 3);
+    // Forward in both blocks; in the second also backward, and again for the gradient of its adapter. Before the first adapter nothing
+    // is trained, so nothing has a gradient or is kept.
+    assert_eq!(n_dropouts(&step), 4);
     assert_eq!(n_dropouts(&evaluation), 0);
     assert_eq!(evaluation.program.bound(Role::DropoutKeys).count(), 0);
 }

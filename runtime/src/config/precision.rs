@@ -22,8 +22,8 @@ section! {
         /// With `fp16`: lower limit of the adaptive factor; training stops with an error if the factor would fall below
         /// it.
         pub min_loss_scale: f64 = 1.0 => POSITIVE;
-        /// Recompute activations in the backward pass: false keeps all, selective keeps the input and the attention
-        /// output of each layer, true or full keeps only the input.
+        /// Recompute activations in the backward pass: false keeps all but the results of norms, activation functions and
+        /// dropout, selective keeps the input and the attention output of each layer, true or full keeps only the input.
         pub gradient_checkpointing: GradientCheckpointing = GradientCheckpointing::Off;
         /// Device that computes: cuda for NVIDIA GPUs, cpu, or auto for a GPU if this machine has one that works, else the CPU.
         pub device: DeviceChoice = DeviceChoice::Auto;
@@ -89,7 +89,7 @@ choices! {
 choices! {
     /// The activations that the forward pass keeps for the backward pass.
     pub enum GradientCheckpointing {
-        /// Everything.
+        /// Everything that takes more than one pass over memory to compute again.
         Off = "false";
         /// The input of every layer; all other activations are recomputed.
         Full = "full" | "true";

@@ -58,7 +58,7 @@ pub struct Workload {
     pub layer_streamed_bytes: [usize; 2],
     /// The same around the blocks.
     pub head_streamed_bytes: [usize; 2],
-    /// Bytes per token that a block keeps for its backward pass, by policy: nothing recomputed, [`Recompute::Selective`],
+    /// Bytes per token that a block keeps for its backward pass, by policy: [`Recompute::None`], [`Recompute::Selective`],
     /// [`Recompute::Full`].
     pub layer_kept_bytes: [Kept; 3],
 }

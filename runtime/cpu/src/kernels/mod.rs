@@ -38,6 +38,7 @@ mod simd;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tile;
+mod tile_pairs;
 mod tile_simd;
 mod transpose;
 pub mod unpack;

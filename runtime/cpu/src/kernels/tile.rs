@@ -6,7 +6,9 @@
 
 use super::simd::simd;
 #[cfg(target_arch = "x86_64")]
-use super::tile_simd;
+use super::{tile_pairs, tile_simd};
+#[cfg(target_arch = "x86_64")]
+use crate::matmul::has_matrix_unit;
 use crate::matmul::{Compute, Epilogue, Storage, TileMut, TileRef, fast_bf16, scratch_bytes, tile_matmul};
 use phalanx_device::float::Float;
 
@@ -40,7 +42,7 @@ impl<'a> Strided<'a> {
 pub enum Multiplier<'a> {
     /// The vector units, in f32.
     F32,
-    /// The matrix unit, in bf16, with space for packed operands.
+    /// The vector units or the matrix unit, in bf16, with space for packed operands.
     Bf16 {
         /// Of length [`Multiplier::scratch_len`].
         packed: &'a mut [f32],
@@ -57,6 +59,10 @@ impl<'a> Multiplier<'a> {
     pub fn scratch_len(edge: usize) -> usize {
         if !fast_bf16() {
             return 0;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if on_vector_units() {
+            return tile_pairs::scratch_len(edge);
         }
         scratch_bytes(Compute::Bf16, edge, edge, edge, Storage::F32).div_ceil(size_of::<f32>()).next_multiple_of(VECTOR)
     }
@@ -97,6 +103,12 @@ impl<'a> Multiplier<'a> {
         assert!(a.column == 1 || a.row == 1);
         assert!((m - 1) * a.row + (k - 1) * a.column < a.data.len());
         assert!((k - 1) * ldb + n <= b.len() && n <= ldb && (m - 1) * ldc + n <= c.len() && n <= ldc);
+        #[cfg(target_arch = "x86_64")]
+        if on_vector_units() {
+            assert!(n.is_multiple_of(VECTOR));
+            // SAFETY: the CPU has the instructions; the asserts keep every access in bounds.
+            return unsafe { tile_pairs::product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate, packed) };
+        }
         let left = TileRef::new(a.data.as_ptr(), a.row.max(a.column));
         let left = if a.column == 1 { left } else { left.t() };
         let (right, to) = (TileRef::new(b.as_ptr(), ldb), TileMut::new(c.as_mut_ptr(), ldc));
@@ -107,6 +119,12 @@ impl<'a> Multiplier<'a> {
             tile_matmul(Compute::Bf16, m, n, k, left, right, to, epilogue, scratch);
         }
     }
+}
+
+/// Whether tiles in bf16 are multiplied by vector units, since there is no matrix unit.
+#[cfg(target_arch = "x86_64")]
+fn on_vector_units() -> bool {
+    !has_matrix_unit() && tile_pairs::available()
 }
 
 /// `c = a b`, or `c +=` if `accumulate`.
@@ -134,11 +152,11 @@ fn tile_product(
     {
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: the CPU has AVX-512F; the asserts above keep every access in bounds.
-            return unsafe { tile_simd::avx512::product((m, n, k), a, (b, ldb), (c, ldc), accumulate) };
+            return unsafe { tile_simd::avx512::product((m, n, k), 1.0, a, (b, ldb), (c, ldc), accumulate) };
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             // SAFETY: the CPU has AVX2 and FMA; the asserts above keep every access in bounds.
-            return unsafe { tile_simd::avx2::product((m, n, k), a, (b, ldb), (c, ldc), accumulate) };
+            return unsafe { tile_simd::avx2::product((m, n, k), 1.0, a, (b, ldb), (c, ldc), accumulate) };
         }
     }
     plain_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
@@ -196,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrix_unit_agrees_with_the_vector_units_on_numbers_exact_in_bf16() {
+    fn products_in_bf16_agree_with_those_in_f32_on_numbers_exact_in_bf16() {
         if !fast_bf16() {
             return;
         }
@@ -216,6 +234,16 @@ mod tests {
                 let expected: Vec<f64> =
                     sums.iter().enumerate().map(|(i, x)| (alpha * x) as f64 + base(i) as f64).collect();
                 close(&c, &expected, 1e-6);
+                #[cfg(target_arch = "x86_64")]
+                if tile_pairs::available() {
+                    let mut packed = vec![f32::NAN; tile_pairs::scratch_len(m.max(n).max(k))];
+                    let mut c = old.clone();
+                    // SAFETY: the CPU has the instructions; the slices have the shapes; `n` is a multiple of 16.
+                    unsafe {
+                        tile_pairs::product((m, n, k), alpha, left, (&b, n), (&mut c, n), accumulate, &mut packed)
+                    };
+                    close(&c, &expected, 1e-6);
+                }
             }
         }
     }
@@ -245,7 +273,7 @@ mod tests {
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                     let mut narrow = old.clone();
                     // SAFETY: the CPU has the features; the slices have the shapes; `n` is a multiple of 16.
-                    unsafe { tile_simd::avx2::product((m, n, k), left, (&b, n), (&mut narrow, n), accumulate) };
+                    unsafe { tile_simd::avx2::product((m, n, k), 1.0, left, (&b, n), (&mut narrow, n), accumulate) };
                     close(&narrow, &expected, 1e-5);
                 }
             }

@@ -49,7 +49,7 @@ mod store;
 mod tests;
 
 pub use operand::{Epilogue, Mat, MatMut, Slice, SliceMut, Storage, TileMut, TileRef};
-pub use peak::{engine_name, fast_bf16, peak_flops};
+pub use peak::{engine_name, fast_bf16, has_matrix_unit, peak_flops};
 
 /// The precision of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,11 @@ pub fn fast_bf16() -> bool {
     matches!(Engine::pick(Compute::Bf16), Engine::Amx | Engine::Avx512Bf16)
 }
 
+/// Whether products of bf16 operands run on a matrix unit.
+pub fn has_matrix_unit() -> bool {
+    Engine::pick(Compute::Bf16) == Engine::Amx
+}
+
 /// Name of the selected kernels, for reports.
 pub fn engine_name(bf16: bool) -> &'static str {
     match Engine::pick(if bf16 { Compute::Bf16 } else { Compute::F32 }) {
