@@ -42,8 +42,14 @@ impl<'a> Strided<'a> {
 pub enum Multiplier<'a> {
     /// The vector units, in f32.
     F32,
-    /// The vector units or the matrix unit, in bf16, with space for packed operands.
-    Bf16 {
+    /// The vector units, in bf16, with space for pairs.
+    #[cfg(target_arch = "x86_64")]
+    Pairs {
+        /// Of length [`Multiplier::scratch_len`].
+        packed: &'a mut [f32],
+    },
+    /// The matrix unit, in bf16, with space for packed operands.
+    Matrix {
         /// Of length [`Multiplier::scratch_len`].
         packed: &'a mut [f32],
     },
@@ -52,7 +58,14 @@ pub enum Multiplier<'a> {
 impl<'a> Multiplier<'a> {
     /// The fastest multiplier for tiles of this storage.
     pub fn of<T: Float>(packed: &'a mut [f32]) -> Multiplier<'a> {
-        if Storage::of::<T>() == Storage::Bf16 && fast_bf16() { Multiplier::Bf16 { packed } } else { Multiplier::F32 }
+        if Storage::of::<T>() != Storage::Bf16 || !fast_bf16() {
+            return Multiplier::F32;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if !has_matrix_unit() {
+            return Multiplier::Pairs { packed };
+        }
+        Multiplier::Matrix { packed }
     }
 
     /// Length of the scratch for any product with extents of at most `edge`.
@@ -61,7 +74,7 @@ impl<'a> Multiplier<'a> {
             return 0;
         }
         #[cfg(target_arch = "x86_64")]
-        if on_vector_units() {
+        if !has_matrix_unit() {
             return tile_pairs::scratch_len(edge);
         }
         scratch_bytes(Compute::Bf16, edge, edge, edge, Storage::F32).div_ceil(size_of::<f32>()).next_multiple_of(VECTOR)
@@ -72,8 +85,9 @@ impl<'a> Multiplier<'a> {
     pub fn split_factor(&self, factor: f32) -> (f32, f32) {
         const MANTISSA: u32 = (1 << 23) - 1;
         match self {
-            Multiplier::Bf16 { .. } if factor.to_bits() & MANTISSA != 0 => (1.0, factor),
-            _ => (factor, 1.0),
+            Multiplier::F32 => (factor, 1.0),
+            _ if factor.to_bits() & MANTISSA == 0 => (factor, 1.0),
+            _ => (1.0, factor),
         }
     }
 
@@ -83,7 +97,7 @@ impl<'a> Multiplier<'a> {
     /// `a: [m, k]`, `b: [k, n]` with rows `ldb` apart, `c: [m, n]` with rows `ldc` apart; `n` a multiple of [`VECTOR`].
     ///
     /// # Panics
-    /// If a shape exceeds its slice, or `alpha` is not 1 for [`Multiplier::F32`], whose operands take the factor.
+    /// If a shape exceeds its slice.
     pub fn product(
         &mut self,
         (m, n, k): (usize, usize, usize),
@@ -93,41 +107,34 @@ impl<'a> Multiplier<'a> {
         (c, ldc): (&mut [f32], usize),
         accumulate: bool,
     ) {
-        let Multiplier::Bf16 { packed } = self else {
-            assert!(alpha == 1.0);
-            return tile_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
-        };
-        if m == 0 || n == 0 || k == 0 {
-            return tile_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
+        if matches!(self, Multiplier::F32) || m == 0 || n == 0 || k == 0 {
+            return tile_product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate);
         }
-        assert!(a.column == 1 || a.row == 1);
+        assert!(n.is_multiple_of(VECTOR) && (a.column == 1 || a.row == 1));
         assert!((m - 1) * a.row + (k - 1) * a.column < a.data.len());
         assert!((k - 1) * ldb + n <= b.len() && n <= ldb && (m - 1) * ldc + n <= c.len() && n <= ldc);
-        #[cfg(target_arch = "x86_64")]
-        if on_vector_units() {
-            assert!(n.is_multiple_of(VECTOR));
-            // SAFETY: the CPU has the instructions; the asserts keep every access in bounds.
-            return unsafe { tile_pairs::product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate, packed) };
-        }
+        let packed = match self {
+            Multiplier::F32 => unreachable!("returned above"),
+            #[cfg(target_arch = "x86_64")]
+            Multiplier::Pairs { packed } => {
+                // SAFETY: only a CPU with the instructions has this multiplier; the asserts keep every access in bounds.
+                return unsafe { tile_pairs::product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate, packed) };
+            }
+            Multiplier::Matrix { packed } => packed,
+        };
         let left = TileRef::new(a.data.as_ptr(), a.row.max(a.column));
         let left = if a.column == 1 { left } else { left.t() };
         let (right, to) = (TileRef::new(b.as_ptr(), ldb), TileMut::new(c.as_mut_ptr(), ldc));
         let epilogue = Epilogue { accumulate, bias: None, alpha };
         // SAFETY: the asserts keep every access within the slices, whose borrows exclude other writers.
         unsafe {
-            let scratch = bytemuck::cast_slice_mut(packed);
+            let scratch = bytemuck::cast_slice_mut::<f32, u8>(packed);
             tile_matmul(Compute::Bf16, m, n, k, left, right, to, epilogue, scratch);
         }
     }
 }
 
-/// Whether tiles in bf16 are multiplied by vector units, since there is no matrix unit.
-#[cfg(target_arch = "x86_64")]
-fn on_vector_units() -> bool {
-    !has_matrix_unit() && tile_pairs::available()
-}
-
-/// `c = a b`, or `c +=` if `accumulate`.
+/// `c = alpha a b`, or `c +=` if `accumulate`.
 ///
 /// # Shapes
 /// `a: [m, k]`, `b: [k, n]` with rows `ldb` apart, `c: [m, n]` with rows `ldc` apart; `n` a multiple of [`VECTOR`].
@@ -136,6 +143,7 @@ fn on_vector_units() -> bool {
 /// If a shape exceeds its slice.
 fn tile_product(
     (m, n, k): (usize, usize, usize),
+    alpha: f32,
     a: Strided,
     (b, ldb): (&[f32], usize),
     (c, ldc): (&mut [f32], usize),
@@ -152,19 +160,20 @@ fn tile_product(
     {
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: the CPU has AVX-512F; the asserts above keep every access in bounds.
-            return unsafe { tile_simd::avx512::product((m, n, k), 1.0, a, (b, ldb), (c, ldc), accumulate) };
+            return unsafe { tile_simd::avx512::product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate) };
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             // SAFETY: the CPU has AVX2 and FMA; the asserts above keep every access in bounds.
-            return unsafe { tile_simd::avx2::product((m, n, k), 1.0, a, (b, ldb), (c, ldc), accumulate) };
+            return unsafe { tile_simd::avx2::product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate) };
         }
     }
-    plain_product((m, n, k), a, (b, ldb), (c, ldc), accumulate);
+    plain_product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate);
 }
 
 simd! {
     fn plain_product(
         shape: (usize, usize, usize),
+        alpha: f32,
         a: Strided,
         b: (&[f32], usize),
         c: (&mut [f32], usize),
@@ -177,7 +186,7 @@ simd! {
                 c.fill(0.0);
             }
             for j in 0..k {
-                let factor = a.data[i * a.row + j * a.column];
+                let factor = alpha * a.data[i * a.row + j * a.column];
                 for (c, b) in c.iter_mut().zip(&b[j * ldb..j * ldb + n]) {
                     *c += factor * b;
                 }
@@ -212,37 +221,35 @@ simd! {
 mod tests {
     use super::super::testing::{close, random};
     use super::*;
+    #[cfg(target_arch = "x86_64")]
+    use crate::matmul::avx512_bf16;
 
     #[test]
     fn products_in_bf16_agree_with_those_in_f32_on_numbers_exact_in_bf16() {
-        if !fast_bf16() {
-            return;
-        }
         let eighths = |n, seed| -> Vec<f32> { random(n, seed).iter().map(|x| (x * 8.0).round() / 8.0).collect() };
         for (m, n, k) in [(1, 16, 1), (5, 32, 3), (64, 64, 64), (33, 48, 17), (64, 128, 50)] {
             for (transposed, accumulate, alpha) in [(false, false, 1.0), (true, true, 1.0), (false, true, 0.3)] {
                 let (a, b, old) = (eighths(m * k, 1), eighths(k * n, 2), eighths(m * n, 3));
                 let left = if transposed { Strided::transposed(&a, m) } else { Strided::rows(&a, k) };
-                let mut packed = vec![f32::NAN; Multiplier::scratch_len(128)];
-                let (mut c, mut sums) = (old.clone(), vec![0.0; m * n]);
-
-                let mut multiplier = Multiplier::Bf16 { packed: &mut packed };
-                multiplier.product((m, n, k), alpha, left, (&b, n), (&mut c, n), accumulate);
-
-                tile_product((m, n, k), left, (&b, n), (&mut sums, n), false);
+                let mut sums = vec![0.0; m * n];
+                tile_product((m, n, k), 1.0, left, (&b, n), (&mut sums, n), false);
                 let base = |i: usize| if accumulate { old[i] } else { 0.0 };
                 let expected: Vec<f64> =
                     sums.iter().enumerate().map(|(i, x)| (alpha * x) as f64 + base(i) as f64).collect();
-                close(&c, &expected, 1e-6);
-                #[cfg(target_arch = "x86_64")]
-                if tile_pairs::available() {
-                    let mut packed = vec![f32::NAN; tile_pairs::scratch_len(m.max(n).max(k))];
+                let check = |mut multiplier: Multiplier| {
                     let mut c = old.clone();
-                    // SAFETY: the CPU has the instructions; the slices have the shapes; `n` is a multiple of 16.
-                    unsafe {
-                        tile_pairs::product((m, n, k), alpha, left, (&b, n), (&mut c, n), accumulate, &mut packed)
-                    };
+                    multiplier.product((m, n, k), alpha, left, (&b, n), (&mut c, n), accumulate);
                     close(&c, &expected, 1e-6);
+                };
+
+                check(Multiplier::F32);
+                // Also without a matrix unit: then the engine of whole matrices multiplies packed tiles.
+                let n_bytes = scratch_bytes(Compute::Bf16, m, n, k, Storage::F32);
+                check(Multiplier::Matrix { packed: &mut vec![f32::NAN; n_bytes.div_ceil(4)] });
+                #[cfg(target_arch = "x86_64")]
+                if avx512_bf16::available() {
+                    let len = tile_pairs::scratch_len(m.max(n).max(k));
+                    check(Multiplier::Pairs { packed: &mut vec![f32::NAN; len] });
                 }
             }
         }
@@ -263,9 +270,9 @@ mod tests {
                     .collect();
 
                 let mut c = old.clone();
-                tile_product((m, n, k), left, (&b, n), (&mut c, n), accumulate);
+                tile_product((m, n, k), 1.0, left, (&b, n), (&mut c, n), accumulate);
                 let mut plain = old.clone();
-                plain_product((m, n, k), left, (&b, n), (&mut plain, n), accumulate);
+                plain_product((m, n, k), 1.0, left, (&b, n), (&mut plain, n), accumulate);
 
                 close(&c, &expected, 1e-5);
                 close(&plain, &expected, 1e-5);

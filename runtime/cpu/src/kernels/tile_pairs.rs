@@ -7,14 +7,9 @@
 
 use super::tile::{Strided, VECTOR};
 use super::tile_simd::avx512_pairs;
+use crate::matmul::lanes::first16;
+use crate::matmul::pairs::{interleave, narrow};
 use std::arch::x86_64::*;
-
-/// Whether this CPU multiplies pairs.
-pub fn available() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512bf16")
-}
 
 /// Length of the scratch of a product with extents of at most `edge`: each operand in pairs, one per f32.
 pub const fn scratch_len(edge: usize) -> usize {
@@ -28,7 +23,7 @@ pub const fn scratch_len(edge: usize) -> usize {
 /// As for [`super::tile::Multiplier::product`]. One stride of `a` is 1.
 ///
 /// # Safety
-/// The CPU multiplies pairs ([`available`]). The slices contain the shapes, `n` is a multiple of [`VECTOR`], and no extent is 0.
+/// The CPU multiplies pairs ([`crate::matmul::avx512_bf16::available`]). The slices contain the shapes, `n` is a multiple of [`VECTOR`], and no extent is 0.
 ///
 /// # Panics
 /// If the scratch is shorter than [`scratch_len`].
@@ -72,10 +67,10 @@ unsafe fn pairs_in_rows(from: *const f32, ld: usize, n_rows: usize, n_columns: u
             // SAFETY: within row `i`, by the caller; a masked element is not read, so its address may lie outside.
             unsafe {
                 let from = from.add(i * ld + j);
-                let low = _mm512_maskz_loadu_ps(first(n_columns - j), from);
+                let low = _mm512_maskz_loadu_ps(first16(n_columns - j), from);
                 let high =
-                    _mm512_maskz_loadu_ps(first((n_columns - j).saturating_sub(VECTOR)), from.wrapping_add(VECTOR));
-                put(to.add(i * to_ld + j / 2), rounded(low, high));
+                    _mm512_maskz_loadu_ps(first16((n_columns - j).saturating_sub(VECTOR)), from.wrapping_add(VECTOR));
+                put(to.add(i * to_ld + j / 2), narrow(low, high));
             }
         }
     }
@@ -90,39 +85,16 @@ unsafe fn pairs_in_columns(from: *const f32, ld: usize, n_rows: usize, n_columns
     let order = interleave();
     for i in (0..n_rows).step_by(2) {
         for j in (0..n_columns).step_by(VECTOR) {
-            let even = first(n_columns - j);
+            let even = first16(n_columns - j);
             let odd = if i + 1 < n_rows { even } else { 0 };
             // SAFETY: within rows `i` and `i + 1`, by the caller; a masked element is not read, so its address may lie outside.
             unsafe {
                 let from = from.add(i * ld + j);
-                let both =
-                    rounded(_mm512_maskz_loadu_ps(even, from), _mm512_maskz_loadu_ps(odd, from.wrapping_add(ld)));
+                let both = narrow(_mm512_maskz_loadu_ps(even, from), _mm512_maskz_loadu_ps(odd, from.wrapping_add(ld)));
                 put(to.add(i / 2 * to_ld + j), _mm512_permutexvar_epi16(order, both));
             }
         }
     }
-}
-
-/// A mask of the first `n` lanes.
-const fn first(n: usize) -> __mmask16 {
-    if n >= VECTOR { !0 } else { (1 << n) - 1 }
-}
-
-/// The permutation `0, 16, 1, 17, …` of 16-bit lanes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn interleave() -> __m512i {
-    let even = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let odd = _mm512_slli_epi32::<16>(_mm512_add_epi32(even, _mm512_set1_epi32(16)));
-    _mm512_or_si512(even, odd)
-}
-
-/// Rounds two vectors to bf16, `low` into the first sixteen lanes.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn rounded(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: both types are 512 plain bits.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
 /// # Safety

@@ -17,7 +17,7 @@ pub(super) const MR: usize = 14;
 pub(super) const NR: usize = 32;
 
 /// Whether this CPU has products of bf16 pairs.
-pub(super) fn available() -> bool {
+pub(crate) fn available() -> bool {
     lanes::available() && is_x86_feature_detected!("avx512bf16")
 }
 

@@ -22,7 +22,7 @@ pub(super) fn available() -> bool {
 
 /// The mask of the first `n` of sixteen lanes.
 #[inline(always)]
-pub(super) fn first16(n: usize) -> __mmask16 {
+pub(crate) fn first16(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1u16 << n) - 1 }
 }
 

@@ -30,16 +30,16 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod avx512_bf16;
+pub(crate) mod avx512_bf16;
 mod driver;
 #[cfg(target_arch = "x86_64")]
-mod lanes;
+pub(crate) mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes8;
 mod one_row;
 pub mod operand;
 #[cfg(target_arch = "x86_64")]
-mod pairs;
+pub(crate) mod pairs;
 mod peak;
 mod plan;
 mod portable;

@@ -102,7 +102,7 @@ unsafe fn pairs(from: Strip, filled: usize, count: usize) -> [__m512i; 16] {
 /// The permutation `0, 16, 1, 17, …` of 16-bit lanes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn interleave() -> __m512i {
+pub(crate) fn interleave() -> __m512i {
     let even = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let odd = _mm512_slli_epi32::<16>(_mm512_add_epi32(even, _mm512_set1_epi32(16)));
     _mm512_or_si512(even, odd)
@@ -125,7 +125,7 @@ unsafe fn load_wide(at: *const u8, storage: Storage, count: usize) -> (__m512, _
 /// Rounds two vectors to bf16, `low` into the first sixteen lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn narrow(low: __m512, high: __m512) -> __m512i {
+pub(crate) fn narrow(low: __m512, high: __m512) -> __m512i {
     // SAFETY: both types are 512 plain bits.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
