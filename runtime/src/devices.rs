@@ -3,6 +3,7 @@
 use crate::config::precision::{AttentionEngine, DeviceChoice, GpuCollectives, PrecisionSection};
 use crate::error::JobError;
 use phalanx_cpu::CpuDevice;
+pub(crate) use phalanx_cpu::isa::isa as cpu_isa;
 pub(crate) use phalanx_cpu::kernels::fingerprint::fingerprint;
 pub use phalanx_cuda::GpuInfo;
 use phalanx_cuda::{AttentionChoice, Choice, CudaDevice, OpenError, Search};
@@ -25,8 +26,9 @@ pub fn of(device: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
 /// The device that a job requests, with the reason if `auto` cannot choose a GPU.
 ///
 /// # Errors
-/// [`JobError::Gpu`] if the job requests a GPU or cuDNN, and this machine has none that works.
+/// [`JobError::Gpu`] if the job requests a GPU or cuDNN, and this machine has none that works; [`JobError::CpuIsa`].
 pub fn chosen(config: &PrecisionSection) -> Result<Chosen, JobError> {
+    phalanx_cpu::isa::limit().map_err(JobError::CpuIsa)?;
     let collectives = match config.gpu_collectives {
         GpuCollectives::Auto => Choice::Best,
         GpuCollectives::Nccl => Choice::Nccl,

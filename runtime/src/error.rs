@@ -65,6 +65,9 @@ pub enum JobError {
     /// The job requests a GPU, and this machine has none that works.
     #[error("no GPU can be used: {0}")]
     Gpu(#[from] OpenError),
+    /// The environment limits the CPU's instruction set to an unknown one.
+    #[error("{0}")]
+    CpuIsa(String),
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// The programs of the ranks do not fit together.

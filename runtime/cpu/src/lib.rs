@@ -4,6 +4,7 @@
 
 mod device;
 mod executor;
+pub mod isa;
 pub mod kernels;
 pub mod matmul;
 mod tasks;

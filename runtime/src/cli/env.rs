@@ -43,6 +43,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "threads": n_threads,
         "memory_bytes": system.total_memory(),
         "memory_available_bytes": system.available_memory(),
+        "cpu_isa": devices::cpu_isa().name(),
         "f32_products": device.engine(false),
         "bf16_products": device.engine(true),
         "bf16_fast": device.has_fast_bf16(),

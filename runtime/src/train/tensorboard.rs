@@ -85,7 +85,7 @@ fn wall_time() -> f64 {
 
 /// TFRecord stores checksums rotated and offset, so that a checksum of data that holds checksums is still good.
 fn masked_crc(data: &[u8]) -> u32 {
-    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+    crc_fast::crc32_iscsi(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 fn key(out: &mut Vec<u8>, field: u64, wire_type: u64) {

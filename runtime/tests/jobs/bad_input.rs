@@ -1,6 +1,6 @@
 //! Bad input yields one clear sentence and exit code 2, and leaves no half-written files.
 
-use crate::support::{Project, flip, ranks_of};
+use crate::support::{Project, Run, flip, ranks_of};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
@@ -26,6 +26,19 @@ fn unavailable_device_is_refused_with_its_reason() {
     p.train(&["--device", "tpu"]).refuses(&["device", "tpu", "auto, cpu, cuda"]);
     assert!(!p.path("out").exists(), "nothing was written");
     p.train(&["--device", "cpu", "--max_steps", "3"]).succeeds();
+}
+
+#[test]
+fn unknown_instruction_set_is_refused_with_those_that_fit() {
+    let p = Project::new();
+    let limited = |isa| {
+        let mut command =
+            p.command(&["train", "job.yaml", "--device", "cpu", "--max_steps", "2", "--warmup_steps", "1"]);
+        Run::of(command.env("PHALANX_MAX_CPU_ISA", isa).output().expect("the binary is built"))
+    };
+    limited("avx1024").refuses(&["PHALANX_MAX_CPU_ISA=avx1024", "baseline, avx2, avx512, avx512_bf16, amx"]);
+    assert!(!p.path("out").exists(), "nothing was written");
+    limited("baseline").succeeds();
 }
 
 #[test]

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
+
 use super::handshake::{self, Connection, JOINED};
 use super::listener::Listener;
 use crate::shm::control::Control;
@@ -16,8 +18,9 @@ use phalanx_device::world::World;
 /// How the ranks of a world connect.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Connections for tensors between two ranks, besides one for announcements. The same at all ranks. Default 2.
-    pub sockets_per_pair: u32,
+    /// Least connections for tensors of a rank, over all its peers and besides one for announcements with each. The same at all
+    /// ranks. Default 2: one keeps no two cores busy, and more than one for each of several peers only take turns.
+    pub sockets_min: u32,
     /// Longest time that data may stay unacknowledged before a connection counts as lost. Default 5 s.
     pub unacknowledged_max: Duration,
     /// Longest time without any answer from a peer's machine before it counts as unreachable. Default 5 s.
@@ -31,8 +34,8 @@ pub struct TcpConfig {
 impl Default for TcpConfig {
     fn default() -> TcpConfig {
         let (unanswered_max, join_max) = (Duration::from_secs(5), Duration::from_secs(30));
-        let (sockets_per_pair, damages_next) = (2, Arc::default());
-        TcpConfig { sockets_per_pair, unacknowledged_max: unanswered_max, unanswered_max, join_max, damages_next }
+        let (sockets_min, damages_next) = (2, Arc::default());
+        TcpConfig { sockets_min, unacknowledged_max: unanswered_max, unanswered_max, join_max, damages_next }
     }
 }
 
@@ -53,6 +56,12 @@ pub(super) fn peers_of(world: &World, rank: u32) -> BTreeSet<u32> {
     groups.flatten().copied().filter(|peer| *peer != rank).collect()
 }
 
+/// Connections between two ranks: one for announcements, and so many for tensors that both have enough.
+fn n_sockets(world: &World, a: u32, b: u32, config: &TcpConfig) -> u32 {
+    let of = |rank| config.sockets_min.div_ceil(peers_of(world, rank).len() as u32);
+    1 + of(a).max(of(b))
+}
+
 /// Makes all connections of `rank`; `listener` listens at the rank's own address.
 ///
 /// # Errors
@@ -71,11 +80,12 @@ pub(super) fn connect_all(
     if addresses.len() != world.n_ranks() as usize {
         return shape("number of addresses", world.n_ranks().to_string(), addresses.len() as u64);
     }
-    if config.sockets_per_pair == 0 || config.sockets_per_pair > SOCKETS_MAX {
-        return shape("sockets per pair", format!("1 to {SOCKETS_MAX}"), config.sockets_per_pair.into());
+    if config.sockets_min == 0 || config.sockets_min > SOCKETS_MAX {
+        return shape("least sockets of a rank", format!("1 to {SOCKETS_MAX}"), config.sockets_min.into());
     }
     listener.expect(addresses);
-    let (peers, n_sockets) = (peers_of(world, rank), 1 + config.sockets_per_pair);
+    let peers = peers_of(world, rank);
+    let connections = |peer: u32| (0..n_sockets(world, rank, peer, config)).map(move |socket| (peer, socket));
     let connecting = Connecting {
         world,
         key: listener.key(),
@@ -84,13 +94,11 @@ pub(super) fn connect_all(
         control,
     };
     let (accepted, connected) = std::thread::scope(|scope| {
-        let (above, connecting) = (peers.range(rank + 1..).copied().collect(), &connecting);
-        let accepting =
-            scope.spawn(move || listener.take(world, rank, &above, n_sockets, connecting.deadline, || check(control)));
+        let (above, connecting) = (peers.range(rank + 1..).copied().flat_map(connections).collect(), &connecting);
+        let accepting = scope.spawn(move || listener.take(world, rank, &above, connecting.deadline, || check(control)));
         let connected = peers.range(..rank).map(|peer| {
-            let sockets = (0..n_sockets).map(|socket| {
-                connecting.connect(addresses[*peer as usize], Connection { from: rank, to: *peer, socket })
-            });
+            let sockets = connections(*peer)
+                .map(|(to, socket)| connecting.connect(addresses[to as usize], Connection { from: rank, to, socket }));
             Ok((*peer, sockets.collect::<Result<Vec<_>, _>>()?))
         });
         let connected: Result<Vec<_>, CollectiveError> = connected.collect();
@@ -177,20 +185,12 @@ fn set_timeouts(socket: &TcpStream, timeout: Option<Duration>) -> Result<(), Col
 }
 
 /// Sends small frames at once, and detects a peer that does not acknowledge.
-#[allow(unsafe_code)] // Only libc sets this option.
 fn configure(socket: &TcpStream, config: &TcpConfig) -> Result<(), CollectiveError> {
-    use std::os::fd::AsRawFd;
-
     set_timeouts(socket, None)?;
     socket.set_nonblocking(false).map_err(|error| CollectiveError::io("fcntl(O_NONBLOCK)", &error))?;
     socket.set_nodelay(true).map_err(|error| CollectiveError::io("setsockopt(TCP_NODELAY)", &error))?;
-    let millis = u32::try_from(config.unacknowledged_max.as_millis()).unwrap_or(u32::MAX);
-    // SAFETY: the value is ours, of the given length, and outlives the call.
-    let outcome = unsafe {
-        let (fd, value) = (socket.as_raw_fd(), (&raw const millis).cast());
-        libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, value, size_of::<u32>() as libc::socklen_t)
-    };
-    if outcome == 0 { Ok(()) } else { Err(CollectiveError::last_os("setsockopt(TCP_USER_TIMEOUT)")) }
+    let set = SockRef::from(socket).set_tcp_user_timeout(Some(config.unacknowledged_max));
+    set.map_err(|error| CollectiveError::io("setsockopt(TCP_USER_TIMEOUT)", &error))
 }
 
 #[cfg(test)]
@@ -218,5 +218,15 @@ mod tests {
 
         assert_eq!(peers_of(&world, 0), BTreeSet::from([1, 3]));
         assert_eq!(peers_of(&world, 2), BTreeSet::new());
+    }
+
+    #[test]
+    fn both_ends_open_as_many_connections_as_the_rank_with_fewer_peers_needs() {
+        let world = World::new(ID, 4, vec![vec![0, 1], vec![0, 2], vec![0, 3], vec![1, 2]]).unwrap();
+        let config = TcpConfig::default();
+
+        // Rank 3 has one peer, which has two more.
+        let pairs = [(0, 3, 3), (3, 0, 3), (0, 1, 2), (2, 1, 2)];
+        assert_eq!(pairs.map(|(a, b, _)| n_sockets(&world, a, b, &config)), pairs.map(|(_, _, n)| n));
     }
 }

@@ -15,6 +15,7 @@ use crate::flat;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::parts::part;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
+use std::ops::Range;
 
 /// Stages of an operation: contributions, then sums.
 pub(super) const STAGES: usize = 2;
@@ -42,23 +43,14 @@ pub(super) struct Exchange {
     sums: Sums,
 }
 
-/// Bytes that have arrived, until they are in their place.
+/// Bytes that are arriving, until they are in their place.
 #[derive(Debug)]
 pub(super) struct Arrival {
     stage: usize,
     operand: usize,
-    offset: usize,
-    bytes: usize,
-    pub(super) action: Action,
-}
-
-/// What to do with bytes that have arrived, outside of the group's lock.
-#[derive(Debug)]
-pub(super) enum Action {
-    /// Copies them.
-    Copy(RawBuffer),
-    /// Adds them, as the last contribution to a chunk.
-    Sum(Sum),
+    range: Range<usize>,
+    /// Where they belong. None for the last contribution to a chunk: it is added to the others from where it was read to.
+    pub(super) place: Option<RawBuffer>,
 }
 
 impl Exchange {
@@ -141,7 +133,7 @@ impl Exchange {
         }
     }
 
-    /// Takes note of bytes from `peer`, and tells what to do with them; the sources of a sum are put into `sources`.
+    /// Takes note of `len` bytes that follow from `peer`, and tells where they belong.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if the bytes were not expected.
@@ -149,8 +141,7 @@ impl Exchange {
         &mut self,
         (peer, stage, operand): (u32, usize, usize),
         offset: u64,
-        bytes: &[u8],
-        sources: &mut Vec<*const u8>,
+        len: usize,
     ) -> Result<Arrival, CollectiveError> {
         let invalid = |field, expected, found| Err(CollectiveError::Invalid { field, expected, found });
         if stage >= STAGES || operand >= self.operands.len() || self.incoming.is_empty() {
@@ -159,35 +150,40 @@ impl Exchange {
         let is_summed = stage == 0 && self.has_sum();
         let i = self.incoming_idx(stage, peer, operand);
         let (to, left) = &mut self.incoming[i];
-        let range = usize::try_from(offset).ok().and_then(|offset| Some(offset..offset.checked_add(bytes.len())?));
+        let range = usize::try_from(offset).ok().and_then(|offset| Some(offset..offset.checked_add(len)?));
         // Contributions to sums come in whole chunks.
-        let is_chunk = |range: &std::ops::Range<usize>| {
+        let is_chunk = |range: &Range<usize>| {
             range.start.is_multiple_of(CHUNK_BYTES) && range.end == to.bytes().min(range.start + CHUNK_BYTES)
         };
         let range = match range {
-            Some(range) if range.end <= to.bytes() && bytes.len() <= *left && (!is_summed || is_chunk(&range)) => range,
+            Some(range) if range.end <= to.bytes() && len <= *left && (!is_summed || is_chunk(&range)) => range,
             _ => return invalid("offset of bytes in a tensor", to.bytes() as u64, offset),
         };
-        *left -= bytes.len();
-        let to = to.slice(range.clone());
-        let action = match is_summed.then(|| self.sums.arrive(peer, operand, range.start)) {
-            None | Some(Some(Contribution::Store)) => Action::Copy(to),
-            Some(Some(Contribution::Sum)) => {
-                Action::Sum(self.sum(operand, range.clone(), Some((peer, bytes)), sources))
-            }
+        *left -= len;
+        let place = match is_summed.then(|| self.sums.arrive(peer, operand, range.start)) {
+            None | Some(Some(Contribution::Store)) => Some(to.slice(range.clone())),
+            Some(Some(Contribution::Sum)) => None,
             Some(None) => return invalid("number of a peer's contributions to a chunk", 1, 2),
         };
-        Ok(Arrival { stage, operand, offset: range.start, bytes: bytes.len(), action })
+        Ok(Arrival { stage, operand, range, place })
     }
 
-    /// Takes note that bytes are in their place. Returns the sum that they make due, if they were copied.
-    pub(super) fn arrived(&mut self, arrival: &Arrival, sources: &mut Vec<*const u8>) -> Option<Sum> {
-        self.bytes_due[arrival.stage] -= arrival.bytes;
-        let is_contribution = arrival.stage == 0 && self.has_sum() && matches!(arrival.action, Action::Copy(_));
-        if !is_contribution || !self.sums.store(arrival.operand, arrival.offset) {
-            return None;
-        }
-        Some(self.sum(arrival.operand, arrival.offset..arrival.offset + arrival.bytes, None, sources))
+    /// Takes note that bytes of `peer` have arrived; those without a place are at `body`. Returns the sum that they make due, whose
+    /// sources it puts into `sources`.
+    pub(super) fn arrived(
+        &mut self,
+        arrival: &Arrival,
+        (peer, body): (u32, *const u8),
+        sources: &mut Vec<*const u8>,
+    ) -> Option<Sum> {
+        self.bytes_due[arrival.stage] -= arrival.range.len();
+        let given = match arrival.place {
+            None => Some((peer, body)),
+            Some(_) if arrival.stage > 0 || !self.has_sum() => return None,
+            Some(_) if !self.sums.store(arrival.operand, arrival.range.start) => return None,
+            Some(_) => None,
+        };
+        Some(self.sum(arrival.operand, arrival.range.clone(), given, sources))
     }
 
     /// Takes note that a sum is computed.
@@ -200,13 +196,13 @@ impl Exchange {
         self.sums.are_done()
     }
 
-    /// Describes the sum of a chunk of this member's part. All contributions are stored, except that of the peer in `given`, whose bytes
-    /// have just arrived.
+    /// Describes the sum of a chunk of this member's part. All contributions are stored, except that of the peer in `given`, which is
+    /// where `given` says.
     fn sum(
         &self,
         operand: usize,
-        range: std::ops::Range<usize>,
-        given: Option<(u32, &[u8])>,
+        range: Range<usize>,
+        given: Option<(u32, *const u8)>,
         sources: &mut Vec<*const u8>,
     ) -> Sum {
         let of = &self.operands[operand];
@@ -214,7 +210,7 @@ impl Exchange {
         let own_chunk = own.start + range.start..own.start + range.end;
         sources.clear();
         sources.extend((0..self.size).map(|peer| match given {
-            Some((giver, bytes)) if giver == peer => bytes.as_ptr(),
+            Some((giver, bytes)) if giver == peer => bytes,
             _ if peer == self.position => of.send.slice(own_chunk.clone()).start().cast_const(),
             _ => self.incoming[self.incoming_idx(0, peer, operand)].0.slice(range.clone()).start().cast_const(),
         }));
@@ -353,7 +349,7 @@ impl Exchange {
     }
 
     /// The part of a member, in bytes. Only this file determines the parts of an all-reduce.
-    fn part_bytes(&self, operand: &Operand, position: u32) -> std::ops::Range<usize> {
+    fn part_bytes(&self, operand: &Operand, position: u32) -> Range<usize> {
         let width = operand.dtype.bytes();
         let unit = match self.operation.kind {
             OperationKind::AllReduce => LINE_BYTES / width,

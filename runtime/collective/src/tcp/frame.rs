@@ -4,9 +4,10 @@
 //! Castagnoli et al. 1993). TCP's own checksum of 16 bits misses about one damaged packet in 65,536, and finds nothing that a
 //! network card or a switch damages before it computes it anew (Stone and Partridge 2000, "When the CRC and TCP checksum disagree").
 //!
-//! - `FRAME-1` No bit of a frame is used before its checksum is verified: first the header's, then that of the bytes that follow.
+//! - `FRAME-1` No bit of a frame is used before its checksum is verified: first the header's, then that of the bytes that follow. Bytes
+//!   of a tensor are stored where they belong before, but nothing reads them there.
 
-use crc32c::crc32c;
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use phalanx_device::descriptor::DESCRIPTOR_WORDS;
 use phalanx_device::world::WorldId;
 use phalanx_device::{CollectiveError, Stream};
@@ -94,19 +95,17 @@ impl Header {
         Header { kind, id, group: 0, lane: Lane::Group, index: 0, operand: 0, stage: 0, offset: 0, len: 0 }
     }
 
-    /// Writes the header in front of the bytes that follow it: `frame` has room for it, and then these bytes.
-    ///
-    /// # Panics
-    /// If `frame` is shorter than a header.
-    pub(super) fn seal(&self, frame: &mut [u8]) {
-        let (header, body) = frame.split_first_chunk_mut::<HEADER_BYTES>().expect("room for a header");
+    /// The header of a frame, with both checksums; `of_body` is the [`checksum`] of the bytes that follow.
+    pub(super) fn seal(&self, of_body: u32) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
         header[..FIELD_BYTES].copy_from_slice(&self.encode());
-        header[FIELD_BYTES..HEADER_BYTES - 4].copy_from_slice(&crc32c(body).to_le_bytes());
-        let own = crc32c(&header[..HEADER_BYTES - 4]);
+        header[FIELD_BYTES..HEADER_BYTES - 4].copy_from_slice(&of_body.to_le_bytes());
+        let own = checksum(&header[..HEADER_BYTES - 4]);
         header[HEADER_BYTES - 4..].copy_from_slice(&own.to_le_bytes());
+        header
     }
 
-    /// Verifies and decodes the header of a frame of rank `peer`; also returns the checksum of the bytes that follow (`FRAME-1`).
+    /// Verifies and decodes the header of a frame of rank `peer`; also returns the check of the bytes that follow (`FRAME-1`).
     ///
     /// # Errors
     /// [`CollectiveError::Damaged`], or those of [`Header::decode`].
@@ -114,13 +113,14 @@ impl Header {
         bytes: &[u8; HEADER_BYTES],
         expected: WorldId,
         peer: u32,
-    ) -> Result<(Header, Checksum), CollectiveError> {
+    ) -> Result<(Header, BodyCheck), CollectiveError> {
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|b| bytes[at + b]));
-        if crc32c(&bytes[..HEADER_BYTES - 4]) != word(HEADER_BYTES - 4) {
+        if checksum(&bytes[..HEADER_BYTES - 4]) != word(HEADER_BYTES - 4) {
             return Err(CollectiveError::Damaged { peer });
         }
         let fields = bytes.first_chunk().expect("a header has its fields");
-        Ok((Header::decode(fields, expected)?, Checksum { of_body: word(FIELD_BYTES), peer }))
+        let check = BodyCheck { expected: word(FIELD_BYTES), found: Digest::new(CrcAlgorithm::Crc32Iscsi), peer };
+        Ok((Header::decode(fields, expected)?, check))
     }
 
     /// Encodes the fields.
@@ -184,21 +184,32 @@ impl Header {
     }
 }
 
-/// The checksum of the bytes that follow a header.
-#[derive(Clone, Copy, Debug)]
+/// The checksum of bytes: CRC-32C.
+pub(super) fn checksum(bytes: &[u8]) -> u32 {
+    crc32_iscsi(bytes)
+}
+
+/// Compares the bytes that follow a header with their checksum, in pieces as they arrive.
+#[derive(Debug)]
 #[must_use]
-pub(super) struct Checksum {
-    of_body: u32,
+pub(super) struct BodyCheck {
+    expected: u32,
+    found: Digest,
     peer: u32,
 }
 
-impl Checksum {
-    /// Verifies the bytes that followed the header.
+impl BodyCheck {
+    /// Takes the next bytes into account.
+    pub(super) fn add(&mut self, piece: &[u8]) {
+        self.found.update(piece);
+    }
+
+    /// Verifies all bytes.
     ///
     /// # Errors
     /// [`CollectiveError::Damaged`]
-    pub(super) fn verify(self, body: &[u8]) -> Result<(), CollectiveError> {
-        let is_intact = crc32c(body) == self.of_body;
+    pub(super) fn verify(self) -> Result<(), CollectiveError> {
+        let is_intact = self.found.finalize() == u64::from(self.expected);
         if is_intact { Ok(()) } else { Err(CollectiveError::Damaged { peer: self.peer }) }
     }
 }
@@ -229,12 +240,13 @@ mod tests {
     #[test]
     fn every_flipped_bit_of_a_frame_is_found() {
         let body = b"some bytes of a tensor";
-        let mut frame = [&[0; HEADER_BYTES][..], body].concat();
-        Header { len: body.len() as u32, ..Header::bare(FrameKind::Data, ID) }.seal(&mut frame);
+        let header = Header { len: body.len() as u32, ..Header::bare(FrameKind::Data, ID) }.seal(checksum(body));
+        let mut frame = [&header[..], body].concat();
         let verify = |frame: &[u8]| {
             let (header, body) = frame.split_first_chunk().unwrap();
-            let (_, checksum) = Header::open(header, ID, 7)?;
-            checksum.verify(body)
+            let (_, mut check) = Header::open(header, ID, 7)?;
+            body.chunks(5).for_each(|piece| check.add(piece));
+            check.verify()
         };
 
         assert_eq!(verify(&frame), Ok(()));

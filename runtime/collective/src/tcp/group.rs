@@ -227,17 +227,11 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Takes note of bytes from the member at `peer`. Returns what to do with them outside of the lock; None if the group has failed.
+    /// Takes note of bytes that follow from the member at `peer`. Returns where they belong; None if the group has failed.
     ///
     /// # Errors
     /// [`CollectiveError::Invalid`] if they were not expected.
-    pub(super) fn on_data(
-        &mut self,
-        peer: u32,
-        header: &Header,
-        bytes: &[u8],
-        sources: &mut Vec<*const u8>,
-    ) -> Result<Option<Arrival>, CollectiveError> {
+    pub(super) fn on_data(&mut self, peer: u32, header: &Header) -> Result<Option<Arrival>, CollectiveError> {
         if self.failed.is_some() {
             return Ok(None);
         }
@@ -249,26 +243,38 @@ impl TcpGroup {
         };
         let exchange = self.exchange(stream, header.index).ok_or(not_started)?;
         let place = (peer, header.stage as usize, header.operand as usize);
-        exchange.arrive(place, header.offset, bytes, sources).map(Some)
+        exchange.arrive(place, header.offset, header.len as usize).map(Some)
     }
 
-    /// Takes note that bytes are in their place. Returns the sum that they make due.
+    /// Whether an operation is in its stream, so that its memory may be touched behind the gate.
+    pub(super) fn has(&mut self, (stream, index): (Stream, u64)) -> bool {
+        self.exchange(stream, index).is_some()
+    }
+
+    /// Takes note that bytes have arrived: see [`Exchange::arrived`].
     pub(super) fn on_arrived(
         &mut self,
         plane: &TcpPlane,
         (stream, index): (Stream, u64),
         arrival: &Arrival,
+        from: (u32, *const u8),
         sources: &mut Vec<*const u8>,
     ) -> Option<Sum> {
-        let sum = self.exchange(stream, index)?.arrived(arrival, sources);
+        let sum = self.exchange(stream, index)?.arrived(arrival, from, sources);
         if sum.is_none() {
             self.advance(plane, stream);
         }
         sum
     }
 
-    /// Takes note that a sum is computed, and sends it to the peers that need it.
-    pub(super) fn on_summed(&mut self, plane: &TcpPlane, (stream, index): (Stream, u64), sum: &Sum) {
+    /// Takes note that a sum with this checksum is computed, and sends it to the peers that need it.
+    pub(super) fn on_summed(
+        &mut self,
+        plane: &TcpPlane,
+        (stream, index): (Stream, u64),
+        sum: &Sum,
+        checksum: Option<u32>,
+    ) {
         let place = (self.position, self.members.len() as u32);
         let lane = self.lanes.get_mut(&stream);
         let found = lane.and_then(|lane| lane.started.get_mut(index.checked_sub(lane.completed)? as usize));
@@ -277,7 +283,8 @@ impl TcpGroup {
         if exchange.operation.kind == OperationKind::AllReduce {
             let operand = sum.operand as u32;
             for peer in peers_of(stream, place) {
-                let job = Job { group: self.group, stream, index, peer, stage: 1, operand, range: sum.range.clone() };
+                let range = sum.range.clone();
+                let job = Job { group: self.group, stream, index, peer, stage: 1, operand, range, checksum };
                 exchange.jobs_left += plane.send(self.members[peer as usize], &job);
             }
         }
@@ -403,7 +410,8 @@ fn enqueue(
     for operand in 0..exchange.operands.len() {
         let len = exchange.source(peer, 0, operand).bytes();
         if len > 0 {
-            let job = Job { group, stream, index, peer, stage: 0, operand: operand as u32, range: 0..len };
+            let operand = operand as u32;
+            let job = Job { group, stream, index, peer, stage: 0, operand, range: 0..len, checksum: None };
             exchange.jobs_left += plane.send(rank, &job);
         }
     }

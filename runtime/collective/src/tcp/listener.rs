@@ -87,7 +87,7 @@ impl Listener {
         *lock(&self.shared.hosts) = addresses.iter().map(SocketAddr::ip).collect();
     }
 
-    /// Waits for `n_sockets` connections of each of these peers to rank `own` of `world`, until `has_ended` is an error.
+    /// Waits for the expected connections to rank `own` of `world`, by peer and number, until `has_ended` is an error.
     /// Connections of earlier generations are closed.
     ///
     /// # Errors
@@ -96,14 +96,13 @@ impl Listener {
         &self,
         world: &World,
         own: u32,
-        peers: &BTreeSet<u32>,
-        n_sockets: u32,
+        expected: &BTreeSet<(u32, u32)>,
         deadline: Instant,
         has_ended: impl Fn() -> Result<(), CollectiveError>,
     ) -> Result<BTreeMap<(u32, u32), TcpStream>, CollectiveError> {
         let is_expected = |hello: &Hello| {
             let connection = hello.connection;
-            hello.check(world, own).is_ok() && peers.contains(&connection.from) && connection.socket < n_sockets
+            hello.check(world, own).is_ok() && expected.contains(&(connection.from, connection.socket))
         };
         let mut taken: BTreeMap<(u32, u32), TcpStream> = BTreeMap::new();
         let mut proven = lock(&self.shared.proven);
@@ -118,14 +117,14 @@ impl Listener {
                     proven.push_back(Proven { hello, socket });
                 }
             }
-            if taken.len() == peers.len() * n_sockets as usize {
+            if taken.len() == expected.len() {
                 return Ok(taken);
             }
             has_ended()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let has_all = |peer: &u32| (0..n_sockets).all(|socket| taken.contains_key(&(*peer, socket)));
-                let missing = peers.iter().find(|peer| !has_all(peer)).copied().unwrap_or(own);
+                let missing = expected.iter().find(|connection| !taken.contains_key(connection));
+                let missing = missing.map_or(own, |(peer, _)| *peer);
                 return Err(CollectiveError::Unreachable { rank: world.name_of(missing), address: self.address });
             }
             let waited = self.shared.arrived.wait_timeout(proven, LOOK_EVERY.min(left));

@@ -1,8 +1,6 @@
 //! The connections of one rank and their threads: one reader and one writer per connection.
-#![allow(unsafe_code)] // Operands are raw memory.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::commands::{WriterCommand, WriterQueue};
 use super::connect::Sockets;
-use super::exchange::Action;
-use super::frame::{CHUNK_BYTES, FrameKind, HEADER_BYTES, Header, Lane, REASON_BYTES};
+use super::frame::{CHUNK_BYTES, FrameKind, Header, REASON_BYTES};
 use super::group::SharedGroup;
 use crate::engine::HasWakeup;
 use crate::shm::control::Control;
@@ -35,6 +32,8 @@ pub(super) struct Job {
     pub operand: u32,
     /// Range of the operand's bytes for that peer.
     pub range: Range<usize>,
+    /// Their checksum, if it is known; then they are one chunk.
+    pub checksum: Option<u32>,
 }
 
 /// The connections to one peer.
@@ -54,7 +53,7 @@ pub(super) struct TcpPlane {
     /// Control memory that is aborted together with this world.
     control: Option<Arc<Control>>,
     /// See [`TcpConfig::damages_next`](super::connect::TcpConfig::damages_next).
-    damages_next: Arc<AtomicBool>,
+    pub(super) damages_next: Arc<AtomicBool>,
     /// The reason, and the lost rank, if a lost rank is the reason.
     aborted: OnceLock<(String, Option<u32>)>,
     links: BTreeMap<u32, Link>,
@@ -150,7 +149,7 @@ impl TcpPlane {
         self.abort_since(reason, None);
     }
 
-    fn abort_since(&self, reason: &str, lost: Option<u32>) {
+    pub(super) fn abort_since(&self, reason: &str, lost: Option<u32>) {
         if self.aborted.set((reason.to_owned(), lost)).is_err() {
             return;
         }
@@ -233,6 +232,21 @@ impl TcpPlane {
         self.link(rank).has_left.load(Ordering::Acquire)
     }
 
+    /// Takes note that a peer has left, and aborts the world if an operation waits for it.
+    pub(super) fn on_leave(&self, rank: u32) {
+        self.link(rank).has_left.store(true, Ordering::Release);
+        if self.groups.values().any(|group| group.lock().waits_for(rank)) {
+            self.abort(&self.left(rank));
+        }
+    }
+
+    /// Ends one group, which a member has aborted and told all others.
+    pub(super) fn on_abort_group(&self, group: &SharedGroup, reason: &str) {
+        group.lock().abort();
+        group.fail(CollectiveError::aborted(reason));
+        self.wakeup.wakeup().wake_always();
+    }
+
     /// Wakes the rank if it sleeps.
     pub(super) fn wake(&self) {
         self.wakeup.wakeup().wake();
@@ -242,29 +256,8 @@ impl TcpPlane {
         self.links.get(&rank).expect("ranks that share a group are connected")
     }
 
-    /// Reads frames until the connection ends.
-    fn read(&self, peer: u32, is_first: bool, mut socket: TcpStream) {
-        // Aligned for the elements of a sum.
-        let mut body = vec![0u64; CHUNK_BYTES / 8];
-        let mut sources = Vec::new();
-        let outcome = loop {
-            let body = bytemuck::cast_slice_mut(&mut body);
-            match self.read_frame(peer, is_first, &mut socket, body, &mut sources) {
-                Ok(true) => {}
-                outcome => break outcome,
-            }
-        };
-        match outcome {
-            Ok(_) => {}
-            // Connections for tensors end without a frame when a peer leaves.
-            Err(CollectiveError::System { kind: std::io::ErrorKind::UnexpectedEof, .. }) if !is_first => {}
-            Err(CollectiveError::System { kind, .. }) => self.lost(peer, is_first, kind),
-            Err(error) => self.abort(&format!("rank {}: {error}", self.name())),
-        }
-    }
-
     /// Aborts the world because a connection broke, unless the peer has explained it by an abort or by leaving.
-    fn lost(&self, peer: u32, is_first: bool, kind: std::io::ErrorKind) {
+    pub(super) fn lost(&self, peer: u32, is_first: bool, kind: std::io::ErrorKind) {
         let is_explained = || self.has_left(peer) || self.aborted.get().is_some();
         // An aborting peer sends the abort on the first connection while it closes the others.
         let start = Instant::now();
@@ -278,187 +271,8 @@ impl TcpPlane {
         }
     }
 
-    /// Reads and handles one frame; returns whether another may follow.
-    fn read_frame(
-        &self,
-        peer: u32,
-        is_first: bool,
-        socket: &mut TcpStream,
-        body: &mut [u8],
-        sources: &mut Vec<*const u8>,
-    ) -> Result<bool, CollectiveError> {
-        let mut bytes = [0; HEADER_BYTES];
-        let io = |error: std::io::Error| CollectiveError::io("read", &error);
-        socket.read_exact(&mut bytes).map_err(io)?;
-        let (header, checksum) = Header::open(&bytes, self.world.id(), self.world.name_of(peer))?;
-        let body = &mut body[..header.len as usize];
-        socket.read_exact(body).map_err(io)?;
-        checksum.verify(body)?;
-        if is_first == (header.kind == FrameKind::Data) {
-            let (field, expected, found) = ("kind of a frame on this connection", 0, 1);
-            return Err(CollectiveError::Invalid { field, expected, found });
-        }
-        match header.kind {
-            FrameKind::Abort => {
-                self.abort(&String::from_utf8_lossy(body));
-                return Ok(false);
-            }
-            FrameKind::Leave => {
-                self.link(peer).has_left.store(true, Ordering::Release);
-                if self.groups.values().any(|group| group.lock().waits_for(peer)) {
-                    self.abort(&self.left(peer));
-                }
-                return Ok(false);
-            }
-            FrameKind::Announce | FrameKind::Data | FrameKind::AbortGroup => {}
-        }
-        let group = self.group(header.group as usize)?;
-        let not_a_member = CollectiveError::NotAMember {
-            rank: peer,
-            group: header.group as usize,
-            n_groups: self.world.groups().len(),
-        };
-        let position = group.lock().position_of(peer).ok_or(not_a_member)?;
-        let outcome = match header.kind {
-            FrameKind::Announce => group.lock().on_announce(self, position, &header, body),
-            FrameKind::AbortGroup => {
-                // The aborting member sends its abort to all members.
-                group.lock().abort();
-                group.fail(CollectiveError::aborted(String::from_utf8_lossy(body)));
-                self.wakeup.wakeup().wake_always();
-                Ok(())
-            }
-            _ => self.receive(group, position, &header, body, sources),
-        };
-        if let Err(error) = &outcome {
-            group.fail(error.clone());
-        }
-        outcome.map(|()| true)
-    }
-
-    /// Puts bytes from the member at `peer` into their place, and computes the sum that they make due.
-    fn receive(
-        &self,
-        group: &SharedGroup,
-        peer: u32,
-        header: &Header,
-        body: &[u8],
-        sources: &mut Vec<*const u8>,
-    ) -> Result<(), CollectiveError> {
-        let place = (header.lane.seen_from_other_side(peer), header.index);
-        let mut state = group.lock();
-        let Some(arrival) = state.on_data(peer, header, body, sources)? else { return Ok(()) };
-        let access = group.gate.enter();
-        drop(state);
-        let given = match &arrival.action {
-            Action::Copy(to) => {
-                // SAFETY: TCP-GROUP-2: the gate was entered while the operation was in its stream, so its memory is valid; each
-                // byte of a tensor has one sender.
-                unsafe { std::ptr::copy_nonoverlapping(body.as_ptr(), to.start(), body.len()) };
-                None
-            }
-            Action::Sum(sum) => {
-                // SAFETY: as above; `body` is aligned.
-                unsafe { sum.compute(sources) };
-                Some(sum)
-            }
-        };
-        // Not while waiting for the lock: who holds it may be waiting to enter, behind a thread that waits to pass.
-        drop(access);
-        let mut state = group.lock();
-        let due = state.on_arrived(self, place, &arrival, sources);
-        if let Some(sum) = given {
-            state.on_summed(self, place, sum);
-        }
-        if let Some(sum) = due {
-            let access = group.gate.enter();
-            drop(state);
-            // SAFETY: as above; all contributions are in their place.
-            unsafe { sum.compute(sources) };
-            drop(access);
-            group.lock().on_summed(self, place, &sum);
-        }
-        Ok(())
-    }
-
     /// The abort reason when a peer has left too early.
     pub(super) fn left(&self, peer: u32) -> String {
         format!("rank {} waits for rank {}, which has left", self.name(), self.world.name_of(peer))
     }
-
-    /// Executes commands until one of them stops the writer.
-    fn write(&self, peer: u32, mut socket: TcpStream, commands: &WriterQueue) {
-        let mut chunk = vec![0u8; HEADER_BYTES + CHUNK_BYTES];
-        loop {
-            let outcome = match commands.next() {
-                WriterCommand::Frame(header, body) => {
-                    let outcome = write_frame(&mut socket, &header, &body, &mut chunk);
-                    commands.recycle(body);
-                    outcome
-                }
-                WriterCommand::Fetch(job) => self.write_job(&mut socket, &job, &mut chunk),
-                WriterCommand::Last(header, body) => {
-                    let _ = write_frame(&mut socket, &header, &body, &mut chunk);
-                    break;
-                }
-                WriterCommand::Stop => break,
-            };
-            if let Err(error) = outcome {
-                self.lost(peer, false, error.kind());
-                break;
-            }
-        }
-        commands.close();
-        let _ = socket.shutdown(Shutdown::Write);
-    }
-
-    /// Sends the bytes of a job, chunk by chunk.
-    fn write_job(&self, socket: &mut TcpStream, job: &Job, chunk: &mut [u8]) -> std::io::Result<()> {
-        let Ok(group) = self.group(job.group) else { return Ok(()) };
-        for start in job.range.clone().step_by(CHUNK_BYTES) {
-            let range = start..job.range.end.min(start + CHUNK_BYTES);
-            let header = Header {
-                group: job.group as u32,
-                lane: Lane::of(job.stream),
-                index: job.index,
-                operand: job.operand,
-                stage: job.stage,
-                offset: range.start as u64,
-                len: range.len() as u32,
-                ..Header::bare(FrameKind::Data, self.world.id())
-            };
-            let frame = &mut chunk[..HEADER_BYTES + range.len()];
-            if !fetch(group, job, range, &mut frame[HEADER_BYTES..]) {
-                return Ok(());
-            }
-            header.seal(frame);
-            if self.damages_next.load(Ordering::Relaxed) && self.damages_next.swap(false, Ordering::Relaxed) {
-                frame.last_mut().into_iter().for_each(|byte| *byte ^= 0x20);
-            }
-            socket.write_all(frame)?;
-        }
-        group.lock().on_sent(self, job);
-        Ok(())
-    }
-}
-
-/// Copies bytes of a job, if its operation is still in its stream.
-fn fetch(group: &SharedGroup, job: &Job, range: Range<usize>, to: &mut [u8]) -> bool {
-    let mut state = group.lock();
-    let Some(source) = state.source(job) else { return false };
-    let _access = group.gate.enter();
-    drop(state);
-    let from = source.slice(range);
-    // SAFETY: TCP-GROUP-2: the gate was entered while the operation was in its stream, so its memory is valid; no thread writes
-    // bytes that are still to be fetched: the sum of a chunk comes from a member that has this contribution to it.
-    unsafe { std::ptr::copy_nonoverlapping(from.start(), to.as_mut_ptr(), to.len()) };
-    true
-}
-
-/// Writes a frame in one piece, through `chunk`.
-fn write_frame(socket: &mut TcpStream, header: &Header, body: &[u8], chunk: &mut [u8]) -> std::io::Result<()> {
-    let frame = &mut chunk[..HEADER_BYTES + body.len()];
-    frame[HEADER_BYTES..].copy_from_slice(body);
-    header.seal(frame);
-    socket.write_all(frame)
 }

@@ -137,7 +137,7 @@ fn bit_that_flips_on_the_wire_ends_the_world_and_reaches_no_sum() {
         let world = World::of_one_group(ID, 2).unwrap();
         let (listeners, mut addresses) = listeners(2);
         addresses[0] = line_that_flips_a_bit(addresses[0], flipped);
-        let config = TcpConfig { sockets_per_pair: 1, ..TcpConfig::default() };
+        let config = TcpConfig { sockets_min: 1, ..TcpConfig::default() };
         let sum = |rank: u32| {
             let joined = TcpRank::join(&world, rank, &listeners[rank as usize], &addresses, &config).unwrap();
             let mut tensor = vec![1.0f32; 600_000];

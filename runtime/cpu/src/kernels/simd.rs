@@ -1,39 +1,17 @@
 //! Run-time choice of the vector instructions, so that one binary is fast on every CPU.
 
-/// Instruction sets for which the element-wise kernels are compiled, narrowest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// The instructions of every CPU of the target.
-    Baseline,
-    /// 256 bits.
-    Avx2,
-    /// 512 bits.
-    Avx512,
+use crate::isa::{Isa, isa};
+
+/// The instruction set that element-wise kernels use.
+pub fn level() -> Isa {
+    #[cfg(test)]
+    return isa().min(tests::limit());
+    #[cfg(not(test))]
+    isa()
 }
 
-/// The widest level of this CPU; the standard library caches the detection.
-pub fn level() -> Level {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let has_512 = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl");
-        let of_cpu = match (has_512, is_x86_feature_detected!("avx2")) {
-            (true, _) => Level::Avx512,
-            (false, true) => Level::Avx2,
-            (false, false) => Level::Baseline,
-        };
-        #[cfg(test)]
-        return of_cpu.min(tests::limit());
-        #[cfg(not(test))]
-        return of_cpu;
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    Level::Baseline
-}
-
-/// Defines a function whose body is compiled once for each [`Level`]. A call uses the widest level of the CPU.
+/// Defines a function whose body is compiled for AVX-512, for AVX2 and for every CPU of the target. A call uses the widest of them
+/// that [`isa`](crate::isa::isa) permits.
 ///
 /// The body must be plain loops that vectorise, and all functions that it calls must be `#[inline(always)]`: only
 /// inlined code is compiled with the wider instructions. `FMA` is disabled on purpose: without contraction all three
@@ -58,12 +36,14 @@ macro_rules! simd {
                 fn avx2 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
                     body($($arg),*)
                 }
-                match $crate::kernels::simd::level() {
+                let level = $crate::kernels::simd::level();
+                if level >= $crate::isa::Isa::Avx512 {
                     // SAFETY: the CPU has the four features that `avx512` is compiled for.
-                    $crate::kernels::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    return unsafe { avx512($($arg),*) };
+                }
+                if level >= $crate::isa::Isa::Avx2 {
                     // SAFETY: the CPU has the feature that `avx2` is compiled for.
-                    $crate::kernels::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::kernels::simd::Level::Baseline => {}
+                    return unsafe { avx2($($arg),*) };
                 }
             }
             body($($arg),*)
@@ -87,12 +67,12 @@ mod tests {
     // Lowering it during other tests is harmless, because the level changes no bit of a result.
     static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
 
-    /// The widest level that the current test permits.
-    pub fn limit() -> Level {
+    /// The widest instruction set that the current test permits.
+    pub fn limit() -> Isa {
         match LIMIT.load(Ordering::Relaxed) {
-            0 => Level::Baseline,
-            1 => Level::Avx2,
-            _ => Level::Avx512,
+            0 => Isa::Baseline,
+            1 => Isa::Avx2,
+            _ => Isa::Avx512,
         }
     }
 
@@ -118,7 +98,7 @@ mod tests {
 
     #[test]
     fn every_level_computes_the_same_bits() {
-        if level() < Level::Avx512 {
+        if level() < Isa::Avx512 {
             phalanx_needs::skip(phalanx_needs::Need::Avx512, "this CPU has no AVX-512: narrower levels only");
         }
         let widest = results();

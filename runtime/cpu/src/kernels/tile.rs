@@ -7,6 +7,7 @@
 use super::simd::simd;
 #[cfg(target_arch = "x86_64")]
 use super::{tile_pairs, tile_simd};
+use crate::isa::{Isa, isa};
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::has_matrix_unit;
 use crate::matmul::{Compute, Epilogue, Storage, TileMut, TileRef, fast_bf16, scratch_bytes, tile_matmul};
@@ -158,11 +159,11 @@ fn tile_product(
     assert!((k - 1) * ldb + n <= b.len() && (m - 1) * ldc + n <= c.len());
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") {
+        if isa() >= Isa::Avx512 {
             // SAFETY: the CPU has AVX-512F; the asserts above keep every access in bounds.
             return unsafe { tile_simd::avx512::product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate) };
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        if isa() >= Isa::Avx2 {
             // SAFETY: the CPU has AVX2 and FMA; the asserts above keep every access in bounds.
             return unsafe { tile_simd::avx2::product((m, n, k), alpha, a, (b, ldb), (c, ldc), accumulate) };
         }
@@ -221,8 +222,6 @@ simd! {
 mod tests {
     use super::super::testing::{close, random};
     use super::*;
-    #[cfg(target_arch = "x86_64")]
-    use crate::matmul::avx512_bf16;
 
     #[test]
     fn products_in_bf16_agree_with_those_in_f32_on_numbers_exact_in_bf16() {
@@ -247,7 +246,7 @@ mod tests {
                 let n_bytes = scratch_bytes(Compute::Bf16, m, n, k, Storage::F32);
                 check(Multiplier::Matrix { packed: &mut vec![f32::NAN; n_bytes.div_ceil(4)] });
                 #[cfg(target_arch = "x86_64")]
-                if avx512_bf16::available() {
+                if isa() >= Isa::Avx512Bf16 {
                     let len = tile_pairs::scratch_len(m.max(n).max(k));
                     check(Multiplier::Pairs { packed: &mut vec![f32::NAN; len] });
                 }
@@ -277,7 +276,7 @@ mod tests {
                 close(&c, &expected, 1e-5);
                 close(&plain, &expected, 1e-5);
                 #[cfg(target_arch = "x86_64")]
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                if isa() >= Isa::Avx2 {
                     let mut narrow = old.clone();
                     // SAFETY: the CPU has the features; the slices have the shapes; `n` is a multiple of 16.
                     unsafe { tile_simd::avx2::product((m, n, k), 1.0, left, (&b, n), (&mut narrow, n), accumulate) };

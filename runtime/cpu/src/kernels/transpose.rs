@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Shuffles transpose sixteen registers; no plain loop compiles to them.
 
 use super::tile::VECTOR;
+use crate::isa::{Isa, isa};
 
 /// Transposes `n_rows` rows of `n_columns` elements, `ld` apart, into `n_columns` rows, `to_ld` apart. Columns of the
 /// result beyond `n_rows` are zeroed up to the next multiple of [`VECTOR`].
@@ -19,7 +20,7 @@ pub fn transpose(from: &[f32], ld: usize, n_rows: usize, n_columns: usize, to: &
             let size = (VECTOR.min(n_rows - row), VECTOR.min(n_columns - column));
             let (from, to) = (&from[row * ld + column..], &mut to[column * to_ld + row..]);
             #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx512f") {
+            if isa() >= Isa::Avx512 {
                 // SAFETY: the CPU has AVX-512F; the assert above keeps the block in bounds.
                 unsafe { avx512::block(from, ld, size, to, to_ld) };
                 continue;

@@ -4,40 +4,13 @@
 //! Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 
 use std::arch::asm;
-use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 
 use super::driver::TileAt;
-use super::lanes;
 use super::operand::Storage;
 use super::pairs::{STEP, store_narrow};
 use super::store::{Store, address};
-
-/// Whether this CPU has tiles of bf16 and the operating system lets this process use them.
-pub(super) fn available() -> bool {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        let leaf = __cpuid_count(7, 0);
-        let tiles = leaf.edx >> 24 & 1 == 1 && leaf.edx >> 22 & 1 == 1;
-        tiles && lanes::available() && is_x86_feature_detected!("avx512bf16") && permitted()
-    })
-}
-
-/// Requests the tile state from the operating system, which saves it only for processes with this permission.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: this request changes the permission only.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
 
 /// The operand of `ldtilecfg`: eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
@@ -63,7 +36,7 @@ pub(super) struct Tiles(PhantomData<*mut ()>);
 
 impl Tiles {
     /// # Safety
-    /// [`available`] returned true.
+    /// The CPU has [`Isa::Amx`](crate::isa::Isa).
     pub unsafe fn configure() -> Tiles {
         // SAFETY: the operand is a valid configuration of palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL_TILES, options(nostack, readonly)) };

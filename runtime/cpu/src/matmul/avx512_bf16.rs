@@ -6,7 +6,6 @@
 use std::arch::x86_64::*;
 
 use super::driver::TileAt;
-use super::lanes;
 use super::operand::Storage;
 use super::pairs::{STEP, store_narrow};
 use super::store::Store;
@@ -16,15 +15,10 @@ pub(super) const MR: usize = 14;
 /// Columns of the register tile.
 pub(super) const NR: usize = 32;
 
-/// Whether this CPU has products of bf16 pairs.
-pub(crate) fn available() -> bool {
-    lanes::available() && is_x86_feature_detected!("avx512bf16")
-}
-
 /// Multiplies a panel of A by a panel of B over `depth` and stores the tile.
 ///
 /// # Safety
-/// [`available`] returned true. The panels were packed by [`super::pairs::pack`] and hold `depth`; the tile may be
+/// The CPU has [`Isa::Avx512Bf16`](crate::isa::Isa). The panels were packed by [`super::pairs::pack`] and hold `depth`; the tile may be
 /// stored, see [`Store::tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
 pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &Store<'_>, at: TileAt) {

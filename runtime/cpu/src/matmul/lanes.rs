@@ -1,24 +1,10 @@
 //! Vectors of sixteen lanes: masked loads and stores of every storage type, rounding, and the 16 × 16 transpose.
 //!
-//! Every function needs the features that [`available`] tests. Masked lanes are neither read nor written (MATMUL-2).
+//! Every function needs [`Isa::Avx512`](crate::isa::Isa). Masked lanes are neither read nor written (MATMUL-2).
 
 use std::arch::x86_64::*;
-use std::sync::OnceLock;
 
 use super::operand::Storage;
-
-/// Whether this CPU has the AVX-512 subsets of the functions here. Cached, because detection takes longer than a small
-/// tile.
-pub(super) fn available() -> bool {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("f16c")
-    })
-}
 
 /// The mask of the first `n` of sixteen lanes.
 #[inline(always)]

@@ -1,25 +1,16 @@
 //! Vectors of eight lanes, for CPUs with AVX2 and without AVX-512: partial loads and stores of every storage type,
 //! rounding, and the 8 × 8 transpose.
 //!
-//! Every function needs the features that [`available`] tests. Lanes from `n` on are neither read nor written in memory
+//! Every function needs [`Isa::Avx2`](crate::isa::Isa). Lanes from `n` on are neither read nor written in memory
 //! (MATMUL-2). Partial stores copy through the stack: AMD CPUs before Zen 4 take tens of cycles for a masked store.
 
 use std::arch::x86_64::*;
 use std::ptr::copy_nonoverlapping;
-use std::sync::OnceLock;
 
 use super::operand::Storage;
 
 /// Lanes of a vector.
 pub(super) const LANES: usize = 8;
-
-/// Whether this CPU has the instructions of the functions here.
-pub(super) fn available() -> bool {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-    })
-}
 
 /// The mask of the first `n` of eight lanes.
 #[inline]

@@ -48,6 +48,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use crate::isa::{Isa, isa};
 pub use operand::{Epilogue, Mat, MatMut, Slice, SliceMut, Storage, TileMut, TileRef};
 pub use peak::{engine_name, fast_bf16, has_matrix_unit, peak_flops};
 
@@ -61,7 +62,7 @@ pub enum Compute {
     Bf16,
 }
 
-/// The kernels of a product, selected by the features of the CPU.
+/// The kernels of a product, selected by [`isa`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     /// Tile products of bf16 pairs.
@@ -77,25 +78,15 @@ enum Engine {
 }
 
 impl Engine {
-    #[cfg(target_arch = "x86_64")]
     fn pick(compute: Compute) -> Engine {
         let round = compute == Compute::Bf16;
-        if round && amx::available() {
-            Engine::Amx
-        } else if round && avx512_bf16::available() {
-            Engine::Avx512Bf16
-        } else if lanes::available() {
-            Engine::Avx512 { round }
-        } else if lanes8::available() {
-            Engine::Avx2 { round }
-        } else {
-            Engine::Portable { round }
+        match isa() {
+            Isa::Amx if round => Engine::Amx,
+            Isa::Amx | Isa::Avx512Bf16 if round => Engine::Avx512Bf16,
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => Engine::Avx512 { round },
+            Isa::Avx2 => Engine::Avx2 { round },
+            Isa::Baseline => Engine::Portable { round },
         }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn pick(compute: Compute) -> Engine {
-        Engine::Portable { round: compute == Compute::Bf16 }
     }
 }
 

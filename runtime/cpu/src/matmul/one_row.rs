@@ -4,6 +4,7 @@
 //! Columns of C are divided among tasks, and the sum of an element does not depend on the division (MATMUL-1).
 
 use super::operand::{Epilogue, Storage, TileMut, TileRef};
+use crate::isa::{Isa, isa};
 use crate::tasks::{Cut, Tasks};
 use half::{bf16, f16};
 use phalanx_device::float::Float;
@@ -19,11 +20,7 @@ const ELEMENTS_PER_TASK: usize = 1 << 15;
 
 /// Whether the CPU has fused vector multiplications, and the operands are those of a token.
 pub(super) fn fits(m: usize, k: usize, a: TileRef, c: TileMut) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let is_fast = super::lanes::available() || super::lanes8::available();
-    #[cfg(not(target_arch = "x86_64"))]
-    let is_fast = false;
-    is_fast && m == 1 && k > 0 && !a.transposed && a.storage == Storage::F32 && c.storage == Storage::F32
+    isa() >= Isa::Avx2 && m == 1 && k > 0 && !a.transposed && a.storage == Storage::F32 && c.storage == Storage::F32
 }
 
 /// Runs a product of one row on the threads of the current pool.
@@ -83,7 +80,7 @@ macro_rules! fused {
                 }
                 // SAFETY: the CPU has the features that each is compiled for.
                 unsafe {
-                    match super::lanes::available() {
+                    match isa() >= Isa::Avx512 {
                         true => avx512($($arg),*),
                         false => avx2($($arg),*),
                     }

@@ -1,5 +1,6 @@
 //! Every engine against the same product in f64, over random shapes, layouts, storage types and epilogues.
 
+use crate::isa::{Isa, isa};
 use half::{bf16, f16};
 use phalanx_needs::{Need, skip};
 use proptest::prelude::*;
@@ -203,22 +204,22 @@ fn engines() -> Vec<Engine> {
     let mut engines = vec![Engine::Portable { round: false }, Engine::Portable { round: true }];
     #[cfg(target_arch = "x86_64")]
     {
-        if super::lanes8::available() {
+        if isa() >= Isa::Avx2 {
             engines.extend([Engine::Avx2 { round: false }, Engine::Avx2 { round: true }]);
         } else {
             skip(Need::Avx2, "this CPU has no AVX2");
         }
-        if super::lanes::available() {
+        if isa() >= Isa::Avx512 {
             engines.extend([Engine::Avx512 { round: false }, Engine::Avx512 { round: true }]);
         } else {
             skip(Need::Avx512, "this CPU has no AVX-512");
         }
-        if super::amx::available() {
+        if isa() >= Isa::Amx {
             engines.push(Engine::Amx);
         } else {
             skip(Need::Amx, "this CPU has no AMX, or the kernel does not permit it");
         }
-        if super::avx512_bf16::available() {
+        if isa() >= Isa::Avx512Bf16 {
             engines.push(Engine::Avx512Bf16);
         } else {
             skip(Need::Avx512Bf16, "this CPU has no AVX-512 products of bf16 pairs");

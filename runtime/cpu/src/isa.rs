@@ -1,0 +1,120 @@
+//! The instruction sets that kernels are written for, and the best of them that this process uses.
+//!
+//! Only this file asks the CPU. Machines with different CPUs can be made to compute the same bits by naming the narrowest of their
+//! instruction sets in [`LIMIT`] on all of them.
+
+use std::sync::OnceLock;
+
+/// The environment variable that names the widest instruction set to use: see [`Isa::name`].
+pub const LIMIT: &str = "PHALANX_MAX_CPU_ISA";
+
+/// Instruction sets, narrowest first; each includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// The instructions of every CPU of the target.
+    Baseline,
+    /// 256 bits, with fused multiplications and conversions of f16.
+    Avx2,
+    /// 512 bits: AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// Products of bf16 pairs in 512 bits.
+    Avx512Bf16,
+    /// Products of bf16 tiles.
+    Amx,
+}
+
+impl Isa {
+    const ALL: [Isa; 5] = [Isa::Baseline, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+
+    /// The value of [`LIMIT`] that names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Baseline => "baseline",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512_bf16",
+            Isa::Amx => "amx",
+        }
+    }
+}
+
+/// What kernels are chosen by: the best instruction set of this CPU up to the limit. Asked once per process.
+pub fn isa() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    // An unknown limit is refused by `limit` before a job begins.
+    *ISA.get_or_init(|| of_cpu().min(limit().ok().flatten().unwrap_or(Isa::Amx)))
+}
+
+/// The instruction set named in [`LIMIT`], if the variable is set.
+///
+/// # Errors
+/// One sentence, if it names none.
+pub fn limit() -> Result<Option<Isa>, String> {
+    let Some(value) = std::env::var_os(LIMIT) else { return Ok(None) };
+    named(&value.to_string_lossy()).map(Some)
+}
+
+fn named(name: &str) -> Result<Isa, String> {
+    let names = Isa::ALL.map(Isa::name).join(", ");
+    let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+    found.ok_or_else(|| format!("{LIMIT}={name} names no instruction set; set it to one of {names}, or unset it"))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn of_cpu() -> Isa {
+    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")) {
+        return Isa::Baseline;
+    }
+    let has_512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    match (has_512, is_x86_feature_detected!("avx512bf16")) {
+        (false, _) => Isa::Avx2,
+        (true, false) => Isa::Avx512,
+        (true, true) if has_bf16_tiles() => Isa::Amx,
+        (true, true) => Isa::Avx512Bf16,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn of_cpu() -> Isa {
+    Isa::Baseline
+}
+
+/// Whether the CPU has tiles of bf16 and the operating system lets this process use them.
+#[cfg(target_arch = "x86_64")]
+fn has_bf16_tiles() -> bool {
+    let leaf = std::arch::x86_64::__cpuid_count(7, 0);
+    leaf.edx >> 24 & 1 == 1 && leaf.edx >> 22 & 1 == 1 && is_permitted()
+}
+
+/// Requests the tile state from the operating system, which saves it only for processes with this permission.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[allow(unsafe_code, reason = "a system call")]
+fn is_permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: this request changes the permission only.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn is_permitted() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_instruction_sets_are_read_back_and_others_refused_with_those_that_fit() {
+        for isa in Isa::ALL {
+            assert_eq!(named(isa.name()), Ok(isa));
+        }
+        let refused = "PHALANX_MAX_CPU_ISA=avx3 names no instruction set; set it to one of \
+            baseline, avx2, avx512, avx512_bf16, amx, or unset it";
+        assert_eq!(named("avx3"), Err(refused.to_owned()));
+    }
+}
