@@ -221,11 +221,11 @@ impl Block<'_> {
         unsafe {
             match self.engine {
                 #[cfg(target_arch = "x86_64")]
-                Engine::Amx => pairs::pack::<32>(to, from, filled, depth, side),
+                Engine::Amx => pairs::pack::<2, 16>(to, from, filled, depth, side),
                 #[cfg(target_arch = "x86_64")]
                 Engine::Avx512Bf16 => match side {
-                    Side::A => pairs::pack::<{ avx512_bf16::MR }>(to, from, filled, depth, side),
-                    Side::B => pairs::pack::<{ avx512_bf16::NR }>(to, from, filled, depth, side),
+                    Side::A => pairs::pack::<1, { avx512_bf16::MR }>(to, from, filled, depth, side),
+                    Side::B => pairs::pack::<2, { avx512_bf16::NR / 2 }>(to, from, filled, depth, side),
                 },
                 #[cfg(target_arch = "x86_64")]
                 Engine::Avx512 { round } => match side {

@@ -11,31 +11,68 @@ use super::driver::{Side, Strip, TileAt};
 use super::lanes::{first16, first32, load, prefetch_ahead, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
+use half::{bf16, f16};
+use phalanx_device::float::Float;
 
 /// Elements of k in one step.
 pub(super) const STEP: usize = 32;
 
-/// Packs `filled ≤ W ≤ 32` lines of `depth` elements, step after step; missing elements are zero. Panels of B have
-/// whole halves.
+/// Packs `filled ≤ HALVES × LINES` lines of `depth` elements, step after step and half after half; missing elements are zero. Panels of B
+/// have halves of 16 lines.
 ///
 /// # Safety
-/// The CPU has the features below. `from` covers `filled × depth`, `to` has space for W × (`depth` rounded up to 32).
+/// The CPU has the features below. `from` covers `filled × depth`, `to` has space for all lines × (`depth` rounded up to 32).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-pub(super) unsafe fn pack<const W: usize>(to: *mut u8, from: Strip, filled: usize, depth: usize, side: Side) {
-    const { assert!(W <= 32) };
+pub(super) unsafe fn pack<const HALVES: usize, const LINES: usize>(
+    to: *mut u8,
+    from: Strip,
+    filled: usize,
+    depth: usize,
+    side: Side,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        match from.storage {
+            Storage::F32 => pack_from::<f32, HALVES, LINES>(to, from, filled, depth, side),
+            Storage::Bf16 => pack_from::<bf16, HALVES, LINES>(to, from, filled, depth, side),
+            Storage::F16 => pack_from::<f16, HALVES, LINES>(to, from, filled, depth, side),
+        }
+    }
+}
+
+/// [`pack`] of elements of type `T`. Whole halves, nearly all, are packed by code without masks.
+///
+/// # Safety
+/// As for [`pack`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+unsafe fn pack_from<T: Float, const HALVES: usize, const LINES: usize>(
+    to: *mut u8,
+    from: Strip,
+    filled: usize,
+    depth: usize,
+    side: Side,
+) {
+    const { assert!(LINES <= 16) };
     let mut to: *mut __m512i = to.cast();
     for p in (0..depth).step_by(STEP) {
         let count = STEP.min(depth - p);
-        for first in (0..W).step_by(16) {
-            let (n_rows, filled) = (16.min(W - first), filled.saturating_sub(first));
+        for first in (0..HALVES * LINES).step_by(LINES) {
+            let filled = filled.saturating_sub(first).min(LINES);
+            let is_whole = filled == LINES && count == STEP;
             // SAFETY: by the caller; `(·, p)` is inside the strip.
             unsafe {
                 let from = from.at(first, p);
-                let mut half = if from.k_contiguous { lines(from, filled, count) } else { pairs(from, filled, count) };
+                let mut half = match (from.k_contiguous, is_whole) {
+                    (true, true) => lines::<T, LINES, true>(from, LINES, STEP),
+                    (true, false) => lines::<T, LINES, false>(from, filled, count),
+                    (false, true) => pairs::<T, LINES, true>(from, LINES, STEP),
+                    (false, false) => pairs::<T, LINES, false>(from, filled, count),
+                };
                 if from.k_contiguous == (side == Side::B) {
                     transpose(&mut half);
                 }
-                for row in &half[..n_rows] {
+                for row in &half[..LINES] {
                     _mm512_store_si512(to, *row);
                     to = to.add(1);
                 }
@@ -44,23 +81,28 @@ pub(super) unsafe fn pack<const W: usize>(to: *mut u8, from: Strip, filled: usiz
     }
 }
 
-/// The first sixteen lines as `[x][pair]`.
+/// The lines of a half as `[x][pair]`.
 ///
 /// # Safety
-/// As for [`pack`].
+/// As for [`pack`]; if `WHOLE`, all lines have a whole step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-unsafe fn lines(from: Strip, filled: usize, count: usize) -> [__m512i; 16] {
+unsafe fn lines<T: Float, const LINES: usize, const WHOLE: bool>(
+    from: Strip,
+    filled: usize,
+    count: usize,
+) -> [__m512i; 16] {
+    let (storage, count) = (Storage::of::<T>(), if WHOLE { STEP } else { count });
     let mut rows = [_mm512_setzero_si512(); 16];
-    for (r, row) in rows.iter_mut().enumerate().take(filled) {
+    for (r, row) in rows.iter_mut().enumerate().take(if WHOLE { LINES } else { filled }) {
         // SAFETY: line r < filled; masks end at `count`.
         unsafe {
             let at = from.at(r, 0).ptr;
             prefetch_ahead(at);
-            *row = if from.storage == Storage::Bf16 {
+            *row = if storage == Storage::Bf16 {
                 _mm512_maskz_loadu_epi16(first32(count), at.cast())
             } else {
-                let (low, high) = load_wide(at, from.storage, count);
+                let (low, high) = load_wide(at, storage, count);
                 narrow(low, high)
             };
         }
@@ -68,30 +110,36 @@ unsafe fn lines(from: Strip, filled: usize, count: usize) -> [__m512i; 16] {
     rows
 }
 
-/// The first sixteen adjacent lines as `[pair][x]`.
+/// The lines of a half, which are adjacent, as `[pair][x]`.
 ///
 /// # Safety
-/// As for [`pack`].
+/// As for [`lines`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
-unsafe fn pairs(from: Strip, filled: usize, count: usize) -> [__m512i; 16] {
+unsafe fn pairs<T: Float, const LINES: usize, const WHOLE: bool>(
+    from: Strip,
+    filled: usize,
+    count: usize,
+) -> [__m512i; 16] {
+    let (storage, count) = (Storage::of::<T>(), if WHOLE { STEP } else { count });
     let mut rows = [_mm512_setzero_si512(); 16];
     let order = interleave();
     for (q, row) in rows.iter_mut().enumerate().take(count.div_ceil(2)) {
+        let filled = if WHOLE { LINES } else { filled };
         // An odd depth ends with half a pair, whose second row is masked out.
-        let second = if 2 * q + 1 < count { filled } else { 0 };
+        let second = if WHOLE || 2 * q + 1 < count { filled } else { 0 };
         // SAFETY: rows 2q and, unless masked, 2q + 1 are inside the strip; masks end at `filled`.
         unsafe {
             let (at, next) = (from.at(0, 2 * q).ptr, from.at(0, 2 * q + 1).ptr);
             prefetch_ahead(at);
             prefetch_ahead(next);
-            let both = if from.storage == Storage::Bf16 {
+            let both = if storage == Storage::Bf16 {
                 let even = _mm256_maskz_loadu_epi16(first16(filled), at.cast());
                 let odd = _mm256_maskz_loadu_epi16(first16(second), next.cast());
                 _mm512_inserti64x4::<1>(_mm512_castsi256_si512(even), odd)
             } else {
-                let even = load(at, from.storage, first16(filled));
-                narrow(even, load(next, from.storage, first16(second)))
+                let even = load(at, storage, first16(filled));
+                narrow(even, load(next, storage, first16(second)))
             };
             *row = _mm512_permutexvar_epi16(order, both);
         }
