@@ -2,9 +2,12 @@
 
 use super::math::{sum, sum3};
 use super::parallel::{PARTS, rows_per_part, rows_per_task, sum_parts};
-use super::simd::simd;
+use super::simd::{prefetch, simd};
 use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
+
+/// Elements of a row between two requests for the next row: one or two cache lines.
+const LANES: usize = 32;
 
 /// `y = x rstd gain`, `rstd = 1 / sqrt(mean(x²) + eps)`.
 ///
@@ -62,8 +65,11 @@ simd! {
         for ((x, y), rstd) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(rstd) {
             let r = 1.0 / (sum(x, |x| x * x) / c as f32 + eps).sqrt();
             *rstd = r;
-            for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
-                *y = Y::from_f32(x.to_f32() * r * gain);
+            for ((y, x), gain) in y.chunks_mut(LANES).zip(x.chunks(LANES)).zip(gain.chunks(LANES)) {
+                prefetch(&x[0], c);
+                for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
+                    *y = Y::from_f32(x.to_f32() * r * gain);
+                }
             }
         }
     }
