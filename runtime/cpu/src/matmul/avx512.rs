@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::driver::{Strip, TileAt};
-use super::lanes::{first16, load, prefetch_ahead, round_to_bf16, transpose};
+use super::lanes::{first16, load, prefetch, prefetch_ahead, round_to_bf16, transpose};
 use super::store::Store;
 
 /// Rows of the register tile: with two vectors a row, 28 sums leave 4 registers for operands.
@@ -101,6 +101,9 @@ unsafe fn pack_transposed<const W: usize>(
     }
 }
 
+/// Elements of a panel of B, 1 KiB, between what is loaded and what is asked for: a panel comes from the second-level cache.
+const AHEAD: usize = 256;
+
 /// Multiplies a panel of A by a panel of B over `depth` and stores the tile.
 ///
 /// # Safety
@@ -112,6 +115,8 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
     for _ in 0..depth {
         // SAFETY: one of the `depth` rows of each panel.
         unsafe {
+            prefetch(b.wrapping_add(AHEAD));
+            prefetch(b.wrapping_add(AHEAD + 16));
             let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
             for (i, sum) in sums.iter_mut().enumerate() {
                 let x = _mm512_set1_ps(*a.add(i));
