@@ -27,7 +27,7 @@ pub struct TcpConfig {
     pub unanswered_max: Duration,
     /// Longest time for making all connections: peers may be busy. Default 30 s.
     pub join_max: Duration,
-    /// Damages a bit of the next tensor that is sent, after its checksum; for tests of faults. Default: off.
+    /// Damages a bit of the next frame of a tensor; for tests of faults. Default: off.
     pub damages_next: Arc<AtomicBool>,
 }
 

@@ -117,16 +117,16 @@ impl TcpPlane {
         let operation = (header.lane.seen_from_other_side(peer), header.index);
         let arrival = group.lock().on_data(peer, header);
         let arrival = arrival.inspect_err(|error| group.fail(error.clone()))?;
-        let place = arrival.as_ref().map(|arrival| arrival.place);
-        let is_there = match place {
-            Some(Some(place)) => read_into(group, operation, place, &mut check, reader)?,
-            _ => {
-                check.add(reader.read_body(header.len as usize)?);
-                true
-            }
+        let Some(arrival) = arrival else {
+            // The group has failed, so the bytes are of no use.
+            reader.read_body(header.len as usize)?;
+            return Ok(());
         };
-        // The operation has ended in failure: the bytes are of no use.
-        let Some(arrival) = arrival.filter(|_| is_there) else { return Ok(()) };
+        match arrival.place {
+            Some(place) if !read_into(group, operation, place, &mut check, reader)? => return Ok(()),
+            Some(_) => {}
+            None => check.add(reader.read_body(header.len as usize)?),
+        }
         check.verify()?;
         let mut state = group.lock();
         let from = (peer, reader.body.as_ptr().cast());
