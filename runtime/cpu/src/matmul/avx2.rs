@@ -6,6 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::driver::{Strip, TileAt};
+use super::lanes::prefetch;
 use super::lanes8::{LANES, load, round_to_bf16, store, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
@@ -92,6 +93,9 @@ unsafe fn store_row<const W: usize>(to: *mut f32, x: __m256) {
     }
 }
 
+/// Elements of a panel of B, 1 KiB, between what is loaded and what is asked for: a panel comes from the second-level cache.
+const AHEAD: usize = 256;
+
 /// Multiplies a panel of A by a panel of B over `depth` and stores the tile.
 ///
 /// # Safety
@@ -103,6 +107,7 @@ pub(super) unsafe fn multiply(depth: usize, a: *const u8, b: *const u8, store: &
     for _ in 0..depth {
         // SAFETY: one of the `depth` rows of each panel.
         unsafe {
+            prefetch(b.wrapping_add(AHEAD));
             let (b0, b1) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(LANES)));
             for (i, sum) in sums.iter_mut().enumerate() {
                 let x = _mm256_broadcast_ss(&*a.add(i));
