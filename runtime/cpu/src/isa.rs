@@ -1,7 +1,7 @@
 //! The instruction sets that kernels are written for, and the best of them that this process uses.
 //!
-//! Only this file asks the CPU. Machines with different CPUs can be made to compute the same bits by naming the narrowest of their
-//! instruction sets in [`LIMIT`] on all of them.
+//! Only this file asks the CPU. Machines with different CPUs use the same kernels if [`LIMIT`] names, on all of them, an instruction
+//! set that all have.
 
 use std::sync::OnceLock;
 
@@ -79,8 +79,8 @@ fn of_cpu() -> Isa {
     }
 }
 
-/// Whether products of bf16 pairs take longer than f32 products of rounded operands. On Intel's processors they take twice as long:
-/// 228 and 452 GFLOP/s on registers alone (`benches/ceiling.rs`).
+/// Whether products of bf16 pairs take longer than f32 products of rounded operands. On the Intel processor that
+/// was measured they take twice as long: 228 and 452 GFLOP/s on registers alone (`benches/ceiling.rs`).
 #[cfg(target_arch = "x86_64")]
 fn has_slow_pairs() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);

@@ -7,6 +7,7 @@ mod executor;
 pub mod isa;
 pub mod kernels;
 pub mod matmul;
+mod prefetch;
 mod tasks;
 mod thread;
 

@@ -19,7 +19,7 @@ use phalanx_device::world::World;
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
     /// Least connections for tensors of a rank, over all its peers and besides one for announcements with each. The same at all
-    /// ranks. Default 2: one keeps no two cores busy, and more than one for each of several peers only take turns.
+    /// ranks. Default 2: one connection cannot keep two cores busy, and with several peers the connections of a pair only take turns.
     pub sockets_min: u32,
     /// Longest time that data may stay unacknowledged before a connection counts as lost. Default 5 s.
     pub unacknowledged_max: Duration,
@@ -56,7 +56,7 @@ pub(super) fn peers_of(world: &World, rank: u32) -> BTreeSet<u32> {
     groups.flatten().copied().filter(|peer| *peer != rank).collect()
 }
 
-/// Connections between two ranks: one for announcements, and so many for tensors that both have enough.
+/// The number of connections between two ranks: one for announcements, and as many for tensors as the rank with fewer peers needs.
 fn n_sockets(world: &World, a: u32, b: u32, config: &TcpConfig) -> u32 {
     let of = |rank| config.sockets_min.div_ceil(peers_of(world, rank).len() as u32);
     1 + of(a).max(of(b))

@@ -218,7 +218,7 @@ impl Exchange {
             OperationKind::AllReduce => of.recv.slice(own_chunk),
             _ => of.recv.slice(range.clone()),
         };
-        Sum { operand, range, dtype: of.dtype, to }
+        Sum { operand, range, dtype: of.dtype, to, is_sent: self.operation.kind == OperationKind::AllReduce }
     }
 
     /// Whether all bytes of a stage have arrived.

@@ -267,7 +267,7 @@ impl TcpGroup {
         sum
     }
 
-    /// Takes note that a sum with this checksum is computed, and sends it to the peers that need it.
+    /// Takes note that a sum is computed, and sends it, with its checksum, to the peers that need it.
     pub(super) fn on_summed(
         &mut self,
         plane: &TcpPlane,
@@ -280,7 +280,7 @@ impl TcpGroup {
         let found = lane.and_then(|lane| lane.started.get_mut(index.checked_sub(lane.completed)? as usize));
         let Some(exchange) = found else { return };
         exchange.summed(sum);
-        if exchange.operation.kind == OperationKind::AllReduce {
+        if sum.is_sent {
             let operand = sum.operand as u32;
             for peer in peers_of(stream, place) {
                 let range = sum.range.clone();

@@ -138,11 +138,11 @@ impl TcpPlane {
         let checksum = unsafe {
             sum.compute(&reader.sources);
             // While the sum is in cache: all peers get it with the same checksum.
-            checksum(std::slice::from_raw_parts(sum.to.start().cast_const(), sum.to.bytes()))
+            sum.is_sent.then(|| checksum(std::slice::from_raw_parts(sum.to.start().cast_const(), sum.to.bytes())))
         };
         // Not while waiting for the lock: who holds it may be waiting to enter, behind a thread that waits to pass.
         drop(access);
-        group.lock().on_summed(self, operation, &sum, Some(checksum));
+        group.lock().on_summed(self, operation, &sum, checksum);
         Ok(())
     }
 }
@@ -178,7 +178,10 @@ fn read_into(
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 drop(access);
-                reader.socket.peek(&mut [0]).map_err(|error| io(&error))?;
+                match reader.socket.peek(&mut [0]) {
+                    Err(error) if error.kind() != ErrorKind::Interrupted => return Err(io(&error)),
+                    _ => {}
+                }
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(io(&error)),

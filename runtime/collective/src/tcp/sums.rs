@@ -95,6 +95,8 @@ pub(super) struct Sum {
     pub(super) range: Range<usize>,
     pub(super) dtype: ElementType,
     pub(super) to: RawBuffer,
+    /// Whether all peers need it.
+    pub(super) is_sent: bool,
 }
 
 impl Sum {

@@ -2,7 +2,8 @@
 
 use super::math::sigmoid;
 use super::parallel::{CHUNK, rows_per_task};
-use super::simd::{prefetch, simd};
+use super::simd::simd;
+use crate::prefetch::prefetch;
 use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
 
@@ -86,8 +87,8 @@ simd! {
             let (gate, up) = gate_up.split_at(f);
             let lanes = act.chunks_mut(LANES).zip(gate.chunks(LANES)).zip(up.chunks(LANES));
             for ((act, gate), up) in lanes {
-                prefetch(&gate[0], 2 * f);
-                prefetch(&up[0], 2 * f);
+                prefetch(gate.as_ptr().wrapping_add(2 * f));
+                prefetch(up.as_ptr().wrapping_add(2 * f));
                 for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
                     let gate = gate.to_f32();
                     *act = Y::from_f32(gate * sigmoid(gate) * up.to_f32());
@@ -119,9 +120,9 @@ simd! {
             let whole = f - f % LANES;
             let lanes = gate[..whole].chunks_exact_mut(LANES).zip(up[..whole].chunks_exact_mut(LANES));
             for ((gate, up), dact) in lanes.zip(dact.chunks_exact(LANES)) {
-                prefetch(&gate[0], 2 * f);
-                prefetch(&up[0], 2 * f);
-                prefetch(&dact[0], f);
+                prefetch(gate.as_ptr().wrapping_add(2 * f));
+                prefetch(up.as_ptr().wrapping_add(2 * f));
+                prefetch(dact.as_ptr().wrapping_add(f));
                 let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
                 for i in 0..LANES {
                     (a[i], b[i]) = swiglu_gradient(gate[i].to_f32(), up[i].to_f32(), dact[i].to_f32());

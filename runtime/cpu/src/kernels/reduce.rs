@@ -1,7 +1,8 @@
 //! Sums over whole buffers and over columns.
 
 use super::parallel::{CHUNK, PARTS, rows_per_part, rows_per_task, sum_parts};
-use super::simd::{prefetch, simd};
+use super::simd::simd;
+use crate::prefetch::prefetch;
 use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
 
@@ -65,8 +66,8 @@ simd! {
         let mut lanes = [0.0; LANES];
         let (x, tail) = x.as_chunks::<LANES>();
         for x in x {
-            prefetch(&x[0], 8 * LANES);
-            prefetch(&x[LANES / 2], 8 * LANES);
+            prefetch(x.as_ptr().wrapping_add(8 * LANES));
+            prefetch(x.as_ptr().wrapping_add(8 * LANES + LANES / 2));
             for i in 0..LANES {
                 let wide = x[i].to_f32() as f64;
                 lanes[i] += wide * wide;

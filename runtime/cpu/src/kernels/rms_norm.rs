@@ -2,7 +2,8 @@
 
 use super::math::{sum, sum3};
 use super::parallel::{PARTS, rows_per_part, rows_per_task, sum_parts};
-use super::simd::{prefetch, simd};
+use super::simd::simd;
+use crate::prefetch::prefetch;
 use crate::tasks::{Cut, Tasks};
 use phalanx_device::float::Float;
 
@@ -66,7 +67,7 @@ simd! {
             let r = 1.0 / (sum(x, |x| x * x) / c as f32 + eps).sqrt();
             *rstd = r;
             for ((y, x), gain) in y.chunks_mut(LANES).zip(x.chunks(LANES)).zip(gain.chunks(LANES)) {
-                prefetch(&x[0], c);
+                prefetch(x.as_ptr().wrapping_add(c));
                 for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
                     *y = Y::from_f32(x.to_f32() * r * gain);
                 }

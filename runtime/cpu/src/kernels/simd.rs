@@ -10,20 +10,6 @@ pub fn level() -> Isa {
     isa()
 }
 
-/// Asks for the cache line of the element `n` elements after this one, which need not exist: a hint without an effect on results.
-#[inline(always)]
-#[allow(unsafe_code, reason = "an intrinsic")]
-pub fn prefetch<T>(element: &T, n: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).wrapping_add(n).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (element, n);
-}
-
 /// Defines a function whose body is compiled for AVX-512, for AVX2 and for every CPU of the target. A call uses the widest of them
 /// that [`isa`](crate::isa::isa) permits.
 ///

@@ -6,10 +6,10 @@
 use std::arch::x86_64::*;
 
 use super::driver::{Strip, TileAt};
-use super::lanes::prefetch;
 use super::lanes8::{LANES, load, round_to_bf16, store, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
+use crate::prefetch::prefetch;
 
 /// Rows of the register tile: with two vectors a row, 12 sums leave 4 registers for operands.
 pub(super) const MR: usize = 6;

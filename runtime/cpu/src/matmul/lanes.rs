@@ -5,6 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::operand::Storage;
+use crate::prefetch::prefetch;
 
 /// The mask of the first `n` of sixteen lanes.
 #[inline(always)]
@@ -40,13 +41,6 @@ pub(super) unsafe fn load(ptr: *const u8, storage: Storage, mask: __mmask16) -> 
 #[inline(always)]
 pub(super) fn prefetch_ahead(line: *const u8) {
     prefetch(line.wrapping_add(256));
-}
-
-/// Asks for a cache line.
-#[inline(always)]
-pub(super) fn prefetch<T>(line: *const T) {
-    // SAFETY: a hint, which accesses no memory that is not there. Every x86-64 processor has it.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
 }
 
 /// Stores sixteen lanes, rounded to nearest even where the storage is narrower.

@@ -82,7 +82,7 @@ impl Engine {
         let round = compute == Compute::Bf16;
         match isa() {
             Isa::Amx if round => Engine::Amx,
-            Isa::Amx | Isa::Avx512Bf16 if round => Engine::Avx512Bf16,
+            Isa::Avx512Bf16 if round => Engine::Avx512Bf16,
             Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => Engine::Avx512 { round },
             Isa::Avx2 => Engine::Avx2 { round },
             Isa::Baseline => Engine::Portable { round },
