@@ -9,11 +9,57 @@ mod peers;
 mod rates;
 mod steps;
 
-use crate::open;
-use anyhow::Result;
+use crate::{cases, open, step};
+use anyhow::{Context, Result, ensure};
+use phalanx_cuda::AttentionChoice;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
+
+/// What is checked and measured, and with what.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// A Python with PyTorch; without it, the first in PATH.
+    #[arg(long)]
+    pub python: Option<PathBuf>,
+    /// What attention runs through: cudnn requires cuDNN, own are the kernels of Phalanx, auto takes cuDNN where it is present.
+    #[arg(long, value_enum, default_value_t)]
+    pub attention: Attention,
+}
+
+/// What attention runs through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Attention {
+    /// cuDNN where it is present.
+    #[default]
+    Auto,
+    /// cuDNN.
+    Cudnn,
+    /// The kernels of Phalanx.
+    Own,
+}
+
+impl Options {
+    /// The same options on a command line.
+    pub fn args(&self) -> Vec<OsString> {
+        let name = match self.attention {
+            Attention::Auto => "auto",
+            Attention::Cudnn => "cudnn",
+            Attention::Own => "own",
+        };
+        let python = self.python.iter().flat_map(|python| ["--python".into(), python.into()]);
+        ["--attention".into(), name.into()].into_iter().chain(python).collect()
+    }
+
+    fn choice(&self) -> AttentionChoice {
+        match self.attention {
+            Attention::Auto => AttentionChoice::Auto,
+            Attention::Cudnn => AttentionChoice::Cudnn,
+            Attention::Own => AttentionChoice::Own,
+        }
+    }
+}
 
 /// A stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +87,10 @@ impl Stage {
     pub const ALL: [Stage; 8] = [
         Stage::Libraries,
         Stage::Driver,
-        Stage::Ceilings,
         Stage::Operations,
         Stage::Steps,
         Stage::Faults,
+        Stage::Ceilings,
         Stage::Rates,
         Stage::Peers,
     ];
@@ -60,6 +106,35 @@ impl Stage {
             Stage::Faults => "faults",
             Stage::Rates => "rates",
             Stage::Peers => "peers",
+        }
+    }
+
+    /// Whether load of other processes does not change what it finds.
+    pub const fn is_check(self) -> bool {
+        matches!(self, Stage::Driver | Stage::Operations | Stage::Steps)
+    }
+
+    /// Parts that run in processes of their own, since an error of a kernel makes the GPU useless to its process; none if the stage
+    /// is not divided.
+    pub fn parts(self) -> Vec<String> {
+        match self {
+            Stage::Operations => {
+                let mut names: Vec<String> = cases::all().iter().map(|case| case.op.name().to_owned()).collect();
+                names.sort_unstable();
+                names.dedup();
+                names
+            }
+            Stage::Steps => step::all().into_iter().map(|case| case.name).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The file of its report below the folder of results; `only` names a part.
+    pub fn file(self, only: Option<&str>) -> PathBuf {
+        let is_plain = |c: char| c.is_ascii_alphanumeric();
+        match only {
+            Some(part) => format!("{}/{}.json", self.name(), part.replace(|c| !is_plain(c), "-")).into(),
+            None => format!("{}.json", self.name()).into(),
         }
     }
 
@@ -99,6 +174,15 @@ impl Report {
         self.n_checks - self.failures.len()
     }
 
+    /// This report, followed by another one of the same stage.
+    #[must_use]
+    pub fn joined(mut self, other: Report) -> Report {
+        self.rows.extend(other.rows);
+        self.n_checks += other.n_checks;
+        self.failures.extend(other.failures);
+        self
+    }
+
     fn row(&mut self, cells: &[&dyn fmt::Display]) {
         self.rows.push(cells.iter().map(ToString::to_string).collect());
     }
@@ -128,20 +212,30 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs a stage on the GPU of this machine. `python` is one with PyTorch.
+/// Runs a stage, or the part `only` of it, on the GPU of this machine.
 ///
 /// # Errors
 /// When there is no GPU, or a measurement cannot run. Failed checks are part of the report.
-pub fn run(stage: Stage, python: Option<&Path>) -> Result<Report> {
-    let gpu = open::gpu()?;
+pub fn run(stage: Stage, only: Option<&str>, options: &Options) -> Result<Report> {
+    if let Some(part) = only {
+        let parts = stage.parts();
+        ensure!(
+            parts.iter().any(|name| name == part),
+            "{} has no part {part:?}, only {}",
+            stage.name(),
+            parts.join(", ")
+        );
+    }
+    let gpu = open::gpu()?.with_attention(options.choice()).context("choosing the attention")?;
+    let is_asked = |name: &str| only.is_none_or(|only| only == name);
     match stage {
         Stage::Libraries => libraries::run(&gpu),
         Stage::Driver => driver::run(&gpu),
         Stage::Ceilings => ceilings::run(&gpu),
-        Stage::Operations => operations::run(&gpu),
-        Stage::Steps => steps::run(&gpu),
+        Stage::Operations => operations::run(&gpu, is_asked),
+        Stage::Steps => steps::run(&gpu, is_asked),
         Stage::Faults => faults::run(&gpu),
         Stage::Rates => rates::run(&gpu),
-        Stage::Peers => peers::run(&gpu, python),
+        Stage::Peers => peers::run(&gpu, options.python.as_deref()),
     }
 }

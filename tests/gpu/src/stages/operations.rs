@@ -6,10 +6,10 @@ use anyhow::Result;
 use phalanx_cpu::CpuDevice;
 use phalanx_cuda::CudaDevice;
 
-pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
+pub(super) fn run(gpu: &CudaDevice, is_asked: impl Fn(&str) -> bool) -> Result<Report> {
     let mut report = Report::new(&gpu.gpus()[0].name, &["operation", "cases", "worst difference / tolerance"]);
     let mut by_op: Vec<(&'static str, usize, f64)> = Vec::new();
-    for case in cases::all() {
+    for case in cases::all().into_iter().filter(|case| is_asked(case.op.name())) {
         let outcome = case.compare(&CpuDevice, gpu);
         let worst = outcome.as_ref().map_or(f64::INFINITY, |worst| *worst);
         match by_op.iter_mut().find(|(op, ..)| *op == case.op.name()) {
