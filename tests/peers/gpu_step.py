@@ -1,6 +1,6 @@
 """Times the training step of a Llama on one GPU in PyTorch, beside the same step of `phalanx-gpu`; prints a line of JSON per variant.
 
-usage: gpu_step.py [--device cuda|cpu] [--steps N] [--shape JSON]
+usage: gpu_step.py [--device cuda|cpu] [--steps N] [--shape JSON]     (--steps 0 only compiles)
 `phalanx-gpu all --python PROGRAM` runs this file and gives the shape of its own step; the default is Llama 3.2 1B, 2 rows of 4096.
 Each variant is `torch.compile` of the model with bf16 autocast over float32 weights, fused AdamW and a clipped gradient norm:
 "default" lets PyTorch choose its attention, "cudnn" allows only that of cuDNN. A variant that cannot run prints its error.
@@ -87,7 +87,7 @@ def measure(variant, shape, device, n_steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
     step = torch.compile(model) if on_gpu else model
     seconds = []
-    for i in range(n_steps + 3):  # the first compiles
+    for i in range(n_steps + 3 if n_steps else 1):  # the first compiles
         wait()
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
@@ -100,7 +100,7 @@ def measure(variant, shape, device, n_steps):
         value = loss.item()
         wait()
         seconds.append(time.perf_counter() - begin)
-    median = statistics.median(seconds[3:])
+    median = statistics.median(seconds[3:] or seconds)
     return {
         "step_ms": 1e3 * median, "tokens_per_s": shape["n_rows"] * shape["seq_len"] / median, "loss": value,
         "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,

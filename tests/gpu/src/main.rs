@@ -54,6 +54,8 @@ enum One {
     Operations(Out),
     /// Compares whole steps of small models with the CPU.
     Steps(Out),
+    /// Compiles PyTorch's step, for peers to find it compiled.
+    Compile(Out),
     /// Kills and stops ranks of a job on the GPU.
     Faults(Out),
     /// Measures every operation of a step of a model with 1 billion parameters.
@@ -77,6 +79,9 @@ struct Out {
 fn main() -> ExitCode {
     // The ranks of `faults` are processes of this program.
     phalanx::rank_process();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let done = match Cli::parse().command {
         Action::All { out, minutes, options } => all::run(&out, Duration::from_secs_f64(minutes * 60.0), &options),
         Action::One(one) => {
@@ -86,6 +91,7 @@ fn main() -> ExitCode {
                 One::Ceilings(out) => (Stage::Ceilings, out),
                 One::Operations(out) => (Stage::Operations, out),
                 One::Steps(out) => (Stage::Steps, out),
+                One::Compile(out) => (Stage::Compile, out),
                 One::Faults(out) => (Stage::Faults, out),
                 One::Rates(out) => (Stage::Rates, out),
                 One::Peers(out) => (Stage::Peers, out),
@@ -104,7 +110,7 @@ fn main() -> ExitCode {
 
 /// Runs a stage in this process.
 fn run(stage: Stage, Out { out, only, options }: &Out) -> Result<()> {
-    let report = stages::run(stage, only.as_deref(), options)?;
+    let report = stages::run(stage, only.as_deref(), out, options)?;
     println!("{report}");
     let path = out.join(stage.file(only.as_deref()));
     let folder = path.parent().expect("a file in a folder");

@@ -9,6 +9,8 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     for (name, path) in gpu.libraries()? {
         report.row(&[&name, &path.display()]);
     }
+    let cudnn = gpu.cudnn().map_or_else(|missing| missing.to_string(), |file| file.display().to_string());
+    report.row(&[&"cuDNN", &cudnn]);
     for (i, info) in gpu.gpus().iter().enumerate() {
         let (major, minor) = info.capability;
         let gib = info.memory_bytes as f64 / (1u64 << 30) as f64;

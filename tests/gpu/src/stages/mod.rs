@@ -15,7 +15,7 @@ use phalanx_cuda::AttentionChoice;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is checked and measured, and with what.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -74,6 +74,8 @@ pub enum Stage {
     Operations,
     /// Compares whole steps with the CPU.
     Steps,
+    /// Compiles PyTorch's step, for `Peers` to find it compiled.
+    Compile,
     /// Kills and stops ranks of a job on the GPU.
     Faults,
     /// Measures every operation of a step of a large model.
@@ -84,8 +86,9 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order in which they run.
-    pub const ALL: [Stage; 8] = [
+    pub const ALL: [Stage; 9] = [
         Stage::Libraries,
+        Stage::Compile,
         Stage::Driver,
         Stage::Operations,
         Stage::Steps,
@@ -103,6 +106,7 @@ impl Stage {
             Stage::Ceilings => "ceilings",
             Stage::Operations => "operations",
             Stage::Steps => "steps",
+            Stage::Compile => "compile",
             Stage::Faults => "faults",
             Stage::Rates => "rates",
             Stage::Peers => "peers",
@@ -111,7 +115,7 @@ impl Stage {
 
     /// Whether load of other processes does not change what it finds.
     pub const fn is_check(self) -> bool {
-        matches!(self, Stage::Driver | Stage::Operations | Stage::Steps)
+        matches!(self, Stage::Compile | Stage::Driver | Stage::Operations | Stage::Steps)
     }
 
     /// Parts that run in processes of their own, since an error of a kernel makes the GPU useless to its process; none if the stage
@@ -142,7 +146,7 @@ impl Stage {
     pub const fn share(self) -> f64 {
         match self {
             Stage::Libraries | Stage::Driver => 0.5,
-            Stage::Ceilings => 1.0,
+            Stage::Ceilings | Stage::Compile => 1.0,
             Stage::Operations | Stage::Steps | Stage::Faults | Stage::Rates | Stage::Peers => 3.0,
         }
     }
@@ -212,11 +216,11 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs a stage, or the part `only` of it, on the GPU of this machine.
+/// Runs a stage, or the part `only` of it, on the GPU of this machine. `out` is the folder of results.
 ///
 /// # Errors
 /// When there is no GPU, or a measurement cannot run. Failed checks are part of the report.
-pub fn run(stage: Stage, only: Option<&str>, options: &Options) -> Result<Report> {
+pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> Result<Report> {
     if let Some(part) = only {
         let parts = stage.parts();
         ensure!(
@@ -236,6 +240,7 @@ pub fn run(stage: Stage, only: Option<&str>, options: &Options) -> Result<Report
         Stage::Steps => steps::run(&gpu, is_asked),
         Stage::Faults => faults::run(&gpu),
         Stage::Rates => rates::run(&gpu),
-        Stage::Peers => peers::run(&gpu, options.python.as_deref()),
+        Stage::Compile => peers::compile(&gpu, options.python.as_deref(), out),
+        Stage::Peers => peers::run(&gpu, options.python.as_deref(), out),
     }
 }

@@ -29,7 +29,22 @@ struct Line {
     error: Option<String>,
 }
 
-pub(super) fn run(gpu: &CudaDevice, python: Option<&Path>) -> Result<Report> {
+/// Compiles PyTorch's step. The compiler keeps it in a folder of results, where [`run`] finds it.
+pub(super) fn compile(gpu: &CudaDevice, python: Option<&Path>, out: &Path) -> Result<Report> {
+    let mut report = Report::new(&gpu.gpus()[0].name, &["step", "outcome"]);
+    match usable(gpu, python) {
+        Ok(python) => {
+            for line in measure_pytorch(&python, &model(gpu), batch(gpu), 0, out)? {
+                let name = format!("PyTorch {}, attention {}", line.torch, line.attention);
+                report.row(&[&name, &line.error.as_deref().unwrap_or("compiled")]);
+            }
+        }
+        Err(reason) => report.row(&[&"PyTorch", &format!("not compiled: {reason:#}")]),
+    }
+    Ok(report)
+}
+
+pub(super) fn run(gpu: &CudaDevice, python: Option<&Path>, out: &Path) -> Result<Report> {
     let (model, batch) = (model(gpu), batch(gpu));
     let case = StepCase::new("1B in bf16", model.clone(), batch, Precision::Bf16);
     let columns = ["step", "ms", "tokens/s", "GiB", "ours / its tokens/s", "ours / its memory"];
@@ -47,7 +62,7 @@ pub(super) fn run(gpu: &CudaDevice, python: Option<&Path>) -> Result<Report> {
             return Ok(report);
         }
     };
-    for line in measure_pytorch(&python, &model, batch)? {
+    for line in measure_pytorch(&python, &model, batch, N_STEPS, out)? {
         let name = format!("PyTorch {}, attention {}", line.torch, line.attention);
         if let Some(error) = line.error {
             report.row(&[&format!("{name}: {error}")]);
@@ -80,7 +95,13 @@ fn usable(gpu: &CudaDevice, python: Option<&Path>) -> Result<PathBuf> {
 }
 
 /// Runs the script with the shape of our step.
-fn measure_pytorch(python: &Path, model: &ModelConfig, batch: BatchShape) -> Result<Vec<Line>> {
+fn measure_pytorch(
+    python: &Path,
+    model: &ModelConfig,
+    batch: BatchShape,
+    n_steps: u64,
+    out: &Path,
+) -> Result<Vec<Line>> {
     let shape = serde_json::json!({
         "vocab_size": model.vocab_size, "hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size,
         "n_layers": model.n_layers, "n_heads": model.n_heads, "n_kv_heads": model.n_kv_heads,
@@ -91,7 +112,8 @@ fn measure_pytorch(python: &Path, model: &ModelConfig, batch: BatchShape) -> Res
     std::fs::write(&script, SCRIPT).with_context(|| format!("writing {}", script.display()))?;
     let ran = Command::new(python)
         .arg(&script)
-        .args(["--steps", &N_STEPS.to_string(), "--shape", &shape.to_string()])
+        .env("TORCHINDUCTOR_CACHE_DIR", out.join("compiled"))
+        .args(["--steps", &n_steps.to_string(), "--shape", &shape.to_string()])
         .output()
         .with_context(|| format!("starting {}", python.display()));
     std::fs::remove_file(&script).with_context(|| format!("removing {}", script.display()))?;
