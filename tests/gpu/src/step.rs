@@ -94,6 +94,17 @@ fn spec() -> StepSpec {
     }
 }
 
+/// Fills the elements of a run, of which `first` is the index of the first one, on all processors.
+fn fill_run(first: usize, run: &mut [f32], number: &(impl Fn(usize) -> f32 + Sync)) {
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let len = run.len().div_ceil(n_threads).max(1 << 14);
+    std::thread::scope(|scope| {
+        for (i, part) in run.chunks_mut(len).enumerate() {
+            scope.spawn(move || (first + i * len..).zip(part).for_each(|(i, x)| *x = number(i)));
+        }
+    });
+}
+
 /// Steps of every kind of model, precision and memory option.
 pub fn all() -> Vec<StepCase> {
     let llama = small_model();
@@ -285,14 +296,13 @@ impl StepCase {
         let rng = CounterRng::new(7);
         for p in &c.program.params {
             let stream = rng.fork_named(&p.parts[0].name);
+            let number = |i: usize| match p.init {
+                Init::Normal { std } => std * stream.normal(i as u64) as f32,
+                Init::Ones | Init::RowLengths { .. } => 1.0,
+                Init::Zeros => 0.0,
+            };
             machine.fill(c, p.value, 0..c.program.value(p.value).n_elements(), |first, run| {
-                for (i, x) in (first..).zip(run) {
-                    *x = match p.init {
-                        Init::Normal { std } => std * stream.normal(i as u64) as f32,
-                        Init::Ones | Init::RowLengths { .. } => 1.0,
-                        Init::Zeros => 0.0,
-                    };
-                }
+                fill_run(first, run, &number);
             });
         }
         for (i, v) in c.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {

@@ -9,6 +9,7 @@ use phalanx_device::Device;
 use phalanx_strategies::cost::{Cost, instr_cost};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::program::{Instr, Op, Program};
 use std::collections::BTreeMap;
 
 /// Llama 3.2 1B.
@@ -43,13 +44,22 @@ pub(super) fn batch(gpu: &CudaDevice) -> BatchShape {
     }
 }
 
+/// The operation of an instruction; of a product also its rows, columns and terms, and the types of operands and result.
+fn kind(p: &Program, instr: &Instr) -> String {
+    let Op::MatMul(m) = &instr.op else { return instr.op.name().to_owned() };
+    let [a, c] = [instr.reads[0], instr.writes[0]].map(|v| p.value(v));
+    let (n, k) = (c.n_columns(), if m.trans_a { a.n_rows() } else { a.n_columns() });
+    let added = if m.residual { " +" } else { "" };
+    format!("matmul {} x {n} x {k}, {} to {}{added}", c.n_rows(), a.dtype, c.dtype)
+}
+
 pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     let batch = batch(gpu);
     let case = StepCase::new("1B in bf16", model(gpu), batch, Precision::Bf16);
     let (c, timings) = case.time(gpu, if measure::is_software(gpu) { 1 } else { 5 })?;
-    let mut by_op: BTreeMap<&'static str, (usize, f64, Cost)> = BTreeMap::new();
+    let mut by_op: BTreeMap<String, (usize, f64, Cost)> = BTreeMap::new();
     for (instr, s) in c.program.instrs.iter().zip(&timings) {
-        let (n, seconds, cost) = by_op.entry(instr.op.name()).or_default();
+        let (n, seconds, cost) = by_op.entry(kind(&c.program, instr)).or_default();
         (*n, *seconds, *cost) = (*n + 1, *seconds + s, *cost + instr_cost(&c.program, instr));
     }
     let mut rows: Vec<_> = by_op.into_iter().collect();
