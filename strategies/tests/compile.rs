@@ -84,21 +84,45 @@ fn every_buffer_has_the_alignment_of_the_target() {
 
 #[test]
 fn products_of_a_target_with_half_copies_read_no_f32_values() {
-    let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
     let target = Nowhere { half_copies: true, ..Nowhere::default() };
+    // A step of one microbatch converts every matrix in the forward and in the backward pass, a longer one once.
+    for (n_microbatches, n_copies) in [(1, 2), (3, 1)] {
+        let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
 
-    let step = compile_step(forward, &spec(1, Precision::Bf16, Recompute::None), &target).unwrap();
+        let step = compile_step(forward, &spec(n_microbatches, Precision::Bf16, Recompute::None), &target).unwrap();
 
-    let p = &step.program;
-    let products = p.instrs.iter().filter(|i| matches!(i.op, Op::MatMul(_)));
-    let factors: Vec<DType> = products.flat_map(|i| i.reads[..2].iter().map(|v| p.value(*v).dtype)).collect();
-    assert!(factors.len() > 20 && factors.iter().all(|dtype| *dtype == DType::Bf16), "{factors:?}");
-    let casts_of_weights = p.instrs.iter().filter(|i| matches!(i.op, Op::Cast) && p.param_of(i.reads[0]).is_some());
-    let weights: Vec<ValueId> = casts_of_weights.map(|i| i.reads[0]).collect();
-    let n_matrices = p.params.iter().filter(|param| p.value(param.value).shape.len() == 2).count();
-    // Every matrix once, except the embedding, which no product reads.
-    assert_eq!(weights.len(), n_matrices - 1);
-    assert_no_live_buffer_is_overwritten(&step);
+        let p = &step.program;
+        let products = p.instrs.iter().filter(|i| matches!(i.op, Op::MatMul(_)));
+        let factors: Vec<DType> = products.flat_map(|i| i.reads[..2].iter().map(|v| p.value(*v).dtype)).collect();
+        assert!(factors.len() > 20 && factors.iter().all(|dtype| *dtype == DType::Bf16), "{factors:?}");
+        let casts_of_weights = p.instrs.iter().filter(|i| matches!(i.op, Op::Cast) && p.param_of(i.reads[0]).is_some());
+        let n_matrices = p.params.iter().filter(|param| p.value(param.value).shape.len() == 2).count();
+        // Without the embedding, which no product reads.
+        assert_eq!(casts_of_weights.count(), n_copies * (n_matrices - 1));
+        assert_no_live_buffer_is_overwritten(&step);
+    }
+}
+
+#[test]
+fn logits_of_a_target_with_half_copies_and_their_gradient_are_in_half_width_unless_a_step_computes_in_f32() {
+    let target = Nowhere { half_copies: true, ..Nowhere::default() };
+    for (precision, expected) in
+        [(Precision::F32, DType::F32), (Precision::Bf16, DType::Bf16), (Precision::F16, DType::F16)]
+    {
+        let forward =
+            || model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+        let types = |c: &Compiled| {
+            let loss = c.program.instrs.iter().find(|i| matches!(i.op, Op::CrossEntropy { .. })).unwrap();
+            let values = loss.reads.iter().take(1).chain(loss.writes.get(1));
+            values.map(|v| c.program.value(*v).dtype).collect::<Vec<_>>()
+        };
+        let spec = spec(1, precision, Recompute::None);
+
+        let step = compile_step(forward(), &spec, &target).unwrap();
+        let eval = compile_forward(forward(), &spec, &target).unwrap();
+
+        assert_eq!((types(&step), types(&eval)), (vec![expected; 2], vec![DType::F32]), "{precision:?}");
+    }
 }
 
 /// Every family, with tied weights or with adapters on its blocks, on one rank and on every axis that cuts the head.

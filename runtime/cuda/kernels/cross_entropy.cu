@@ -1,25 +1,28 @@
-// Softmax cross-entropy over rows of f32 logits. A block works on one row. Sums of a few exponentials are f32, all others f64.
+// Softmax cross-entropy over rows of logits. A block works on one row. Sums of a few exponentials are f32, all others f64.
+// X: element type of logits and of their gradients.
 //
-// A row of a large vocabulary has half a megabyte. Reading it twice from memory would move half as many bytes again, so the
+// A row of a large vocabulary has half a megabyte in f32. Reading it twice from memory would move half as many bytes again, so the
 // threads keep what they read first in registers, and read the rest again from its end: that is still in the cache.
 
-// Vectors of four that a thread keeps.
-constexpr int KEPT = 8;
+// Elements of a vector of 16 bytes.
+constexpr int WIDTH = 16 / sizeof(X);
+// Vectors that a thread keeps: as many as its registers hold on every architecture.
+constexpr int KEPT = sizeof(X) == 4 ? 8 : 3;
 
 __device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * 1.4426950408889634f); }
 
 // A row in memory: `head` elements up to the first multiple of 16 bytes, vectors, then `tail` elements.
 struct Row {
     int head, n_vectors, tail;
-    __device__ __forceinline__ Row(const float* row, int v) {
-        head = min(int((16 - (unsigned long long)row % 16) % 16 / 4), v);
-        n_vectors = (v - head) / 4;
-        tail = (v - head) % 4;
+    __device__ __forceinline__ Row(const X* row, int v) {
+        head = min(int((16 - (unsigned long long)row % 16) % 16 / sizeof(X)), v);
+        n_vectors = (v - head) / WIDTH;
+        tail = (v - head) % WIDTH;
     }
     // Head and tail belong to the first threads, one element each; -1 for the others.
     __device__ __forceinline__ int edge() const {
         int i = threadIdx.x;
-        return i < head ? i : i < head + tail ? 4 * n_vectors + i : -1;
+        return i < head ? i : i < head + tail ? WIDTH * n_vectors + i : -1;
     }
 };
 
@@ -38,46 +41,63 @@ template <int N> __device__ __forceinline__ void add_to(Total& total, const floa
     total.sum += sum;
 }
 
-__device__ __forceinline__ void load_or(float (&x)[4], const float* from, int i, int n, float otherwise) {
-    if (i < n) load_vector(x, from + 4ll * i);
-    else for (int j = 0; j < 4; j++) x[j] = otherwise;
+// A vector as words: the compiler keeps elements of two bytes in a register each.
+struct alignas(16) Piece { unsigned words[4]; };
+__device__ __forceinline__ Piece load_piece(const X* from, int i) { return *(const Piece*)(from + (long long)WIDTH * i); }
+__device__ __forceinline__ Piece load_or(const X* from, int i, int n, float otherwise) {
+    if (i < n) return load_piece(from, i);
+    float x[WIDTH];
+    for (int j = 0; j < WIDTH; j++) x[j] = otherwise;
+    Vector<X, WIDTH> v = vector_of(X(), x);
+    return *(const Piece*)&v;
+}
+template <int FIRST = 0, int N> __device__ __forceinline__ void to_floats(float (&to)[N], const Piece& from) {
+    const Vector<X, WIDTH> v = *(const Vector<X, WIDTH>*)&from;
+    for (int j = 0; j < WIDTH; j++) to[FIRST + j] = to_float(v.at[j]);
 }
 
 // Stores what this kernel does not read again, so that the cache keeps what it does. (A plain store was compiled to four.)
-__device__ __forceinline__ void store_last(float* to, const float (&x)[4]) { __stcs((float4*)to, float4{x[0], x[1], x[2], x[3]}); }
+__device__ __forceinline__ void store_last(X* to, const float (&x)[WIDTH]) {
+    Vector<X, WIDTH> v = vector_of(X(), x);
+    __stcs((float4*)to, *(const float4*)&v);
+}
 
 // The total of a row, at every thread; what each thread keeps.
-__device__ __forceinline__ Total read_row(const float* row, const Row& parts, float (&kept)[KEPT][4], float& edge) {
-    const float* body = row + parts.head;
+__device__ __forceinline__ Total read_row(const X* row, const Row& parts, Piece (&kept)[KEPT], float& edge) {
+    const X* body = row + parts.head;
     Total total = {-INFINITY, 0.0};
-    for (int k = 0; k < KEPT; k++) load_or(kept[k], body, threadIdx.x + k * blockDim.x, parts.n_vectors, -INFINITY);
-    edge = parts.edge() < 0 ? -INFINITY : row[parts.edge()];
-    for (int k = 0; k < KEPT; k++) add_to(total, kept[k]);
+    for (int k = 0; k < KEPT; k++) kept[k] = load_or(body, threadIdx.x + k * blockDim.x, parts.n_vectors, -INFINITY);
+    edge = parts.edge() < 0 ? -INFINITY : to_float(row[parts.edge()]);
+    for (int k = 0; k < KEPT; k++) {
+        float x[WIDTH];
+        to_floats(x, kept[k]);
+        add_to(total, x);
+    }
     float edges[1] = {edge};
     add_to(total, edges);
     for (int i = threadIdx.x + KEPT * blockDim.x; i < parts.n_vectors; i += 2 * blockDim.x) {
-        float x[4], y[4];
-        load_or(x, body, i, parts.n_vectors, -INFINITY);
-        load_or(y, body, i + blockDim.x, parts.n_vectors, -INFINITY);
-        float both[8] = {x[0], x[1], x[2], x[3], y[0], y[1], y[2], y[3]};
+        float both[2 * WIDTH];
+        Piece x = load_or(body, i, parts.n_vectors, -INFINITY), y = load_or(body, i + blockDim.x, parts.n_vectors, -INFINITY);
+        to_floats(both, x);
+        to_floats<WIDTH>(both, y);
         add_to(total, both);
     }
     float largest = block_max(total.largest), reference = largest == -INFINITY ? 0.0f : largest;
     return {largest, block_sum(total.sum * exp_of(total.largest - reference))};
 }
 
-__device__ __forceinline__ void zero_row(float* row, const Row& parts) {
-    float zeros[4] = {};
-    for (int i = threadIdx.x; i < parts.n_vectors; i += blockDim.x) store_last(row + parts.head + 4ll * i, zeros);
-    if (parts.edge() >= 0) row[parts.edge()] = 0.0f;
+__device__ __forceinline__ void zero_row(X* row, const Row& parts) {
+    float zeros[WIDTH] = {};
+    for (int i = threadIdx.x; i < parts.n_vectors; i += blockDim.x) store_last(row + parts.head + (long long)WIDTH * i, zeros);
+    if (parts.edge() >= 0) row[parts.edge()] = from_float<X>(0.0f);
 }
 
 // losses [n] = ln sum exp(logits) - the label's logit, or 0 where the label is negative; dlogits, if not null, =
 // (softmax - onehot(label)) scale, or 0. dlogits may be the logits. A label outside of the classes has an infinite loss and a
 // gradient of NaN, for which the step changes nothing.
-extern "C" __global__ void __launch_bounds__(1024) loss_of_rows(const float* logits, const int* labels, const double* gradient_scale, int v, double* losses, float* dlogits) {
+extern "C" __global__ void __launch_bounds__(1024) loss_of_rows(const X* logits, const int* labels, const double* gradient_scale, int v, double* losses, X* dlogits) {
     long long at = (long long)blockIdx.x * v;
-    const float* row = logits + at;
+    const X* row = logits + at;
     int label = labels[blockIdx.x];
     Row parts(row, v);
     if (label < 0) {
@@ -85,25 +105,26 @@ extern "C" __global__ void __launch_bounds__(1024) loss_of_rows(const float* log
         if (dlogits) zero_row(dlogits + at, parts);
         return;
     }
-    float of_label = label < v ? row[label] : -INFINITY, kept[KEPT][4], edge;
+    float of_label = label < v ? to_float(row[label]) : -INFINITY, edge;
+    Piece kept[KEPT];
     Total total = read_row(row, parts, kept, edge);
     if (threadIdx.x == 0) losses[blockIdx.x] = double(total.largest) + log(total.sum) - double(of_label);
     if (!dlogits) return;
     float scale = float(*gradient_scale), largest = total.largest;
     float factor = label < v ? float(double(scale) / total.sum) : INFINITY - INFINITY;
-    float *to = dlogits + at, *body = to + parts.head;
-    auto write = [=](const float (&x)[4], int i) {
-        float d[4];
-        for (int j = 0; j < 4; j++) d[j] = exp_of(x[j] - largest) * factor;
-        store_last(body + 4ll * i, d);
+    X *to = dlogits + at, *body = to + parts.head;
+    auto write = [=](const Piece& x, int i) {
+        float d[WIDTH];
+        to_floats(d, x);
+        for (int j = 0; j < WIDTH; j++) d[j] = exp_of(d[j] - largest) * factor;
+        store_last(body + (long long)WIDTH * i, d);
     };
     // From the end on.
     int first = threadIdx.x + KEPT * blockDim.x, n_left = first < parts.n_vectors ? (parts.n_vectors - first - 1) / int(blockDim.x) + 1 : 0;
     for (int k = n_left - 1; k >= 0; k -= 2) {
-        float x[4], y[4];
         int i = first + k * int(blockDim.x), j = i - int(blockDim.x);
-        load_vector(x, row + parts.head + 4ll * i);
-        if (k > 0) load_vector(y, row + parts.head + 4ll * j);
+        Piece x = load_piece(row + parts.head, i), y;
+        if (k > 0) y = load_piece(row + parts.head, j);
         write(x, i);
         if (k > 0) write(y, j);
     }
@@ -111,26 +132,27 @@ extern "C" __global__ void __launch_bounds__(1024) loss_of_rows(const float* log
         int i = threadIdx.x + k * blockDim.x;
         if (i < parts.n_vectors) write(kept[k], i);
     }
-    if (parts.edge() >= 0) to[parts.edge()] = exp_of(edge - largest) * factor;
+    if (parts.edge() >= 0) to[parts.edge()] = from_float<X>(exp_of(edge - largest) * factor);
     __syncthreads();
-    if (threadIdx.x == 0 && label < v) to[label] = exp_of(of_label - largest) * factor - scale;
+    if (threadIdx.x == 0 && label < v) to[label] = from_float<X>(exp_of(of_label - largest) * factor - scale);
 }
 
 // stats [n, 3] of a row of a part of the classes, those from `first` on: the largest logit, the sum of exponentials relative to
 // it, and the label's logit, minus infinity if it is elsewhere. A negative label: the numbers of no classes.
-extern "C" __global__ void __launch_bounds__(1024) statistics_of_rows(const float* __restrict__ logits, const int* __restrict__ labels, int v, int first, float* stats) {
-    const float* row = logits + (long long)blockIdx.x * v;
+extern "C" __global__ void __launch_bounds__(1024) statistics_of_rows(const X* __restrict__ logits, const int* __restrict__ labels, int v, int first, float* stats) {
+    const X* row = logits + (long long)blockIdx.x * v;
     int label = labels[blockIdx.x], column = label - first;
     Total total = {-INFINITY, 0.0};
     if (label >= 0) {
-        float kept[KEPT][4], edge;
+        Piece kept[KEPT];
+        float edge;
         total = read_row(row, Row(row, v), kept, edge);
     }
     if (threadIdx.x) return;
     float* to = stats + 3ll * blockIdx.x;
     to[0] = total.largest;
     to[1] = float(total.sum);
-    to[2] = label >= 0 && column >= 0 && column < v ? row[column] : -INFINITY;
+    to[2] = label >= 0 && column >= 0 && column < v ? to_float(row[column]) : -INFINITY;
 }
 
 // The statistics of a row, merged over all parts in their order.
@@ -158,10 +180,10 @@ extern "C" __global__ void __launch_bounds__(256) loss_of_statistics(const int* 
 }
 
 // dlogits [n, v] of this part, which may be the logits. A block for each row and each run of columns.
-extern "C" __global__ void __launch_bounds__(256) gradient_of_statistics(const float* logits, const int* labels, const double* gradient_scale, const float* stats, int n_shards, int n, int v, int first, float* dlogits) {
+extern "C" __global__ void __launch_bounds__(256) gradient_of_statistics(const X* logits, const int* labels, const double* gradient_scale, const float* stats, int n_shards, int n, int v, int first, X* dlogits) {
     int index = blockIdx.x, label = labels[index], column = label - first;
-    const float* row = logits + (long long)index * v;
-    float* to = dlogits + (long long)index * v;
+    const X* row = logits + (long long)index * v;
+    X* to = dlogits + (long long)index * v;
     Row parts(row, v);
     Merged m = merge(stats, n_shards, n, index);
     float scale = float(*gradient_scale), factor = float(double(scale) / m.sum);
@@ -170,10 +192,11 @@ extern "C" __global__ void __launch_bounds__(256) gradient_of_statistics(const f
         return label < 0 ? 0.0f : i == column ? d - scale : d;
     };
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < parts.n_vectors; i += gridDim.y * blockDim.x) {
-        float x[4];
-        load_vector(x, row + parts.head + 4ll * i);
-        for (int j = 0; j < 4; j++) x[j] = gradient(x[j], parts.head + 4 * i + j);
-        store_last(to + parts.head + 4ll * i, x);
+        float x[WIDTH];
+        load_vector(x, row + parts.head + (long long)WIDTH * i);
+        for (int j = 0; j < WIDTH; j++) x[j] = gradient(x[j], parts.head + WIDTH * i + j);
+        store_last(to + parts.head + (long long)WIDTH * i, x);
     }
-    if (blockIdx.y == 0 && parts.edge() >= 0) to[parts.edge()] = gradient(row[parts.edge()], parts.edge());
+    int edge = parts.edge();
+    if (blockIdx.y == 0 && edge >= 0) to[edge] = from_float<X>(gradient(to_float(row[edge]), edge));
 }

@@ -9,7 +9,8 @@ use crate::error::CudaError;
 use crate::gpu::{Gpu, Stream};
 use crate::graph::Graph;
 use crate::kernels::CompileError;
-use crate::lower::{Commands, lower_all};
+use crate::lower::{Commands, is_reproducible, lower_all};
+use crate::product::Choice;
 use crate::shared::Shared;
 use phalanx_strategies::compile::{Compiled, Identity};
 use phalanx_strategies::passes::memory::{Layout, Region};
@@ -63,20 +64,32 @@ enum State {
 
 impl Lowered {
     /// Lowers a program for batches of a packing. Its values are at `place`, its scratch at `scratch`; cuDNN runs the instructions
-    /// for which `cudnn` gives a shape.
+    /// for which `cudnn` gives a shape. With `may_run`, products may be run to find their fastest algorithms.
     ///
     /// # Errors
     /// When a kernel cannot be compiled, or the library refuses a product.
-    pub(crate) fn new(
+    ///
+    /// # Safety
+    /// The memory of all values is this GPU's. With `may_run`, nothing needs the contents of values that live within a step, other than
+    /// inputs.
+    pub(crate) unsafe fn new(
         shared: &Shared,
         c: &Compiled,
         packing: Packing,
         place: impl Fn(ValueId) -> u64,
         scratch: u64,
         cudnn: impl Fn(&Instr) -> Option<Shape>,
+        may_run: bool,
     ) -> Result<Lowered, CompileError> {
         let Commands { starts, is_merged, commands } = lower_all(c, place, scratch, cudnn);
-        let commands = commands.into_iter().map(|command| shared.ready(command)).collect::<Result<_, _>>()?;
+        let choice = match (has_free_order(&c.program), may_run) {
+            (false, _) => Choice::First,
+            (true, false) => Choice::Known,
+            (true, true) => Choice::Fastest,
+        };
+        // SAFETY: the caller's contract; products write neither inputs nor what outlasts a step.
+        let ready = |command| unsafe { shared.ready(command, choice) };
+        let commands = commands.into_iter().map(ready).collect::<Result<_, _>>()?;
         let segment = |instrs| Segment { instrs, state: State::New };
         let segments = segments(c).into_iter().filter(|s| starts[s.end] - starts[s.start] >= GRAPH_COMMANDS_MIN);
         let segments = segments.map(segment).collect();
@@ -187,6 +200,12 @@ impl Lowered {
         }
         State::Refused
     }
+}
+
+/// Whether sums of products may have any order, so that each process may choose the fastest algorithms: the program is not
+/// reproducible, and no other rank computes the same product and relies on its bits, as tensor-parallel ranks do.
+fn has_free_order(program: &Program) -> bool {
+    !is_reproducible(program) && program.mesh_rank.mesh.tp == 1
 }
 
 /// The longest runs of instructions that are commands on the GPU alone, within a phase.

@@ -11,6 +11,7 @@ use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::kernels::CompileError;
 use crate::lower::{cudnn_shape, lower};
 use crate::lowered::{LASTING, Lowered};
+use crate::product::Choice;
 use crate::shared::Shared;
 use crate::state_fence::OwnedFence;
 use phalanx_device::groups::Groups;
@@ -169,8 +170,8 @@ impl CudaMachine {
         self.address(c, v) + at as u64
     }
 
-    /// Index of the lowered program; lowers it if it has not run before.
-    fn lowered(&mut self, c: &Compiled) -> Result<usize, ExecError> {
+    /// Index of the lowered program; lowers it, before the run of the instruction `first`, if it has not run before.
+    fn lowered(&mut self, c: &Compiled, first: usize) -> Result<usize, ExecError> {
         let packing = self.packing(c);
         if let Some(i) = Lowered::find(&mut self.lowered, c, packing) {
             return Ok(i);
@@ -178,7 +179,10 @@ impl CudaMachine {
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
         let scratch = self.regions[&Region::Work].address + c.layout.scratch.0 as u64;
         let cudnn = |instr: &Instr| self.shared.offered(cudnn_shape(&c.program, instr, packing), &instr.op);
-        let lowered = Lowered::new(&self.shared, c, packing, |v| self.address(c, v), scratch, cudnn);
+        // SAFETY: all values lie in this machine's regions; before the first instruction of a step only inputs and what outlasts
+        // steps have contents.
+        let lowered =
+            unsafe { Lowered::new(&self.shared, c, packing, |v| self.address(c, v), scratch, cudnn, first == 0) };
         let lowered = lowered.map_err(|e| failed(&e))?;
         self.lowered.push(lowered);
         Ok(self.lowered.len() - 1)
@@ -380,7 +384,10 @@ impl Shared {
     }
 
     /// Compiles the kernel or plans the product of a command.
-    pub(crate) fn ready(&self, command: Command) -> Result<Ready, CompileError> {
+    ///
+    /// # Safety
+    /// For [`Choice::Fastest`], the command's memory is this GPU's, and nothing needs the contents of the results of products.
+    pub(crate) unsafe fn ready(&self, command: Command, choice: Choice) -> Result<Ready, CompileError> {
         Ok(match command {
             Command::Launch(mut launch) => {
                 let kernel = self.kernels.load(&self.gpu, &launch.kernel, launch.shared_bytes)?;
@@ -389,7 +396,8 @@ impl Shared {
             }
             Command::Copy { from, to, bytes } => Ready::Copy { from, to, bytes },
             Command::Zero { at, bytes } => Ready::Zero { at, bytes },
-            Command::Product(product) => Ready::Product(self.products.plan(&self.gpu, product)?),
+            // SAFETY: the caller's contract.
+            Command::Product(product) => Ready::Product(unsafe { self.products.plan(&self.gpu, product, choice) }?),
             Command::Attention(call) => {
                 let cudnn = self.cudnn.as_ref().expect("lowered only if cuDNN offers the shape");
                 Ready::Attention(cudnn.ready(&call)?)
@@ -427,7 +435,7 @@ impl Shared {
 // fence.
 unsafe impl Machine for CudaMachine {
     fn run(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
-        let lowered = self.lowered(c)?;
+        let lowered = self.lowered(c, part.start)?;
         self.lowered[lowered].check(&part);
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
         let n = part.len();

@@ -4,13 +4,22 @@
 //! `C^T = B^T A^T`.
 
 use crate::error::CudaError;
-use crate::gpu::{Gpu, Stream};
+use crate::gpu::{Event, Gpu, Stream};
 use cudarc::cublaslt::sys::{
     cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreference_t, cublasLtMatrixLayout_t,
 };
 use phalanx_strategies::program::DType;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Algorithms that are tried for a product.
+const N_TRIED: usize = 8;
+/// Timed runs of each.
+const N_RUNS: u32 = 3;
+/// An algorithm is preferred to an earlier one if it takes less than this part of its time: the library's own order is kept
+/// within the noise of a measurement.
+const GAIN: f64 = 0.98;
 
 /// Working space of a product: what cuBLAS itself takes on Hopper.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -77,7 +86,30 @@ pub(crate) struct Product {
 #[derive(Debug)]
 pub(crate) struct Products {
     handle: cublasLtHandle_t,
+    /// The fastest algorithms, by what they depend on.
+    fastest: Mutex<BTreeMap<Kind, Algorithm>>,
 }
+
+/// Which of the library's algorithms a product uses. All have a fixed order of sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// The first that the library proposes: the same at all ranks that `alike` admits to a world, and after every restart.
+    First,
+    /// The fastest of the first few, if it is known; otherwise the first.
+    Known,
+    /// The fastest of the first few; if it is not known, they are run. Another process may find another one the fastest.
+    Fastest,
+}
+
+/// What the algorithm of a product depends on: the product at other addresses.
+type Kind = (Vec<usize>, [DType; 3], [bool; 5], [u32; 4]);
+
+/// An opaque description of an algorithm.
+#[derive(Clone, Copy, Debug)]
+struct Algorithm(cublasLtMatmulAlgo_t);
+
+// SAFETY: plain memory.
+unsafe impl Send for Algorithm {}
 
 // SAFETY: cuBLASLt's handle may be used from several threads.
 unsafe impl Send for Products {}
@@ -116,14 +148,48 @@ impl Products {
         let mut handle: cublasLtHandle_t = std::ptr::null_mut();
         // SAFETY: a pointer to a local; the context is current.
         check(gpu, "cublasLtCreate", unsafe { (gpu.libraries.blas.cublasLtCreate)(&raw mut handle) })?;
-        Ok(Products { handle })
+        Ok(Products { handle, fastest: Mutex::default() })
     }
 
-    /// Plans a product: the first algorithm that the library proposes among those with a fixed order of sums.
+    /// Plans a product with an algorithm of a fixed order of sums.
     ///
     /// # Errors
-    /// When the library has no algorithm.
-    pub(crate) fn plan(&self, gpu: &Arc<Gpu>, product: Product) -> Result<PlannedProduct, CudaError> {
+    /// When the library has no algorithm, or the GPU has failed.
+    ///
+    /// # Safety
+    /// For [`Choice::Fastest`], the matrices and the workspace are this GPU's, nothing else accesses the result, and its contents are
+    /// not needed.
+    pub(crate) unsafe fn plan(
+        &self,
+        gpu: &Arc<Gpu>,
+        product: Product,
+        choice: Choice,
+    ) -> Result<PlannedProduct, CudaError> {
+        if choice == Choice::First {
+            return Ok(self.planned(gpu, product, 1)?.0);
+        }
+        let mut fastest = self.fastest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Algorithm(algorithm)) = fastest.get(&product.kind()) {
+            let (mut planned, _) = self.planned(gpu, product, 1)?;
+            planned.algorithm = *algorithm;
+            return Ok(planned);
+        }
+        let (mut planned, algorithms) = self.planned(gpu, product, N_TRIED)?;
+        if choice == Choice::Fastest {
+            // SAFETY: the caller's contract.
+            planned.algorithm = unsafe { planned.fastest(&algorithms) }?;
+            fastest.insert(product.kind(), Algorithm(planned.algorithm));
+        }
+        Ok(planned)
+    }
+
+    /// A product with its descriptors, and at most `n_max` algorithms of it, at least one.
+    fn planned(
+        &self,
+        gpu: &Arc<Gpu>,
+        product: Product,
+        n_max: usize,
+    ) -> Result<(PlannedProduct, Vec<cublasLtMatmulAlgo_t>), CudaError> {
         let blas = gpu.libraries.blas;
         let Product { m, n, k, a, b, c, .. } = product;
         let mut desc: cublasLtMatmulDesc_t = std::ptr::null_mut();
@@ -157,22 +223,23 @@ impl Products {
                 check(gpu, "cublasLtMatrixLayoutCreate", code)?;
             }
         }
-        let added = Matrix { address: product.added.unwrap_or(c.address), ..c };
-        let algorithm = self.algorithm(gpu, desc, layouts, [b, a, added, c].map(Matrix::alignment))?;
-        Ok(PlannedProduct { gpu: gpu.clone(), handle: self.handle, product, desc, layouts, algorithm })
+        let algorithms = self.algorithms(gpu, desc, layouts, product.alignments(), n_max)?;
+        let algorithm = algorithms[0];
+        Ok((PlannedProduct { gpu: gpu.clone(), handle: self.handle, product, desc, layouts, algorithm }, algorithms))
     }
 
-    fn algorithm(
+    fn algorithms(
         &self,
         gpu: &Gpu,
         desc: cublasLtMatmulDesc_t,
         [a, b, c]: [cublasLtMatrixLayout_t; 3],
         alignments: [u32; 4],
-    ) -> Result<cublasLtMatmulAlgo_t, CudaError> {
+        n_max: usize,
+    ) -> Result<Vec<cublasLtMatmulAlgo_t>, CudaError> {
         let blas = gpu.libraries.blas;
         let mut preference: cublasLtMatmulPreference_t = std::ptr::null_mut();
         // SAFETY: a struct of integers, for which zeros are valid.
-        let mut found: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut found: [cublasLtMatmulHeuristicResult_t; N_TRIED] = unsafe { std::mem::zeroed() };
         let mut n_found = 0;
         let (workspace, schemes) = (WORKSPACE_BYTES, FIXED_ORDER);
         // SAFETY: pointers to locals; the library copies attributes.
@@ -196,19 +263,66 @@ impl Products {
                 c,
                 c,
                 preference,
-                1,
-                &raw mut found,
+                n_max.min(N_TRIED) as i32,
+                found.as_mut_ptr(),
                 &raw mut n_found,
             );
             (blas.cublasLtMatmulPreferenceDestroy)(preference);
             check(gpu, "cublasLtMatmulAlgoGetHeuristic", code)?;
         }
-        assert_eq!(n_found, 1, "the library reports success only with an algorithm");
-        Ok(found.algo)
+        assert!(n_found > 0, "the library reports success only with an algorithm");
+        Ok(found[..n_found as usize].iter().map(|found| found.algo).collect())
+    }
+}
+
+impl Product {
+    /// Alignments of op(b), op(a), what is added, and c.
+    fn alignments(&self) -> [u32; 4] {
+        let added = Matrix { address: self.added.unwrap_or(self.c.address), ..self.c };
+        [self.b, self.a, added, self.c].map(Matrix::alignment)
+    }
+
+    fn kind(&self) -> Kind {
+        let Product { m, n, k, a, b, c, added, bias, .. } = *self;
+        let flags = [a.is_transposed, b.is_transposed, added.is_some(), added == Some(c.address), bias.is_some()];
+        (vec![m, n, k, a.stride, b.stride, c.stride], [a.dtype, b.dtype, c.dtype], flags, self.alignments())
     }
 }
 
 impl PlannedProduct {
+    /// The fastest of these algorithms on the compute stream.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Safety
+    /// As [`Products::plan_fastest`].
+    unsafe fn fastest(&mut self, algorithms: &[cublasLtMatmulAlgo_t]) -> Result<cublasLtMatmulAlgo_t, CudaError> {
+        let (mut best, mut least) = (algorithms[0], f64::INFINITY);
+        let stream = self.gpu.compute;
+        let [begin, end] = [Event::new(&self.gpu)?, Event::new(&self.gpu)?];
+        for algorithm in algorithms.iter().filter(|_| algorithms.len() > 1) {
+            self.algorithm = *algorithm;
+            // The first run loads the algorithm. One that the library refuses is not chosen.
+            // SAFETY: the caller's contract.
+            if unsafe { self.enqueue(stream) }.is_err() {
+                continue;
+            }
+            begin.record(stream)?;
+            for _ in 0..N_RUNS {
+                // SAFETY: the caller's contract.
+                unsafe { self.enqueue(stream) }?;
+            }
+            end.record(stream)?;
+            end.wait()?;
+            let seconds = end.since(&begin)?.as_secs_f64();
+            if seconds < GAIN * least {
+                (best, least) = (*algorithm, seconds);
+            }
+        }
+        Ok(best)
+    }
+
     /// Enqueues the product.
     ///
     /// # Errors

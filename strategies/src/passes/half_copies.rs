@@ -3,32 +3,72 @@
 //! of f32.
 //!
 //! Each value is converted once, before its first product, so a weight is read in f32 once a step however often it is
-//! multiplied. Where ranks gather a weight that only products in half width read, each rank converts its shard and the ranks
+//! multiplied; in a step of one microbatch twice, so that no copies of all weights exist between the forward and the backward pass,
+//! where the step needs most memory. Where ranks gather a weight that only products in half width read, each rank converts its shard and the ranks
 //! gather that: half the bytes, and the same bits. A shard is converted for each gathering, since a copy of all shards would
 //! take memory for the whole step, and the traffic within a device is small beside that between devices.
+//!
+//! Logits that a product in half width writes, and their gradient that only such products read, are stored in half width: with a
+//! large vocabulary they are the largest values of a step, and each is read several times. PyTorch's autocast does the same. The
+//! loss is computed from them in f32; evaluation keeps them in f32.
 //!
 //! Source: Micikevicius et al. 2018, §3.1 (arXiv:1710.03740). We differ in that the copy is made within the step, not kept
 //! as state: state that follows from other state would have to be kept consistent through healing and checkpoints.
 
-use crate::program::{Collective, CollectiveKind, Compute, DType, Instr, Kind, Op, Program, Site, ValueId};
+use crate::program::{Collective, CollectiveKind, Compute, DType, Instr, Kind, Op, Phase, Program, Site, ValueId};
 use std::collections::BTreeMap;
 
 /// Converts the f32 operands of products in half width.
 pub fn half_copies(program: &mut Program) {
+    narrow_logits(program);
     gather_copies(program);
-    let mut copies: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    let is_single = program.instrs.iter().all(|i| i.site.microbatch == 0);
+    let mut copies: BTreeMap<(ValueId, Option<Phase>), ValueId> = BTreeMap::new();
     for mut instr in std::mem::take(&mut program.instrs) {
         if let Some(narrow) = half_width(program, &instr) {
             for i in 0..2 {
                 let wide = instr.reads[i];
-                if program.value(wide).dtype == DType::F32 {
-                    instr.reads[i] = *copies.entry(wide).or_insert_with(|| copy(program, wide, narrow, instr.site));
+                let value = program.value(wide);
+                if value.dtype == DType::F32 {
+                    let phase = (is_single && value.kind == Kind::Parameter).then_some(instr.site.phase);
+                    let copied = copies.entry((wide, phase));
+                    instr.reads[i] = *copied.or_insert_with(|| copy(program, wide, narrow, instr.site));
                 }
             }
         }
         // State is written in place: its copy is of the old contents.
-        copies.retain(|wide, _| !instr.writes.contains(wide));
+        copies.retain(|(wide, _), _| !instr.writes.contains(wide));
         program.instrs.push(instr);
+    }
+}
+
+/// Stores logits and their gradients in half width where all products that write and read them work in it.
+fn narrow_logits(program: &mut Program) {
+    let is_loss = |op: &Op| matches!(op, Op::CrossEntropy { .. } | Op::CrossEntropyStats(_));
+    let mut pairs: Vec<[ValueId; 2]> = Vec::new();
+    let mut pair_of: BTreeMap<ValueId, usize> = BTreeMap::new();
+    for instr in &program.instrs {
+        if let (Op::CrossEntropy { .. }, [_, gradient]) = (&instr.op, &instr.writes[..]) {
+            pair_of.extend([(instr.reads[0], pairs.len()), (*gradient, pairs.len())]);
+            pairs.push([instr.reads[0], *gradient]);
+        }
+    }
+    // None: not used yet. Some(None): used in full width, or in two widths.
+    let mut width: Vec<Option<Option<DType>>> = vec![None; pairs.len()];
+    for instr in program.instrs.iter().filter(|i| !is_loss(&i.op)) {
+        // A bias is added in f32, which a narrow result would need memory for.
+        let here = half_width(program, instr).filter(|_| !matches!(instr.op, Op::MatMul(m) if m.bias));
+        for pair in instr.reads.iter().chain(&instr.writes).filter_map(|v| pair_of.get(v)) {
+            width[*pair] = Some(width[*pair].map_or(here, |before| before.filter(|dtype| Some(*dtype) == here)));
+        }
+    }
+    for pair in program.bindings.iter().filter_map(|b| pair_of.get(&b.value)) {
+        width[*pair] = Some(None);
+    }
+    for (pair, width) in pairs.iter().zip(width) {
+        if let Some(Some(dtype)) = width {
+            pair.iter().for_each(|v| program.values[v.0 as usize].dtype = dtype);
+        }
     }
 }
 
@@ -86,7 +126,7 @@ fn copy(program: &mut Program, wide: ValueId, narrow: DType, site: Site) -> Valu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{MatMul, Phase};
+    use crate::program::MatMul;
 
     const SITE: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
     const BF16: MatMul = MatMul { compute: Compute::Bf16, ..MatMul::nt() };
@@ -163,5 +203,33 @@ mod tests {
         half_copies(&mut p);
 
         assert_eq!(names(&p), [("cast", vec!["w"]), ("matmul", vec!["x", "w in f16"])]);
+    }
+
+    /// Logits of a product, the loss with their gradient, and a product that reads it.
+    #[test]
+    fn logits_stay_f32_where_a_bias_is_added_or_something_else_than_a_product_reads_their_gradient() {
+        for (has_bias, is_added, expected) in
+            [(false, false, DType::Bf16), (true, false, DType::F32), (false, true, DType::F32)]
+        {
+            let mut p = Program::default();
+            let mut value = |name, shape: &[usize], dtype| p.add_value(name, shape, dtype, Kind::Activation);
+            let [x, w] = ["x", "w"].map(|name| value(name, &[8, 8], DType::Bf16));
+            let [logits, gradient, dx] = ["logits", "gradient", "dx"].map(|name| value(name, &[8, 8], DType::F32));
+            let bias = value("b", &[8], DType::F32);
+            let (labels, hyper, loss) =
+                (value("labels", &[8], DType::I32), value("hyper", &[6], DType::F64), value("loss", &[], DType::F64));
+            let reads = if has_bias { vec![x, w, bias] } else { vec![x, w] };
+            p.push(Op::MatMul(MatMul { bias: has_bias, ..BF16 }), reads, vec![logits], SITE);
+            let op = Op::CrossEntropy { residual: false, gradient: true, vocab: None };
+            p.push(op, vec![logits, labels, hyper], vec![loss, gradient], SITE);
+            p.push(Op::MatMul(BF16), vec![gradient, w], vec![dx], SITE);
+            if is_added {
+                p.push(Op::Add, vec![gradient, dx], vec![dx], SITE);
+            }
+
+            half_copies(&mut p);
+
+            assert_eq!([logits, gradient].map(|v| p.value(v).dtype), [expected; 2]);
+        }
     }
 }

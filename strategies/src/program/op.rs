@@ -485,7 +485,7 @@ pub enum Op {
     /// `[words [R, W]] -> [w [R, C]]`: the weights that are packed in the words.
     Unpack(Packing),
     /// `[logits [N, V], labels N, hyper, (stats [S, N, 3]), (loss0)] -> [loss, (dlogits)]`: summed negative
-    /// log-likelihood, and its gradient times [`super::Hyper::LOSS_GRAD_SCALE`] in the same pass. With `vocab`, the
+    /// log-likelihood, and its gradient times [`super::Hyper::LOSS_GRAD_SCALE`] in the same pass, in the element type of the logits. With `vocab`, the
     /// logits are this rank's columns, and `stats` has the [`Op::CrossEntropyStats`] of all ranks.
     CrossEntropy {
         /// A previous sum is added to the loss.

@@ -391,7 +391,6 @@ impl Signature<'_> {
         let stats = usize::from(vocab.is_some());
         self.count(3 + stats + usize::from(residual), 1 + usize::from(gradient))?;
         let (n, v) = self.matrix(self.reads[0])?;
-        self.shape(self.reads[0], &[n, v], Some(DType::F32))?;
         self.shape(self.reads[1], &[n], Some(DType::I32))?;
         self.hyper(self.reads[2])?;
         if let Some(vocab) = vocab {
@@ -399,13 +398,12 @@ impl Signature<'_> {
         }
         self.reads[3 + stats..].iter().try_for_each(|l| self.scalar(l))?;
         self.scalar(self.writes[0])?;
-        self.writes[1..].iter().try_for_each(|d| self.shape(d, &[n, v], Some(DType::F32)))
+        self.writes[1..].iter().try_for_each(|d| self.shape(d, &[n, v], Some(self.reads[0].dtype)))
     }
 
     fn cross_entropy_stats(&self) -> Result<(), String> {
         self.count(2, 1)?;
-        let (n, v) = self.matrix(self.reads[0])?;
-        self.shape(self.reads[0], &[n, v], Some(DType::F32))?;
+        let (n, _) = self.matrix(self.reads[0])?;
         self.shape(self.reads[1], &[n], Some(DType::I32))?;
         self.shape(self.writes[0], &[1, n, 3], Some(DType::F32))
     }

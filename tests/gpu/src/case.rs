@@ -1,6 +1,6 @@
 //! One instruction with its operands, run on two devices.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail};
 use half::{bf16, f16};
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
@@ -53,6 +53,13 @@ impl Operand {
     pub fn of(shape: &[usize], dtype: DType, elements: Vec<f64>) -> Operand {
         assert_eq!(shape.iter().product::<usize>(), elements.len());
         Operand { shape: shape.to_vec(), dtype, elements }
+    }
+
+    /// The same operand with every element rounded to its type.
+    #[must_use]
+    pub fn rounded(self) -> Operand {
+        let dtype = self.dtype;
+        self.map(|x| rounded(dtype, x))
     }
 
     /// The same operand with every element replaced.
@@ -187,22 +194,27 @@ impl Case {
             let found = self.run(device, reuses)?;
             for (i, (expected, found)) in expected.iter().zip(&found).enumerate() {
                 let (shape, dtype) = &self.writes[i];
-                for (j, (y, x)) in expected.iter().zip(found).enumerate() {
-                    let allowed = self.tolerance.absolute
-                        + (self.tolerance.relative + rounding(*dtype, self.tolerance)) * y.abs();
-                    let agrees = x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= allowed;
-                    ensure!(
-                        agrees,
-                        "{}{}: result {i} {shape:?} {dtype}, element {j}: {x} on {}, {y} on {}; at most {allowed:.3e} apart",
+                let allowed = |y: f64| {
+                    self.tolerance.absolute + (self.tolerance.relative + rounding(*dtype, self.tolerance)) * y.abs()
+                };
+                let agrees =
+                    |(y, x): &(&f64, &f64)| x == y || (x.is_nan() && y.is_nan()) || (**x - **y).abs() <= allowed(**y);
+                let pairs = || expected.iter().zip(found);
+                if let Some((j, (y, x))) = pairs().enumerate().find(|(_, pair)| !agrees(pair)) {
+                    bail!(
+                        "{}{}: result {i} {shape:?} {dtype}, element {j}: {x} on {}, {y} on {}; at most {:.3e} apart; {} of \
+                         {} elements differ",
                         self.name,
                         if reuses { ", operands reused" } else { "" },
                         device.name(),
                         reference.name(),
+                        allowed(*y),
+                        pairs().filter(|pair| !agrees(pair)).count(),
+                        expected.len(),
                     );
-                    if allowed > 0.0 && x.is_finite() {
-                        worst = worst.max((x - y).abs() / allowed);
-                    }
                 }
+                let shares = pairs().filter(|(y, x)| allowed(**y) > 0.0 && x.is_finite());
+                worst = shares.map(|(y, x)| (x - y).abs() / allowed(*y)).fold(worst, f64::max);
             }
         }
         Ok(worst)

@@ -205,8 +205,8 @@ impl StepCase {
         Ok((c, times))
     }
 
-    /// Median time of a whole step in seconds, its loss read each time, after two steps that warm up; and the bytes that the machine
-    /// holds.
+    /// Median time of a whole step in seconds, its tokens written and its loss read each time, after two steps that warm up; and the
+    /// bytes that the machine holds.
     ///
     /// # Errors
     /// What the compiler or the device reports.
@@ -216,11 +216,11 @@ impl StepCase {
         device.on_device_thread(1, || {
             let mut machine = device.machine(&[&c], &Backing::default())?;
             self.fill(&mut *machine, &c);
-            let mut seconds = Vec::new();
+            let (mut seconds, tokens) = (Vec::new(), self.tokens(&c, 1));
             for step in 1..=n_steps + 2 {
                 let begin = Instant::now();
                 self.put_scalars(&mut *machine, &c, step);
-                self.put_tokens(&mut *machine, &c, step);
+                tokens.iter().for_each(|(v, tokens)| machine.write(&c, *v, 0, tokens));
                 machine.run_all(&c, &mut Groups::none())?;
                 let loss = c.program.bound(Role::LossSum).map(|v| machine.first::<f64>(&c, v)).sum::<f64>();
                 ensure!(loss.is_finite(), "{}: the loss of step {step} is {loss}", self.name);
@@ -312,6 +312,12 @@ impl StepCase {
     }
 
     fn put_tokens(&self, machine: &mut dyn Machine, c: &Compiled, step: u64) {
+        self.tokens(c, step).iter().for_each(|(v, tokens)| machine.write(c, *v, 0, tokens));
+    }
+
+    /// The inputs of a step.
+    fn tokens(&self, c: &Compiled, step: u64) -> Vec<(ValueId, Vec<i32>)> {
+        let mut inputs = Vec::new();
         for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart, Role::DropoutKeys] {
             for (microbatch, value) in c.program.bound(role).enumerate() {
                 let stream = CounterRng::new(step).fork_named(&format!("{role:?} {microbatch}"));
@@ -326,10 +332,10 @@ impl StepCase {
                         _ => (stream.bits(i as u64) % self.model.vocab_size as u64) as i32,
                     }
                 };
-                let tokens: Vec<i32> = (0..c.program.value(value).n_elements()).map(token).collect();
-                machine.write(c, value, 0, &tokens);
+                inputs.push((value, (0..c.program.value(value).n_elements()).map(token).collect()));
             }
         }
+        inputs
     }
 
     fn put_scalars(&self, machine: &mut dyn Machine, c: &Compiled, step: u64) {

@@ -585,16 +585,20 @@ impl Operands<'_> {
             let (logits, labels) = (self.reads[0], self.reads[1].slice());
             let carried = if residual { self.reads[self.reads.len() - 1].slice::<f64>()[0] } else { 0.0 };
             let scale = self.reads[2].slice::<f64>()[Hyper::LOSS_GRAD_SCALE] as f32;
-            if gradient {
-                copy(logits, self.writes[1]);
-            }
-            let loss = match (gradient, vocab) {
-                (true, None) => {
-                    cross_entropy::cross_entropy_with_gradient(self.writes[1].slice_mut(), labels, logits.cols, scale)
+            let wide = match gradient {
+                _ if logits.dtype != DType::F32 => self.converted_logits(),
+                true => {
+                    copy(logits, self.writes[1]);
+                    self.writes[1].slice_mut()
                 }
-                (false, None) => cross_entropy::cross_entropy(logits.slice(), labels, logits.cols),
+                // Only read.
+                false => logits.slice_mut(),
+            };
+            let loss = match (gradient, vocab) {
+                (true, None) => cross_entropy::cross_entropy_with_gradient(wide, labels, logits.cols, scale),
+                (false, None) => cross_entropy::cross_entropy(wide, labels, logits.cols),
                 (true, Some(vocab)) => cross_entropy_part::cross_entropy_from_stats_with_gradient(
-                    self.writes[1].slice_mut(),
+                    wide,
                     labels,
                     logits.cols,
                     vocab.first,
@@ -603,8 +607,26 @@ impl Operands<'_> {
                 ),
                 (false, Some(_)) => cross_entropy_part::cross_entropy_from_stats(labels, self.reads[3].slice()),
             };
+            if gradient && logits.dtype != DType::F32 {
+                with_element!(logits.dtype, T => elementwise::cast::<f32, T>(wide, self.writes[1].slice_mut()));
+            }
             self.writes[0].slice_mut::<f64>()[0] = carried + loss;
         }
+    }
+
+    /// Narrow logits, converted to f32 in the scratch. This device makes no programs with narrow logits; those that do are
+    /// compared with it.
+    ///
+    /// # Safety
+    /// Nothing else uses the scratch while the result lives.
+    pub(super) unsafe fn converted_logits<'b>(&mut self) -> &'b mut [f32] {
+        let logits = self.reads[0];
+        let wide = &mut f32s(self.scratch)[..logits.rows * logits.cols];
+        // SAFETY: the scratch outlasts the instruction, and the caller's contract.
+        let wide = unsafe { std::slice::from_raw_parts_mut(wide.as_mut_ptr(), wide.len()) };
+        // SAFETY: the scratch overlaps no value.
+        with_element!(logits.dtype, T => elementwise::cast::<T, f32>(unsafe { logits.slice() }, wide));
+        wide
     }
 
     unsafe fn row_lengths(&mut self, rows: &AdaptedRows) {

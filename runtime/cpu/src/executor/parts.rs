@@ -74,7 +74,8 @@ impl Operands<'_> {
         unsafe {
             let (logits, labels) = (self.reads[0], self.reads[1].slice());
             let stats = self.writes[0].slice_mut();
-            cross_entropy_part::cross_entropy_stats(logits.slice(), labels, logits.cols, vocab.first, stats);
+            let wide = if logits.dtype == DType::F32 { logits.slice() } else { self.converted_logits() };
+            cross_entropy_part::cross_entropy_stats(wide, labels, logits.cols, vocab.first, stats);
         }
     }
 

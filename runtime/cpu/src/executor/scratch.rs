@@ -8,7 +8,7 @@ use crate::kernels::attention_part::{attention_part_backward_scratch_len, attent
 use crate::kernels::cached_attention::cached_attention_scratch_len;
 use crate::kernels::{attention, attention_backward, head_norm, layer_norm, qk_norm, reduce, rms_norm};
 use crate::thread::available_threads;
-use phalanx_strategies::program::{Instr, NormKind, Op, Program};
+use phalanx_strategies::program::{DType, Instr, NormKind, Op, Program};
 
 /// Bytes of scratch of one instruction.
 pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
@@ -16,6 +16,9 @@ pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
     let f32s = |n: usize| n * size_of::<f32>();
     match &instr.op {
         Op::MatMul(m) => product_scratch(p, m, instr.reads[0], instr.writes[0]),
+        Op::CrossEntropy { .. } | Op::CrossEntropyStats(_) if value(0).dtype != DType::F32 => {
+            f32s(value(0).n_elements())
+        }
         Op::ColumnSum { .. } => f32s(reduce::column_sum_scratch_len(p.value(instr.writes[0]).n_columns())),
         Op::NormBackward { kind: NormKind::Rms, .. } => {
             f32s(rms_norm::rms_norm_backward_scratch_len(value(0).n_columns()))

@@ -119,7 +119,7 @@ sources! {
     /// Sums of gradients along a fixed tree.
     TREE_SUM = "tree_sum.cu", &[""];
     /// Softmax cross-entropy and its gradient.
-    CROSS_ENTROPY = "cross_entropy.cu", &[""];
+    CROSS_ENTROPY = "cross_entropy.cu", &["X=float", "X=bf16", "X=f16"];
     /// Updates by rules that work element by element, or in blocks of elements.
     OPTIMIZER = "optimizer.cu" after "runs.cuh", &[""];
     /// Adafactor.

@@ -91,9 +91,12 @@ pub(crate) fn cudnn_shape(p: &Program, instr: &Instr, packing: Packing) -> Optio
     let dtypes = operands.filter(|v| p.value(**v).dtype != DType::I32 && !is_statistics(v));
     let dtypes: Vec<DType> = dtypes.map(|v| p.value(*v).dtype).collect();
     let shape = Shape::of(heads, &dtypes, p.value(instr.reads[0]).n_rows(), packing)?;
-    // Reproducible programs add up gradients along a tree, and squares in blocks.
-    let in_order = |i: &Instr| matches!(i.op, Op::TreeSum { .. } | Op::SumSquaresBlocks { .. });
-    Some(Shape { is_deterministic: p.instrs.iter().any(in_order), ..shape })
+    Some(Shape { is_deterministic: is_reproducible(p), ..shape })
+}
+
+/// Whether a program's results have the same bits on every mesh: such programs add up gradients along a tree, and squares in blocks.
+pub(crate) fn is_reproducible(p: &Program) -> bool {
+    p.instrs.iter().any(|i| matches!(i.op, Op::TreeSum { .. } | Op::SumSquaresBlocks { .. }))
 }
 
 impl Lowering {

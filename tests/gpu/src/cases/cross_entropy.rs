@@ -18,6 +18,11 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(shard(n, v, residual, gradient));
         }
         cases.push(stats(n, v));
+        for dtype in [DType::Bf16, DType::F16] {
+            cases.extend(
+                [whole(n, v, false, true), shard(n, v, true, true), stats(n, v)].map(|case| narrow(case, dtype)),
+            );
+        }
     }
     cases.extend([extremes(false), extremes(true), infinite_stats()]);
     cases
@@ -76,6 +81,16 @@ fn stats(n: usize, v: usize) -> Case {
     let op = Op::CrossEntropyStats(VocabShard { first: v, n_shards: 3 });
     let reads = vec![logits(n, v), labels(n, 3 * v)];
     Case::new(format!("statistics of {n} x {v}"), op, reads, TOLERANCE).writing(&[1, n, 3], DType::F32)
+}
+
+/// The case with logits of this type, and their gradient.
+fn narrow(mut case: Case, dtype: DType) -> Case {
+    let logits = &mut case.reads[0];
+    let elements = std::mem::take(&mut logits.elements);
+    *logits = Operand::of(&logits.shape, dtype, elements).rounded();
+    let is_gradient = |shape: &[usize]| *shape == case.reads[0].shape;
+    case.writes.iter_mut().filter(|(shape, _)| is_gradient(shape)).for_each(|(_, of)| *of = dtype);
+    Case { name: format!("{}, in {dtype}", case.name), ..case }
 }
 
 /// Logits of minus infinity among others, large logits, and a row that is not a number.
