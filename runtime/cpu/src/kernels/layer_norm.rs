@@ -59,10 +59,9 @@ pub fn layer_norm_backward<X: Float, Y: Float>(
     let len = rows * c.max(1);
     let statistics = rstd.par_chunks(rows).zip(mean.par_chunks(rows));
     let operands = x.par_chunks(len).zip(dx.par_chunks_mut(len)).zip(statistics).zip(dy.par_chunks(len));
-    let each = |(((x, dx), (rstd, mean)), dy): (((&[X], &mut [X]), _), &[Y]), dgain: &mut [f32], dbias: &mut [f32]| {
+    in_parts(operands, dgain, dbias, accumulate_params, scratch, |(((x, dx), (rstd, mean)), dy), dgain, dbias| {
         backward_rows(x, gain, rstd, mean, dy, dx, accumulate_x, dgain, dbias);
-    };
-    in_parts(operands, dgain, dbias, accumulate_params, scratch, each);
+    });
 }
 
 /// [`layer_norm_backward`] that overwrites `dy` with `y`, the result of [`layer_norm`].
@@ -86,11 +85,9 @@ pub fn layer_norm_backward_again<X: Float, Y: Float>(
     let len = rows * c.max(1);
     let statistics = rstd.par_chunks(rows).zip(mean.par_chunks(rows));
     let operands = x.par_chunks(len).zip(dx.par_chunks_mut(len)).zip(statistics).zip(dy.par_chunks_mut(len));
-    let each =
-        |(((x, dx), (rstd, mean)), dy): (((&[X], &mut [X]), _), &mut [Y]), dgain: &mut [f32], dbias: &mut [f32]| {
-            backward_rows_again(x, gain, bias, rstd, mean, dy, dx, accumulate_x, dgain, dbias);
-        };
-    in_parts(operands, dgain, dbias, accumulate_params, scratch, each);
+    in_parts(operands, dgain, dbias, accumulate_params, scratch, |(((x, dx), (rstd, mean)), dy), dgain, dbias| {
+        backward_rows_again(x, gain, bias, rstd, mean, dy, dx, accumulate_x, dgain, dbias);
+    });
 }
 
 /// Runs `part` on the operands of each part of the rows, with sums of its own for `dgain` and `dbias`; adds these sums.
