@@ -3,6 +3,7 @@
 use crate::mesh::{Axis, MeshRank};
 use crate::optimizer::{OptimizerSpec, STATE_BLOCK};
 use crate::passes::accumulate::{Chunk, accumulate};
+use crate::passes::again::again;
 use crate::passes::backward::{BackwardError, Carry, Differentiated, backward, needs_grad};
 use crate::passes::cache::{CacheError, CacheUse, cache};
 use crate::passes::clip::{clip, complete_loss};
@@ -230,6 +231,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
         let mut both = backward(chunk, &needs, carry)?;
         erase(&mut both.program);
         recompute(&mut both.program, spec.recompute);
+        again(&mut both.program);
         cut_head(&mut both.program, target);
         Ok(both)
     };

@@ -208,22 +208,26 @@ fn recomputation_trades_instructions_for_memory() {
 }
 
 #[test]
-fn results_of_norms_and_activations_are_not_kept_but_recomputed_just_before_their_use() {
+fn results_of_norms_and_activations_are_not_kept_but_written_again_by_their_adjoints_just_before_their_use() {
     let forward = model("llama", 6, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
     let step = compile_step(forward, &spec(1, Precision::F32, Recompute::None), &Nowhere::default()).unwrap();
 
     let instrs = &step.program.instrs;
-    let forward =
-        |op: &Op| matches!(op, Op::MatMul(m) if m.trans_b) || matches!(op, Op::Norm { .. } | Op::Activation(_));
-    let again: Vec<usize> = (0..instrs.len())
-        .filter(|i| instrs[*i].site.phase == Phase::Backward && forward(&instrs[*i].op))
-        .filter(|i| instrs[*i].site.block.is_some())
-        .collect();
-    let n = |of: fn(&Op) -> bool| again.iter().filter(|i| of(&instrs[**i].op)).count();
-    let counts = (n(|op| matches!(op, Op::Norm { .. })), n(|op| matches!(op, Op::Activation(_))));
-    assert_eq!((counts, again.len()), ((12, 6), 18));
-    for i in again {
-        assert!(instrs[i + 1].reads.contains(&instrs[i].writes[0]), "{:?} is not used at once", instrs[i]);
+    let in_backward = |op: fn(&Op) -> bool| -> Vec<usize> {
+        let is = |i: &usize| {
+            let instr = &instrs[*i];
+            instr.site.phase == Phase::Backward && instr.site.block.is_some() && op(&instr.op)
+        };
+        (0..instrs.len()).filter(is).collect()
+    };
+    let recomputed =
+        in_backward(|op| matches!(op, Op::MatMul(m) if m.trans_b) || matches!(op, Op::Norm { .. } | Op::Activation(_)));
+    let norms = in_backward(|op| matches!(op, Op::NormBackward { again: true, .. }));
+    let activations = in_backward(|op| matches!(op, Op::ActivationBackward { again: true, .. }));
+    assert_eq!((recomputed.len(), norms.len(), activations.len()), (0, 12, 6));
+    for i in norms.into_iter().chain(activations) {
+        let y = instrs[i].writes.last().unwrap();
+        assert!(instrs[i + 1].reads.contains(y), "{:?} is not used at once", instrs[i]);
     }
 }
 

@@ -25,6 +25,14 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const X* x, Y* y, int c
     else swiglu_by<1>(x, y, cols, n_vectors);
 }
 
+// The gradients of gate and up replace them, and y, the result of the activation, replaces dy.
+__device__ __forceinline__ void swiglu_gradient(float& gate, float& up, float& dy) {
+    const float s = sigmoid(gate), silu = gate * s, d = dy;
+    dy = silu * up;
+    gate = d * up * (s + silu * (1.0f - s));
+    up = d * silu;
+}
+
 // dx may be x.
 template <int N> __device__ __forceinline__ void swiglu_backward_by(const X* x, const Y* __restrict__ dy, X* dx, unsigned cols, unsigned n_vectors) {
     GRID_STRIDE(i, n_vectors) {
@@ -33,11 +41,7 @@ template <int N> __device__ __forceinline__ void swiglu_backward_by(const X* x, 
         load_vector(gate, x + at);
         load_vector(up, x + at + cols);
         load_vector(dact, dy + i * N);
-        for (int j = 0; j < N; j++) {
-            float s = sigmoid(gate[j]), silu = gate[j] * s;
-            gate[j] = dact[j] * up[j] * (s + silu * (1.0f - s));
-            up[j] = dact[j] * silu;
-        }
+        for (int j = 0; j < N; j++) swiglu_gradient(gate[j], up[j], dact[j]);
         store_vector(dx + at, gate);
         store_vector(dx + at + cols, up);
     }
@@ -45,6 +49,25 @@ template <int N> __device__ __forceinline__ void swiglu_backward_by(const X* x, 
 extern "C" __global__ void __launch_bounds__(256) swiglu_backward(const X* x, const Y* dy, X* dx, int cols, int n_vectors) {
     if (cols % WIDTH == 0) swiglu_backward_by<WIDTH>(x, dy, dx, cols, n_vectors);
     else swiglu_backward_by<1>(x, dy, dx, cols, n_vectors);
+}
+
+// The same, and y = swiglu(x) again. dx may be x, and y may be dy.
+template <int N> __device__ __forceinline__ void swiglu_backward_again_by(const X* x, const Y* dy, X* dx, Y* y, unsigned cols, unsigned n_vectors) {
+    GRID_STRIDE(i, n_vectors) {
+        long long at = gate_of<N>(unsigned(i), cols);
+        float gate[N], up[N], act[N];
+        load_vector(gate, x + at);
+        load_vector(up, x + at + cols);
+        load_vector(act, dy + i * N);
+        for (int j = 0; j < N; j++) swiglu_gradient(gate[j], up[j], act[j]);
+        store_vector(dx + at, gate);
+        store_vector(dx + at + cols, up);
+        store_vector(y + i * N, act);
+    }
+}
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward_again(const X* x, const Y* dy, X* dx, Y* y, int cols, int n_vectors) {
+    if (cols % WIDTH == 0) swiglu_backward_again_by<WIDTH>(x, dy, dx, y, cols, n_vectors);
+    else swiglu_backward_again_by<1>(x, dy, dx, y, cols, n_vectors);
 }
 
 constexpr float GELU_SCALE = 1.5957691216057308f; // 2 sqrt(2 / pi): 1 + tanh(u) = 2 sigmoid(2 u)
@@ -74,4 +97,25 @@ extern "C" __global__ void __launch_bounds__(256) gelu_backward(const X* __restr
         store_vector(dx + i * WIDTH, v);
     }
     GRID_REST(i, n, WIDTH) dx[i] = from_float<X>(to_float(dy[i]) * gelu_slope(to_float(x[i])));
+}
+
+// The same, and y = gelu(x) again. dx may be x, and y may be dy.
+extern "C" __global__ void __launch_bounds__(256) gelu_backward_again(const X* x, const Y* dy, X* dx, Y* y, long long n) {
+    GRID_STRIDE(i, n / WIDTH) {
+        float v[WIDTH], d[WIDTH];
+        load_vector(v, x + i * WIDTH);
+        load_vector(d, dy + i * WIDTH);
+        for (int j = 0; j < WIDTH; j++) {
+            const float act = gelu_of(v[j]);
+            v[j] = d[j] * gelu_slope(v[j]);
+            d[j] = act;
+        }
+        store_vector(dx + i * WIDTH, v);
+        store_vector(y + i * WIDTH, d);
+    }
+    GRID_REST(i, n, WIDTH) {
+        const float v = to_float(x[i]), d = to_float(dy[i]);
+        dx[i] = from_float<X>(d * gelu_slope(v));
+        y[i] = from_float<Y>(gelu_of(v));
+    }
 }

@@ -4,9 +4,16 @@
 //   dgain = sum over rows of dy z, dbias = sum over rows of dy.
 //
 // X, Y: element types of x, dx0 and dx, and of dy. V: neighbouring elements that a thread moves at once; divides cols. ITEMS:
-// such vectors of each thread. LAYER: 1 for the layer norm, 0 for the RMS norm.
+// such vectors of each thread. LAYER: 1 for the layer norm, 0 for the RMS norm. AGAIN: 1 if y, the norm's own result, is written
+// as well.
 // x, dy, dx0, dx: [n, cols]; gain: [cols]; rstd, mean: [n]; parts: [gridDim.x, (1 + LAYER) cols], a block's share of the sums
-// over rows: of dgain, then of dbias. dx0 is null, or may be the memory of dx.
+// over rows: of dgain, then of dbias. dx0 is null, or may be the memory of dx. y: [n, cols]; it may be the memory of dy, of which a
+// thread reads the elements that it overwrites, and no others. bias: [cols]; only a layer norm that writes y reads it.
+#if AGAIN
+#define UNLESS_AGAIN
+#else
+#define UNLESS_AGAIN __restrict__
+#endif
 
 // The elements of a vector that was loaded before they are needed.
 template <class T> __device__ __forceinline__ void to_floats(float (&to)[V], const Vector<T, V>& from) {
@@ -49,13 +56,21 @@ __device__ __forceinline__ void finish_sums(float (&sums)[1 + LAYER], float r, i
     else sums[0] = sums[0] * r * r * r / cols;
 }
 
+// The norm's own result, with the bits that `norm.cu` gives it.
+__device__ __forceinline__ void store_again(Y* y, const float (&x)[V], const float (&g)[V], const float* bias, float r, float m) {
+    float v[V], b[V];
+    if (LAYER) load_vector(b, bias);
+    for (int j = 0; j < V; j++) v[j] = LAYER ? (x[j] - m) * r * g[j] + b[j] : x[j] * r * g[j];
+    store_vector(y, v);
+}
+
 struct Row {
     Vector<X, V> x[ITEMS];
     Vector<Y, V> dy[ITEMS];
     float r, m;
 };
 
-__device__ __forceinline__ void load_row(Row& to, const X* __restrict__ x, const Y* __restrict__ dy, const float* __restrict__ rstd, const float* __restrict__ mean, long long row, int cols) {
+__device__ __forceinline__ void load_row(Row& to, const X* __restrict__ x, const Y* UNLESS_AGAIN dy, const float* __restrict__ rstd, const float* __restrict__ mean, long long row, int cols) {
     #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int c = (i * blockDim.x + threadIdx.x) * V;
@@ -70,8 +85,8 @@ __device__ __forceinline__ void load_row(Row& to, const X* __restrict__ x, const
 // Blocks run over rows with a stride and keep their share of dgain and dbias in registers, so that everything is read once:
 // ITEMS V blockDim.x >= cols. The next row is on its way while a row is summed.
 extern "C" __global__ void __launch_bounds__(512) norm_backward(const X* __restrict__ x, const float* gain,
-        const float* __restrict__ rstd, const float* __restrict__ mean, const Y* __restrict__ dy, const X* dx0, X* dx,
-        float* __restrict__ parts, int cols, long long n) {
+        const float* __restrict__ rstd, const float* __restrict__ mean, const Y* UNLESS_AGAIN dy, const X* dx0, X* dx,
+        const float* bias, Y* y, float* __restrict__ parts, int cols, long long n) {
     float dgain[ITEMS][V] = {}, dbias[ITEMS][V] = {};
     Row next;
     load_row(next, x, dy, rstd, mean, blockIdx.x, cols);
@@ -107,6 +122,7 @@ extern "C" __global__ void __launch_bounds__(512) norm_backward(const X* __restr
             to_floats(dys, now.dy[i]);
             if (dx0) to_floats(olds, old[i]);
             else for (int j = 0; j < V; j++) olds[j] = 0;
+            if (AGAIN) store_again(y + row * cols + c, xs, g, bias + c, now.r, now.m);
             to_dx(xs, dys, g, olds, sums, now.r, now.m);
             store_vector(dx + row * cols + c, xs);
         }
@@ -131,8 +147,8 @@ __device__ __forceinline__ void add_part(float* to, const float (&v)[V]) {
 // The same for rows that are too long for registers: x and dy are read again from the cache, and each block's share of dgain
 // and dbias is in memory, zero at first.
 extern "C" __global__ void __launch_bounds__(1024) norm_backward_long(const X* __restrict__ x, const float* gain,
-        const float* __restrict__ rstd, const float* __restrict__ mean, const Y* __restrict__ dy, const X* dx0, X* dx,
-        float* parts, int cols, long long n) {
+        const float* __restrict__ rstd, const float* __restrict__ mean, const Y* UNLESS_AGAIN dy, const X* dx0, X* dx,
+        const float* bias, Y* y, float* parts, int cols, long long n) {
     parts += (long long)blockIdx.x * (1 + LAYER) * cols;
     int turn = 0;
     for (long long row = blockIdx.x; row < n; row += gridDim.x, turn ^= 1) {
@@ -156,6 +172,7 @@ extern "C" __global__ void __launch_bounds__(1024) norm_backward_long(const X* _
             for (int j = 0; j < V; j++) dgain[j] = dys[j] * (LAYER ? (xs[j] - m) * r : xs[j] * r);
             add_part(parts + c, dgain);
             if (LAYER) add_part(parts + cols + c, dys);
+            if (AGAIN) store_again(y + at + c, xs, g, bias + c, r, m);
             to_dx(xs, dys, g, old, sums, r, m);
             store_vector(dx + at + c, xs);
         }

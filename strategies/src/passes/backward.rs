@@ -208,7 +208,8 @@ impl Backward {
                 self.simple(Op::AttentionBackward(*a), instr.reads[0], reads);
             }
             Op::Activation(f) => {
-                self.simple(Op::ActivationBackward(*f), instr.reads[0], vec![instr.reads[0], dy]);
+                let op = Op::ActivationBackward { function: *f, again: false };
+                self.simple(op, instr.reads[0], vec![instr.reads[0], dy]);
             }
             Op::SplitColumns => self.split_columns(instr, dy),
             Op::AttentionPart(part) => self.attention_part(instr, *part, dy),
@@ -347,15 +348,7 @@ impl Backward {
         if m.bias {
             self.bias(instr.reads[2], m.c_columns, dy);
         }
-        if self.needs[w.0 as usize] {
-            let carried = self.take(w);
-            let op = MatMul { alpha: m.alpha, compute: m.compute, residual: carried.is_some(), ..MatMul::tn() };
-            // `W [out, in]`: dW = dy^T x; `W [in, out]`: dW = x^T dy.
-            let (op, a, b) = if m.trans_b { (MatMul { a_columns: m.c_columns, ..op }, dy, x) } else { (op, x, dy) };
-            let dw = self.grad_of(w);
-            self.emit(Op::MatMul(op), [a, b].into_iter().chain(carried).collect(), &[dw]);
-            self.give(w, dw);
-        }
+        // First, since adjoints of earlier operations wait for it, but only the optimizer for dW.
         if self.needs[x.0 as usize] {
             let carried = self.take(x);
             let layout = if m.trans_b { MatMul::nn() } else { MatMul::nt() };
@@ -369,6 +362,15 @@ impl Backward {
             let dx = self.grad_of(x);
             self.emit(Op::MatMul(op), [dy, w].into_iter().chain(carried).collect(), &[dx]);
             self.give(x, dx);
+        }
+        if self.needs[w.0 as usize] {
+            let carried = self.take(w);
+            let op = MatMul { alpha: m.alpha, compute: m.compute, residual: carried.is_some(), ..MatMul::tn() };
+            // `W [out, in]`: dW = dy^T x; `W [in, out]`: dW = x^T dy.
+            let (op, a, b) = if m.trans_b { (MatMul { a_columns: m.c_columns, ..op }, dy, x) } else { (op, x, dy) };
+            let dw = self.grad_of(w);
+            self.emit(Op::MatMul(op), [a, b].into_iter().chain(carried).collect(), &[dw]);
+            self.give(w, dw);
         }
         if m.residual {
             self.give(instr.reads[instr.reads.len() - 1], dy);
@@ -399,7 +401,8 @@ impl Backward {
         let (x, params, stats) = (instr.reads[0], &instr.reads[1..], &instr.writes[1..]);
         let dx0 = self.take(x);
         let dparams0: Vec<ValueId> = params.iter().filter_map(|p| self.take(*p)).collect();
-        let op = Op::NormBackward { kind, residual_x: dx0.is_some(), residual_params: !dparams0.is_empty() };
+        let (residual_x, residual_params) = (dx0.is_some(), !dparams0.is_empty());
+        let op = Op::NormBackward { kind, residual_x, residual_params, again: false };
         let head = [x, params[0]].into_iter().chain(stats.iter().copied()).chain([dy]);
         let reads = head.chain(dx0).chain(dparams0).collect();
         let writes: Vec<ValueId> = [x].iter().chain(params).map(|v| self.grad_of(*v)).collect();

@@ -2,7 +2,7 @@
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pack`, `pipeline`,
-//! `backward`, `enter`, `recompute`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`,
+//! `backward`, `enter`, `recompute`, `again`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`,
 //! `optimizer` (with `tensor_sums`), `offload`, `unpack`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
 //!
 //! A parallel pass changes nothing where its axis has one rank, and does not depend on the other axes: every combination
@@ -13,6 +13,7 @@
 //! `shadow` is outside this order: it derives from a step the program of a rank that keeps a copy of its state.
 
 pub mod accumulate;
+pub mod again;
 pub mod backward;
 pub mod cache;
 pub mod clip;

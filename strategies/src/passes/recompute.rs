@@ -2,7 +2,7 @@
 //!
 //! Whatever the policy, results of norms, activations and dropout are recomputed where the backward pass reads what they are
 //! computed from: they cost one pass over memory, and are a quarter of what a Llama block would keep. Every value is recomputed just
-//! before its first use, so that few of them exist at once.
+//! before its first use, so that few of them exist at once; [`super::again`] then lets adjoints write them where it can.
 //!
 //! Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); the selective policy
 //! inverts that of Korthikanti et al. 2022 (arXiv:2205.05198): attention is the only operation *not* recomputed, since its

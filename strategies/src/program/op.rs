@@ -338,7 +338,8 @@ pub enum Op {
         eps: f32,
     },
     /// RMS: `[x, gain, rstd, dy, (dx0), (dgain0)] -> [dx, dgain]`; layer:
-    /// `[x, gain, rstd, mean, dy, (dx0), (dgain0, dbias0)] -> [dx, dgain, dbias]`.
+    /// `[x, gain, rstd, mean, dy, (dx0), (dgain0, dbias0), (bias)] -> [dx, dgain, dbias]`. With `again`, the last result is
+    /// the norm's own `y`, in the element type of `dy`; only then the layer norm reads its bias.
     NormBackward {
         /// The norm.
         kind: NormKind,
@@ -346,6 +347,8 @@ pub enum Op {
         residual_x: bool,
         /// Previous gradients are added to those of the parameters.
         residual_params: bool,
+        /// The result of the norm is written again, with the same bits.
+        again: bool,
     },
     /// `[qkv, gain_q D, gain_k D] -> [qkv', rstd [N, H + K]]`: RMS norm of each query and key head (Qwen3).
     HeadNorm {
@@ -418,8 +421,13 @@ pub enum Op {
     },
     /// `[x] -> [y]`.
     Activation(ActivationFn),
-    /// `[x, dy] -> [dx]`.
-    ActivationBackward(ActivationFn),
+    /// `[x, dy] -> [dx, (y)]`.
+    ActivationBackward {
+        /// The activation.
+        function: ActivationFn,
+        /// The result `y` of the activation is written again, with the same bits, in the element type of `dy`.
+        again: bool,
+    },
     /// `[a, b] -> [a + b]`.
     Add,
     /// `[x] -> [factor x]`.
@@ -563,7 +571,7 @@ impl Op {
             Op::AttentionPart(_) => "attention_part",
             Op::AttentionPartBackward { .. } => "attention_part_backward",
             Op::Activation(_) => "activation",
-            Op::ActivationBackward(_) => "activation_backward",
+            Op::ActivationBackward { .. } => "activation_backward",
             Op::Add => "add",
             Op::Scale { .. } => "scale",
             Op::Dropout(_) => "dropout",
@@ -602,18 +610,20 @@ impl Op {
             | Op::QkSquaresBackward { residual: true, .. } => vec![(2, 0)],
             Op::MatMul(m) if m.residual => vec![(last, 0)],
             Op::ColumnSum { residual: true, .. } => vec![(1, 0)],
-            // Only the residuals: a row of `dy` is reduced before the row of `dx` is written, but `dy` may be narrower.
-            Op::NormBackward { kind, residual_x, residual_params } => {
+            // A row of `dy` is reduced before the row of `dx` is written, but `dy` may be narrower; `y` has its type.
+            Op::NormBackward { kind, residual_x, residual_params, again } => {
                 let n_params = if *kind == NormKind::Rms { 1 } else { 2 };
                 let first = if *kind == NormKind::Rms { 4 } else { 5 };
                 let x = residual_x.then_some((first, 0));
                 let first = first + usize::from(*residual_x);
                 let params = (0..n_params).map(|i| (first + i, 1 + i)).filter(|_| *residual_params);
-                x.into_iter().chain(params).collect()
+                let y = again.then_some((2 + n_params, 1 + n_params));
+                x.into_iter().chain(params).chain(y).collect()
             }
             Op::HeadNormBackward { residual: true, .. } => vec![(5, 1), (6, 2)],
             Op::QkNormBackward { residual: true, .. } => vec![(5, 2), (6, 3)],
-            Op::Rotary { .. } | Op::ActivationBackward(ActivationFn::SwiGlu) => vec![(0, 0)],
+            Op::ActivationBackward { again: true, .. } => vec![(0, 0), (1, 1)],
+            Op::Rotary { .. } | Op::ActivationBackward { function: ActivationFn::SwiGlu, .. } => vec![(0, 0)],
             Op::Add => vec![(0, 0), (1, 0)],
             Op::AddBias | Op::Scale { .. } | Op::Dropout(_) | Op::Paste { .. } | Op::Magnitude(_) => vec![(0, 0)],
             Op::MagnitudeBackward { residual: true, .. } => vec![(4, 1)],

@@ -19,7 +19,9 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::MatMul(m) => s.matmul(m),
         Op::ColumnSum { residual, columns } => s.column_sum(*residual, *columns),
         Op::Norm { kind, .. } => s.norm(*kind),
-        Op::NormBackward { kind, residual_x, residual_params } => s.norm_backward(*kind, *residual_x, *residual_params),
+        Op::NormBackward { kind, residual_x, residual_params, again } => {
+            s.norm_backward(*kind, *residual_x, *residual_params, *again)
+        }
         Op::HeadNorm { heads, .. } => s.head_norm(heads),
         Op::HeadNormBackward { heads, residual } => s.head_norm_backward(heads, *residual),
         Op::QkSquares(_) | Op::QkSquaresBackward { .. } | Op::QkNorm(_) | Op::QkNormBackward { .. } => s.qk(&instr.op),
@@ -27,7 +29,8 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::Attention(a) => s.attention(a),
         Op::AttentionBackward(a) => s.attention_backward(a),
         Op::CacheWrite(a) | Op::CachedAttention(a) => s.cache(a, matches!(instr.op, Op::CacheWrite(_))),
-        Op::Activation(f) | Op::ActivationBackward(f) => s.activation(*f, !matches!(instr.op, Op::Activation(_))),
+        Op::Activation(f) => s.activation(*f),
+        Op::ActivationBackward { function, again } => s.activation_backward(*function, *again),
         Op::Add => s.count(2, 1).and_then(|()| s.same_shape(&[reads[0], reads[1], writes[0]])),
         Op::Cast | Op::Enter { .. } => s.count(1, 1).and_then(|()| s.same_shape(&[reads[0], writes[0]])),
         Op::Unpack(packing) => s.unpack(*packing),
@@ -226,11 +229,17 @@ impl Signature<'_> {
         self.writes[1..].iter().try_for_each(|s| self.shape(s, &[n], Some(DType::F32)))
     }
 
-    fn norm_backward(&self, kind: NormKind, residual_x: bool, residual_params: bool) -> Result<(), String> {
+    fn norm_backward(
+        &self,
+        kind: NormKind,
+        residual_x: bool,
+        residual_params: bool,
+        again: bool,
+    ) -> Result<(), String> {
         let layer = usize::from(kind == NormKind::Layer);
         let n_params = 1 + layer;
         let n_reads = 4 + layer + usize::from(residual_x) + n_params * usize::from(residual_params);
-        self.count(n_reads, 1 + n_params)?;
+        self.count(n_reads + layer * usize::from(again), 1 + n_params + usize::from(again))?;
         let (n, c) = self.matrix(self.reads[0])?;
         self.shape(self.reads[1], &[c], Some(DType::F32))?;
         self.reads[2..3 + layer].iter().try_for_each(|s| self.shape(s, &[n], Some(DType::F32)))?;
@@ -239,7 +248,10 @@ impl Signature<'_> {
         if residual_x {
             self.shape(self.reads[4 + layer], &[n, c], Some(self.writes[0].dtype))?;
         }
-        self.writes[1..].iter().try_for_each(|g| self.shape(g, &[c], Some(DType::F32)))?;
+        if again {
+            self.shape(self.writes[1 + n_params], &[n, c], Some(self.reads[3 + layer].dtype))?;
+        }
+        self.writes[1..1 + n_params].iter().try_for_each(|g| self.shape(g, &[c], Some(DType::F32)))?;
         let first = 4 + layer + usize::from(residual_x);
         self.reads[first..].iter().try_for_each(|g| self.shape(g, &[c], Some(DType::F32)))
     }
@@ -373,18 +385,27 @@ impl Signature<'_> {
         self.shape(self.writes[1], &[n, a.heads.n_heads], Some(DType::F32))
     }
 
-    fn activation(&self, f: ActivationFn, backward: bool) -> Result<(), String> {
-        self.count(1 + usize::from(backward), 1)?;
+    fn activation(&self, f: ActivationFn) -> Result<(), String> {
+        self.count(1, 1)?;
+        self.shape(self.writes[0], &self.activated(f)?, None)
+    }
+
+    fn activation_backward(&self, f: ActivationFn, again: bool) -> Result<(), String> {
+        self.count(2, 1 + usize::from(again))?;
+        let narrow = self.activated(f)?;
+        self.shape(self.reads[1], &narrow, None)?;
+        self.shape(self.writes[0], &self.reads[0].shape, None)?;
+        self.writes.get(1).map_or(Ok(()), |y| self.shape(y, &narrow, Some(self.reads[1].dtype)))
+    }
+
+    /// Shape of the result of an activation of the first operand.
+    fn activated(&self, f: ActivationFn) -> Result<[usize; 2], String> {
         let (n, c) = self.matrix(self.reads[0])?;
-        let narrow = if f == ActivationFn::SwiGlu { c / 2 } else { c };
-        if f == ActivationFn::SwiGlu && c % 2 != 0 {
-            return Err(format!("gate and up need an even number of columns, found {c}"));
+        match f {
+            ActivationFn::GeluTanh => Ok([n, c]),
+            ActivationFn::SwiGlu if c % 2 == 0 => Ok([n, c / 2]),
+            ActivationFn::SwiGlu => Err(format!("gate and up need an even number of columns, found {c}")),
         }
-        if backward {
-            self.shape(self.reads[1], &[n, narrow], None)?;
-            return self.shape(self.writes[0], &[n, c], None);
-        }
-        self.shape(self.writes[0], &[n, narrow], None)
     }
 
     fn cross_entropy(&self, residual: bool, gradient: bool, vocab: Option<VocabShard>) -> Result<(), String> {

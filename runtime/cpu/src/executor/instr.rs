@@ -252,10 +252,10 @@ impl Operands<'_> {
                     });
                 }
                 Op::Norm { kind, eps } => with_element!(self.writes[0].dtype, T => self.norm::<T>(*kind, *eps)),
-                Op::NormBackward { kind, residual_x, residual_params } => {
+                Op::NormBackward { kind, residual_x, residual_params, again } => {
                     let n_stats = if *kind == NormKind::Rms { 1 } else { 2 };
                     let dy = self.reads[2 + n_stats];
-                    with_element!(dy.dtype, T => self.norm_backward::<T>(*kind, *residual_x, *residual_params));
+                    with_element!(dy.dtype, T => self.norm_backward::<T>(*kind, *residual_x, *residual_params, *again));
                 }
                 Op::HeadNorm { heads, eps } => {
                     with_element!(self.reads[0].dtype, T => self.head_norm::<T>(heads_of(heads), *eps));
@@ -286,7 +286,12 @@ impl Operands<'_> {
                 Op::CacheWrite(a) => with_element!(self.reads[0].dtype, T => self.cache_write::<T>(a)),
                 Op::CachedAttention(a) => with_element!(self.reads[0].dtype, T => self.cached_attention::<T>(a)),
                 Op::Activation(f) => with_element!(self.reads[0].dtype, T => self.activation::<T>(*f)),
-                Op::ActivationBackward(f) => with_element!(self.reads[0].dtype, T => self.activation_backward::<T>(*f)),
+                Op::ActivationBackward { function, again: false } => {
+                    with_element!(self.reads[0].dtype, T => self.activation_backward::<T>(*function));
+                }
+                Op::ActivationBackward { function, again: true } => {
+                    with_element!(self.reads[0].dtype, T => self.activation_backward_again::<T>(*function));
+                }
                 Op::Add => with_element!(self.writes[0].dtype, T => self.add::<T>()),
                 Op::Cast => with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
                     elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
@@ -407,13 +412,12 @@ impl Operands<'_> {
         }
     }
 
-    unsafe fn norm_backward<Y: Float>(&mut self, kind: NormKind, residual_x: bool, residual_params: bool) {
-        // SAFETY: a result may be its carried operand, which is not read after `copy`; results overlap neither each
-        // other nor `x`, `dy`, the gain and the statistics.
+    unsafe fn norm_backward<Y: Float>(&mut self, kind: NormKind, residual_x: bool, residual_params: bool, again: bool) {
+        // SAFETY: a result may be its carried operand, and `y` may be `dy`; neither is read after `copy`. Results overlap
+        // neither each other nor `x`, the gain and the statistics, nor `dy` but for `y`, and then no slice of `dy` is made.
         unsafe {
             let n_stats = if kind == NormKind::Rms { 1 } else { 2 };
             let mut carried = self.reads[3 + n_stats..].iter();
-            let n_writes = self.writes.len();
             for (write, wanted) in self.writes.iter().zip([residual_x, residual_params, residual_params]) {
                 if let Some(from) = carried.as_slice().first().filter(|_| wanted) {
                     copy(*from, *write);
@@ -421,17 +425,31 @@ impl Operands<'_> {
                 }
             }
             let (x, gain, rstd) = (self.reads[0], self.reads[1].slice(), self.reads[2].slice());
-            let dy = self.reads[2 + n_stats].slice::<Y>();
+            let dy = self.reads[2 + n_stats];
             let (dx, dgain) = (self.writes[0], self.writes[1].slice_mut());
             let scratch = f32s(self.scratch);
-            with_element!(x.dtype, X => match kind {
-                NormKind::Rms => rms_norm::rms_norm_backward::<X, Y>(
-                    x.slice(), gain, rstd, dy, dx.slice_mut(), residual_x, dgain, residual_params, scratch,
+            let (add_x, add) = (residual_x, residual_params);
+            if again {
+                copy(dy, self.writes[1 + n_stats]);
+            }
+            with_element!(x.dtype, X => match (kind, again) {
+                (NormKind::Rms, false) => rms_norm::rms_norm_backward::<X, Y>(
+                    x.slice(), gain, rstd, dy.slice(), dx.slice_mut(), add_x, dgain, add, scratch,
                 ),
-                NormKind::Layer => {
-                    let (mean, dbias) = (self.reads[3].slice(), self.writes[n_writes - 1].slice_mut());
+                (NormKind::Rms, true) => rms_norm::rms_norm_backward_again::<X, Y>(
+                    x.slice(), gain, rstd, self.writes[2].slice_mut(), dx.slice_mut(), add_x, dgain, add, scratch,
+                ),
+                (NormKind::Layer, false) => {
+                    let (mean, dbias) = (self.reads[3].slice(), self.writes[2].slice_mut());
                     layer_norm::layer_norm_backward::<X, Y>(
-                        x.slice(), gain, rstd, mean, dy, dx.slice_mut(), residual_x, dgain, dbias, residual_params, scratch,
+                        x.slice(), gain, rstd, mean, dy.slice(), dx.slice_mut(), add_x, dgain, dbias, add, scratch,
+                    );
+                }
+                (NormKind::Layer, true) => {
+                    let (mean, dbias) = (self.reads[3].slice(), self.writes[2].slice_mut());
+                    let (bias, y) = (self.reads[self.reads.len() - 1].slice(), self.writes[3].slice_mut());
+                    layer_norm::layer_norm_backward_again::<X, Y>(
+                        x.slice(), gain, bias, rstd, mean, y, dx.slice_mut(), add_x, dgain, dbias, add, scratch,
                     );
                 }
             });
@@ -556,6 +574,21 @@ impl Operands<'_> {
                     activation::swiglu_backward::<X, Y>(x.slice(), dy.slice(), dy.cols, dx.slice_mut());
                 }
                 ActivationFn::GeluTanh => activation::gelu_backward::<X, Y>(x.slice(), dy.slice(), dx.slice_mut()),
+            });
+        }
+    }
+
+    unsafe fn activation_backward_again<X: Float>(&mut self, f: ActivationFn) {
+        // SAFETY: `dx` may be `x` and `y` may be `dy`, which are not read after `copy`; no others overlap.
+        unsafe {
+            let (dx, y) = (self.writes[0], self.writes[1]);
+            copy(self.reads[0], dx);
+            copy(self.reads[1], y);
+            with_element!(y.dtype, Y => match f {
+                ActivationFn::SwiGlu => {
+                    activation::swiglu_backward_again::<X, Y>(dx.slice_mut(), y.slice_mut(), y.cols);
+                }
+                ActivationFn::GeluTanh => activation::gelu_backward_again::<X, Y>(dx.slice_mut(), y.slice_mut()),
             });
         }
     }

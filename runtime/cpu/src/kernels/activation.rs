@@ -43,6 +43,16 @@ pub fn swiglu_backward_in_place<X: Float, Y: Float>(gate_up: &mut [X], dact: &[Y
         .for_each(|(gate_up, dact)| swiglu_backward_rows_in_place(gate_up, dact, n_columns));
 }
 
+/// [`swiglu_backward_in_place`] that also overwrites `dact` with `act`, the result of [`swiglu`].
+pub fn swiglu_backward_again<X: Float, Y: Float>(gate_up: &mut [X], dact: &mut [Y], n_columns: usize) {
+    let len = rows_per_task(n_columns) * n_columns.max(1);
+    assert_eq!(gate_up.len(), 2 * dact.len());
+    gate_up
+        .par_chunks_mut(2 * len)
+        .zip(dact.par_chunks_mut(len))
+        .for_each(|(gate_up, dact)| swiglu_backward_again_rows(gate_up, dact, n_columns));
+}
+
 /// `y = x/2 (1 + tanh(u))`, `u = sqrt(2/π) (x + 0.044715 x³)`. Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
 ///
 /// # Shapes
@@ -62,14 +72,21 @@ pub fn gelu_backward<X: Float, Y: Float>(x: &[X], dy: &[Y], dx: &mut [X]) {
     dx.par_chunks_mut(CHUNK).zip(operands).for_each(|(dx, (x, dy))| gelu_backward_chunk(x, dy, dx));
 }
 
+/// [`gelu_backward`] that overwrites `x` with `dx`, and `dy` with `y`, the result of [`gelu`].
+pub fn gelu_backward_again<X: Float, Y: Float>(x: &mut [X], dy: &mut [Y]) {
+    assert_eq!(x.len(), dy.len());
+    x.par_chunks_mut(CHUNK).zip(dy.par_chunks_mut(CHUNK)).for_each(|(x, dy)| gelu_backward_again_chunk(x, dy));
+}
+
 /// Most f32 elements of one vector.
 const LANES: usize = 16;
 
+/// The gradients of gate and up, and the activation.
 #[inline(always)]
-fn swiglu_gradient(gate: f32, up: f32, dact: f32) -> (f32, f32) {
+fn swiglu_gradient(gate: f32, up: f32, dact: f32) -> (f32, f32, f32) {
     let s = sigmoid(gate);
     let silu = gate * s;
-    (dact * up * (s + silu * (1.0 - s)), dact * silu)
+    (dact * up * (s + silu * (1.0 - s)), dact * silu, silu * up)
 }
 
 /// `(2 u, 2 du/dx)`: as `1 + tanh(u) = 2 sigmoid(2 u)`, forward and backward need twice the argument.
@@ -79,6 +96,14 @@ fn gelu_argument(x: f32) -> (f32, f32) {
     const SCALE: f32 = (std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::SQRT_2) as f32;
     const CUBIC: f32 = 0.044715;
     (SCALE * (x + CUBIC * x * x * x), SCALE * (1.0 + 3.0 * CUBIC * x * x))
+}
+
+/// The gradient of `x`, and the activation.
+#[inline(always)]
+fn gelu_gradient(x: f32, dy: f32) -> (f32, f32) {
+    let (argument, slope) = gelu_argument(x);
+    let s = sigmoid(argument);
+    (dy * (s + x * s * (1.0 - s) * slope), x * s)
 }
 
 simd! {
@@ -104,7 +129,7 @@ simd! {
         for ((gate_up, dact), dgate_up) in rows.zip(dgate_up.chunks_exact_mut(2 * f)) {
             let ((gate, up), (dgate, dup)) = (gate_up.split_at(f), dgate_up.split_at_mut(f));
             for ((((dgate, dup), gate), up), dact) in dgate.iter_mut().zip(dup).zip(gate).zip(up).zip(dact) {
-                let (a, b) = swiglu_gradient(gate.to_f32(), up.to_f32(), dact.to_f32());
+                let (a, b, _) = swiglu_gradient(gate.to_f32(), up.to_f32(), dact.to_f32());
                 (*dgate, *dup) = (X::from_f32(a), X::from_f32(b));
             }
         }
@@ -125,15 +150,42 @@ simd! {
                 prefetch(dact.as_ptr().wrapping_add(f));
                 let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
                 for i in 0..LANES {
-                    (a[i], b[i]) = swiglu_gradient(gate[i].to_f32(), up[i].to_f32(), dact[i].to_f32());
+                    (a[i], b[i], _) = swiglu_gradient(gate[i].to_f32(), up[i].to_f32(), dact[i].to_f32());
                 }
                 for i in 0..LANES {
                     (gate[i], up[i]) = (X::from_f32(a[i]), X::from_f32(b[i]));
                 }
             }
             for ((gate, up), dact) in gate[whole..].iter_mut().zip(&mut up[whole..]).zip(&dact[whole..]) {
-                let (a, b) = swiglu_gradient(gate.to_f32(), up.to_f32(), dact.to_f32());
+                let (a, b, _) = swiglu_gradient(gate.to_f32(), up.to_f32(), dact.to_f32());
                 (*gate, *up) = (X::from_f32(a), X::from_f32(b));
+            }
+        }
+    }
+}
+
+simd! {
+    fn swiglu_backward_again_rows<X: Float, Y: Float>(gate_up: &mut [X], dact: &mut [Y], f: usize) {
+        for (gate_up, dact) in gate_up.chunks_exact_mut(2 * f).zip(dact.chunks_exact_mut(f)) {
+            let (gate, up) = gate_up.split_at_mut(f);
+            // As in `swiglu_backward_rows_in_place`.
+            let whole = f - f % LANES;
+            let lanes = gate[..whole].chunks_exact_mut(LANES).zip(up[..whole].chunks_exact_mut(LANES));
+            for ((gate, up), dact) in lanes.zip(dact[..whole].chunks_exact_mut(LANES)) {
+                prefetch(gate.as_ptr().wrapping_add(2 * f));
+                prefetch(up.as_ptr().wrapping_add(2 * f));
+                prefetch(dact.as_ptr().wrapping_add(f));
+                let (mut a, mut b, mut act) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+                for i in 0..LANES {
+                    (a[i], b[i], act[i]) = swiglu_gradient(gate[i].to_f32(), up[i].to_f32(), dact[i].to_f32());
+                }
+                for i in 0..LANES {
+                    (gate[i], up[i], dact[i]) = (X::from_f32(a[i]), X::from_f32(b[i]), Y::from_f32(act[i]));
+                }
+            }
+            for ((gate, up), dact) in gate[whole..].iter_mut().zip(&mut up[whole..]).zip(&mut dact[whole..]) {
+                let (a, b, act) = swiglu_gradient(gate.to_f32(), up.to_f32(), dact.to_f32());
+                (*gate, *up, *dact) = (X::from_f32(a), X::from_f32(b), Y::from_f32(act));
             }
         }
     }
@@ -151,10 +203,16 @@ simd! {
 simd! {
     fn gelu_backward_chunk<X: Float, Y: Float>(x: &[X], dy: &[Y], dx: &mut [X]) {
         for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
-            let x = x.to_f32();
-            let (argument, slope) = gelu_argument(x);
-            let s = sigmoid(argument);
-            *dx = X::from_f32(dy.to_f32() * (s + x * s * (1.0 - s) * slope));
+            *dx = X::from_f32(gelu_gradient(x.to_f32(), dy.to_f32()).0);
+        }
+    }
+}
+
+simd! {
+    fn gelu_backward_again_chunk<X: Float, Y: Float>(x: &mut [X], dy: &mut [Y]) {
+        for (x, dy) in x.iter_mut().zip(dy) {
+            let (dx, y) = gelu_gradient(x.to_f32(), dy.to_f32());
+            (*x, *dy) = (X::from_f32(dx), Y::from_f32(y));
         }
     }
 }
@@ -196,7 +254,10 @@ mod tests {
 
             close(&y, &swiglu_reference(&wide(&x), f), 1e-6);
             close(&dx, &finite_differences(&wide(&x), |x| inner(&swiglu_reference(x, f), &wide(&dy))), 2e-6);
-            prop_assert_eq!(dx, in_place);
+            prop_assert_eq!(&dx, &in_place);
+            let (mut x_then_dx, mut dy_then_y) = (x, dy);
+            swiglu_backward_again(&mut x_then_dx, &mut dy_then_y, f);
+            prop_assert_eq!((bits(&x_then_dx), bits(&dy_then_y)), (bits(&dx), bits(&y)));
         }
 
         #[test]
@@ -209,6 +270,9 @@ mod tests {
 
             close(&y, &gelu_reference(&wide(&x)), 1e-6);
             close(&dx, &finite_differences(&wide(&x), |x| inner(&gelu_reference(x), &wide(&dy))), 2e-6);
+            let (mut x_then_dx, mut dy_then_y) = (x, dy);
+            gelu_backward_again(&mut x_then_dx, &mut dy_then_y);
+            prop_assert_eq!((bits(&x_then_dx), bits(&dy_then_y)), (bits(&dx), bits(&y)));
         }
     }
 

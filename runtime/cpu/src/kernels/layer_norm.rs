@@ -56,18 +56,92 @@ pub fn layer_norm_backward<X: Float, Y: Float>(
     let (n, c) = (rstd.len(), gain.len());
     let rows = rows_per_part(n, c);
     assert!(x.len() == n * c && dy.len() == x.len() && dx.len() == x.len() && mean.len() == n);
-    assert!(dgain.len() == c && dbias.len() == c);
-    let (gains, biases) = scratch[..2 * PARTS * c].split_at_mut(PARTS * c);
     let len = rows * c.max(1);
-    let operands = x.par_chunks(len).zip(dy.par_chunks(len)).zip(rstd.par_chunks(rows)).zip(mean.par_chunks(rows));
-    let params = gains.par_chunks_mut(c.max(1)).zip(biases.par_chunks_mut(c.max(1)));
-    operands.zip(dx.par_chunks_mut(len)).zip(params).for_each(|(((((x, dy), rstd), mean), dx), (dgain, dbias))| {
-        dgain.fill(0.0);
-        dbias.fill(0.0);
+    let statistics = rstd.par_chunks(rows).zip(mean.par_chunks(rows));
+    let operands = x.par_chunks(len).zip(dx.par_chunks_mut(len)).zip(statistics).zip(dy.par_chunks(len));
+    in_parts(operands, dgain, dbias, accumulate_params, scratch, |(((x, dx), (rstd, mean)), dy), dgain, dbias| {
         backward_rows(x, gain, rstd, mean, dy, dx, accumulate_x, dgain, dbias);
     });
-    sum_parts(gains, n.div_ceil(rows), dgain, accumulate_params);
-    sum_parts(biases, n.div_ceil(rows), dbias, accumulate_params);
+}
+
+/// [`layer_norm_backward`] that overwrites `dy` with `y`, the result of [`layer_norm`].
+pub fn layer_norm_backward_again<X: Float, Y: Float>(
+    x: &[X],
+    gain: &[f32],
+    bias: &[f32],
+    rstd: &[f32],
+    mean: &[f32],
+    dy: &mut [Y],
+    dx: &mut [X],
+    accumulate_x: bool,
+    dgain: &mut [f32],
+    dbias: &mut [f32],
+    accumulate_params: bool,
+    scratch: &mut [f32],
+) {
+    let (n, c) = (rstd.len(), gain.len());
+    let rows = rows_per_part(n, c);
+    assert!(x.len() == n * c && dy.len() == x.len() && dx.len() == x.len() && mean.len() == n && bias.len() == c);
+    let len = rows * c.max(1);
+    let statistics = rstd.par_chunks(rows).zip(mean.par_chunks(rows));
+    let operands = x.par_chunks(len).zip(dx.par_chunks_mut(len)).zip(statistics).zip(dy.par_chunks_mut(len));
+    in_parts(operands, dgain, dbias, accumulate_params, scratch, |(((x, dx), (rstd, mean)), dy), dgain, dbias| {
+        backward_rows_again(x, gain, bias, rstd, mean, dy, dx, accumulate_x, dgain, dbias);
+    });
+}
+
+/// Runs `part` on the operands of each part of the rows, with sums of its own for `dgain` and `dbias`; adds these sums.
+fn in_parts<T: Tasks>(
+    operands: T,
+    dgain: &mut [f32],
+    dbias: &mut [f32],
+    accumulate: bool,
+    scratch: &mut [f32],
+    part: impl Fn(T::Operands, &mut [f32], &mut [f32]) + Sync,
+) {
+    let (n_parts, c) = (operands.len(), dgain.len());
+    assert_eq!(dbias.len(), c);
+    let (gains, biases) = scratch[..2 * PARTS * c].split_at_mut(PARTS * c);
+    let params = gains.par_chunks_mut(c.max(1)).zip(biases.par_chunks_mut(c.max(1)));
+    operands.zip(params).for_each(|(operands, (dgain, dbias))| {
+        dgain.fill(0.0);
+        dbias.fill(0.0);
+        part(operands, dgain, dbias);
+    });
+    sum_parts(gains, n_parts, dgain, accumulate);
+    sum_parts(biases, n_parts, dbias, accumulate);
+}
+
+#[inline(always)]
+fn normed(x: f32, mean: f32, rstd: f32, gain: f32, bias: f32) -> f32 {
+    (x - mean) * rstd * gain + bias
+}
+
+/// The gradient of a row with statistics `r` and `m`; adds the row's terms to `dgain` and `dbias`.
+#[inline(always)]
+fn backward_row<X: Float, Y: Float>(
+    x: &[X],
+    gain: &[f32],
+    (r, m): (f32, f32),
+    dy: &[Y],
+    dx: &mut [X],
+    accumulate: bool,
+    dgain: &mut [f32],
+    dbias: &mut [f32],
+) {
+    let c = gain.len();
+    let (x, dy, dx, dgain, dbias) = (&x[..c], &dy[..c], &mut dx[..c], &mut dgain[..c], &mut dbias[..c]);
+    let mean_a = sum2(dy, gain, |dy, gain| dy * gain) / c as f32;
+    let mean_az = sum3(x, dy, gain, |x, dy, gain| dy * gain * (x - m) * r) / c as f32;
+    if !accumulate {
+        dx.fill(X::ZERO);
+    }
+    for i in 0..c {
+        let (z, dy) = ((x[i].to_f32() - m) * r, dy[i].to_f32());
+        dx[i] = X::from_f32(dx[i].to_f32() + r * (dy * gain[i] - mean_a - z * mean_az));
+        dgain[i] += dy * z;
+        dbias[i] += dy;
+    }
 }
 
 simd! {
@@ -87,7 +161,7 @@ simd! {
             let r = 1.0 / (sum(x, |x| (x - m) * (x - m)) / c as f32 + eps).sqrt();
             (*rstd, *mean) = (r, m);
             for i in 0..c {
-                y[i] = Y::from_f32((x[i].to_f32() - m) * r * gain[i] + bias[i]);
+                y[i] = Y::from_f32(normed(x[i].to_f32(), m, r, gain[i], bias[i]));
             }
         }
     }
@@ -106,19 +180,34 @@ simd! {
         dbias: &mut [f32],
     ) {
         let c = gain.len();
-        let (dgain, dbias) = (&mut dgain[..c], &mut dbias[..c]);
         let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c));
         for ((((x, dy), dx), r), m) in rows.zip(rstd).zip(mean) {
-            let mean_a = sum2(dy, gain, |dy, gain| dy * gain) / c as f32;
-            let mean_az = sum3(x, dy, gain, |x, dy, gain| dy * gain * (x - m) * r) / c as f32;
-            if !accumulate {
-                dx.fill(X::ZERO);
-            }
+            backward_row(x, gain, (*r, *m), dy, dx, accumulate, dgain, dbias);
+        }
+    }
+}
+
+simd! {
+    fn backward_rows_again<X: Float, Y: Float>(
+        x: &[X],
+        gain: &[f32],
+        bias: &[f32],
+        rstd: &[f32],
+        mean: &[f32],
+        dy: &mut [Y],
+        dx: &mut [X],
+        accumulate: bool,
+        dgain: &mut [f32],
+        dbias: &mut [f32],
+    ) {
+        let c = gain.len();
+        let bias = &bias[..c];
+        let rows = x.chunks_exact(c).zip(dy.chunks_exact_mut(c)).zip(dx.chunks_exact_mut(c));
+        for ((((x, dy), dx), r), m) in rows.zip(rstd).zip(mean) {
+            backward_row(x, gain, (*r, *m), dy, dx, accumulate, dgain, dbias);
+            // The row is in the cache.
             for i in 0..c {
-                let (z, dy) = ((x[i].to_f32() - m) * r, dy[i].to_f32());
-                dx[i] = X::from_f32(dx[i].to_f32() + r * (dy * gain[i] - mean_a - z * mean_az));
-                dgain[i] += dy * z;
-                dbias[i] += dy;
+                dy[i] = Y::from_f32(normed(x[i].to_f32(), *m, *r, gain[i], bias[i]));
             }
         }
     }
@@ -164,6 +253,34 @@ mod tests {
         let add = old.is_some();
         layer_norm_backward(x, gain, &rstd, &mean, dy, &mut dx, add, &mut dgain, &mut dbias, add, &mut scratch);
         [dx, dgain, dbias]
+    }
+
+    #[test]
+    fn adjoint_that_writes_the_result_again_gives_the_bits_of_both() {
+        let (x, gain, dy) = (random(70 * 33, 1), random(33, 2), random(70 * 33, 3));
+        let (y, rstd, mean) = forward::<f32>(&x, &gain, &gain);
+
+        let (mut dy_then_y, mut dx) = (dy.clone(), vec![1.0; x.len()]);
+        let (mut dgain, mut dbias) = (vec![1.0; 33], vec![1.0; 33]);
+        let mut scratch = vec![f32::NAN; layer_norm_backward_scratch_len(33)];
+        let (sums, scratch) = ((&mut dgain, &mut dbias), &mut scratch);
+        layer_norm_backward_again(
+            &x,
+            &gain,
+            &gain,
+            &rstd,
+            &mean,
+            &mut dy_then_y,
+            &mut dx,
+            true,
+            sums.0,
+            sums.1,
+            true,
+            scratch,
+        );
+
+        assert_eq!([dx, dgain, dbias], backward(&x, &gain, &dy, Some(1.0)));
+        assert_eq!(dy_then_y, y);
     }
 
     proptest! {

@@ -48,16 +48,79 @@ pub fn rms_norm_backward<X: Float, Y: Float>(
     let (n, c) = (rstd.len(), gain.len());
     let rows = rows_per_part(n, c);
     assert!(x.len() == n * c && dy.len() == x.len() && dx.len() == x.len() && dgain.len() == c);
-    let scratch = &mut scratch[..PARTS * c];
     let len = rows * c.max(1);
-    let operands = x.par_chunks(len).zip(dy.par_chunks(len)).zip(rstd.par_chunks(rows));
-    operands.zip(dx.par_chunks_mut(len)).zip(scratch.par_chunks_mut(c.max(1))).for_each(
-        |((((x, dy), rstd), dx), dgain)| {
-            dgain.fill(0.0);
-            backward_rows(x, gain, rstd, dy, dx, accumulate_x, dgain);
-        },
-    );
-    sum_parts(scratch, n.div_ceil(rows), dgain, accumulate_gain);
+    let operands = x.par_chunks(len).zip(dx.par_chunks_mut(len)).zip(rstd.par_chunks(rows)).zip(dy.par_chunks(len));
+    in_parts(operands, dgain, accumulate_gain, scratch, |(((x, dx), rstd), dy), dgain| {
+        backward_rows(x, gain, rstd, dy, dx, accumulate_x, dgain);
+    });
+}
+
+/// [`rms_norm_backward`] that overwrites `dy` with `y`, the result of [`rms_norm`].
+pub fn rms_norm_backward_again<X: Float, Y: Float>(
+    x: &[X],
+    gain: &[f32],
+    rstd: &[f32],
+    dy: &mut [Y],
+    dx: &mut [X],
+    accumulate_x: bool,
+    dgain: &mut [f32],
+    accumulate_gain: bool,
+    scratch: &mut [f32],
+) {
+    let (n, c) = (rstd.len(), gain.len());
+    let rows = rows_per_part(n, c);
+    assert!(x.len() == n * c && dy.len() == x.len() && dx.len() == x.len() && dgain.len() == c);
+    let len = rows * c.max(1);
+    let operands = x.par_chunks(len).zip(dx.par_chunks_mut(len)).zip(rstd.par_chunks(rows)).zip(dy.par_chunks_mut(len));
+    in_parts(operands, dgain, accumulate_gain, scratch, |(((x, dx), rstd), dy), dgain| {
+        backward_rows_again(x, gain, rstd, dy, dx, accumulate_x, dgain);
+    });
+}
+
+/// Runs `part` on the operands of each part of the rows, with a sum of its own for `dgain`; adds these sums.
+fn in_parts<T: Tasks>(
+    operands: T,
+    dgain: &mut [f32],
+    accumulate: bool,
+    scratch: &mut [f32],
+    part: impl Fn(T::Operands, &mut [f32]) + Sync,
+) {
+    let (n_parts, c) = (operands.len(), dgain.len());
+    let scratch = &mut scratch[..PARTS * c];
+    operands.zip(scratch.par_chunks_mut(c.max(1))).for_each(|(operands, dgain)| {
+        dgain.fill(0.0);
+        part(operands, dgain);
+    });
+    sum_parts(scratch, n_parts, dgain, accumulate);
+}
+
+#[inline(always)]
+fn normed(x: f32, rstd: f32, gain: f32) -> f32 {
+    x * rstd * gain
+}
+
+/// The gradient of a row; adds the row's term to `dgain`.
+#[inline(always)]
+fn backward_row<X: Float, Y: Float>(
+    x: &[X],
+    gain: &[f32],
+    r: f32,
+    dy: &[Y],
+    dx: &mut [X],
+    accumulate: bool,
+    dgain: &mut [f32],
+) {
+    let c = gain.len();
+    let (x, dy, dx, dgain) = (&x[..c], &dy[..c], &mut dx[..c], &mut dgain[..c]);
+    let along = sum3(x, dy, gain, |x, dy, gain| dy * gain * x) * r * r * r / c as f32;
+    if !accumulate {
+        dx.fill(X::ZERO);
+    }
+    for i in 0..c {
+        let (x, dy) = (x[i].to_f32(), dy[i].to_f32());
+        dx[i] = X::from_f32(dx[i].to_f32() + (dy * gain[i] * r - x * along));
+        dgain[i] += dy * x * r;
+    }
 }
 
 simd! {
@@ -69,7 +132,7 @@ simd! {
             for ((y, x), gain) in y.chunks_mut(LANES).zip(x.chunks(LANES)).zip(gain.chunks(LANES)) {
                 prefetch(x.as_ptr().wrapping_add(c));
                 for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
-                    *y = Y::from_f32(x.to_f32() * r * gain);
+                    *y = Y::from_f32(normed(x.to_f32(), r, *gain));
                 }
             }
         }
@@ -87,16 +150,28 @@ simd! {
         dgain: &mut [f32],
     ) {
         let c = gain.len();
-        let dgain = &mut dgain[..c];
         for (((x, dy), dx), r) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)).zip(rstd) {
-            let along = sum3(x, dy, gain, |x, dy, gain| dy * gain * x) * r * r * r / c as f32;
-            if !accumulate {
-                dx.fill(X::ZERO);
-            }
-            for i in 0..c {
-                let (x, dy) = (x[i].to_f32(), dy[i].to_f32());
-                dx[i] = X::from_f32(dx[i].to_f32() + (dy * gain[i] * r - x * along));
-                dgain[i] += dy * x * r;
+            backward_row(x, gain, *r, dy, dx, accumulate, dgain);
+        }
+    }
+}
+
+simd! {
+    fn backward_rows_again<X: Float, Y: Float>(
+        x: &[X],
+        gain: &[f32],
+        rstd: &[f32],
+        dy: &mut [Y],
+        dx: &mut [X],
+        accumulate: bool,
+        dgain: &mut [f32],
+    ) {
+        let c = gain.len();
+        for (((x, dy), dx), r) in x.chunks_exact(c).zip(dy.chunks_exact_mut(c)).zip(dx.chunks_exact_mut(c)).zip(rstd) {
+            backward_row(x, gain, *r, dy, dx, accumulate, dgain);
+            // The row is in the cache.
+            for ((y, x), gain) in dy.iter_mut().zip(x).zip(gain) {
+                *y = Y::from_f32(normed(x.to_f32(), *r, *gain));
             }
         }
     }
@@ -133,6 +208,21 @@ mod tests {
         let accumulate = old.is_some();
         rms_norm_backward(x, gain, &rstd, dy, &mut dx, accumulate, &mut dgain, accumulate, &mut scratch);
         (dx, dgain)
+    }
+
+    #[test]
+    fn adjoint_that_writes_the_result_again_gives_the_bits_of_both() {
+        let (x, gain) = (stored::<bf16>(&random(70 * 33, 1)), random(33, 2));
+        let dy = stored::<bf16>(&random(70 * 33, 3));
+        let (mut y, mut rstd) = (vec![bf16::ZERO; x.len()], vec![f32::NAN; 70]);
+        rms_norm(&x, &gain, EPS, &mut y, &mut rstd);
+
+        let (mut dy_then_y, mut dx, mut dgain) = (dy.clone(), vec![bf16::ONE; x.len()], vec![1.0; 33]);
+        let mut scratch = vec![f32::NAN; rms_norm_backward_scratch_len(33)];
+        rms_norm_backward_again(&x, &gain, &rstd, &mut dy_then_y, &mut dx, true, &mut dgain, true, &mut scratch);
+
+        assert_eq!((dx, dgain), backward(&x, &gain, &dy, Some(1.0)));
+        assert_eq!(dy_then_y, y);
     }
 
     proptest! {

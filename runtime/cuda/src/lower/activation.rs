@@ -21,18 +21,24 @@ impl Lowering {
         }
     }
 
-    /// `[x, dy] -> [dx]`.
-    pub(super) fn activation_backward(&mut self, f: ActivationFn) {
+    /// `[x, dy] -> [dx, (y)]`.
+    pub(super) fn activation_backward(&mut self, f: ActivationFn, again: bool) {
         let (x, dy, dx) = (self.reads[0], self.reads[1], self.writes[0]);
+        let y = again.then(|| self.writes[1]);
         assert_eq!(x.dtype, dx.dtype, "a gradient has the element type of its value");
         let kernel = |name| Instance::of(ACTIVATION, name).with("X", type_name(x.dtype)).with("Y", type_name(dy.dtype));
         let args = Args::new().ptr(x).ptr(dy).ptr(dx);
+        let args = if let Some(y) = y { args.ptr(y) } else { args };
         match f {
             ActivationFn::SwiGlu => {
                 let n_vectors = dy.len() / width_of(dy.cols);
-                self.launch_strided(kernel("swiglu_backward"), n_vectors, args.int(dy.cols).int(n_vectors));
+                let name = if again { "swiglu_backward_again" } else { "swiglu_backward" };
+                self.launch_strided(kernel(name), n_vectors, args.int(dy.cols).int(n_vectors));
             }
-            ActivationFn::GeluTanh => self.launch_vectors(kernel("gelu_backward"), dy.len(), args.long(dy.len())),
+            ActivationFn::GeluTanh => {
+                let name = if again { "gelu_backward_again" } else { "gelu_backward" };
+                self.launch_vectors(kernel(name), dy.len(), args.long(dy.len()));
+            }
         }
     }
 }

@@ -130,7 +130,7 @@ impl Lowering {
             Op::Embedding { residual, first } => self.embedding(*residual, *first, p.mesh_rank.mesh.tp > 1),
             Op::EmbeddingBackward { residual, first } => self.embedding_backward(*residual, *first),
             Op::Activation(f) => self.activation(*f),
-            Op::ActivationBackward(f) => self.activation_backward(*f),
+            Op::ActivationBackward { function, again } => self.activation_backward(*function, *again),
             Op::Add => self.add(),
             Op::Scale { factor } => self.scale(*factor),
             Op::Dropout(dropout) => self.dropout(dropout),
@@ -149,8 +149,8 @@ impl Lowering {
             Op::Cast => self.cast(self.reads[0], self.writes[0]),
             Op::Unpack(packing) => self.unpack(*packing),
             Op::Norm { kind, eps } => self.norm(*kind, *eps),
-            Op::NormBackward { kind, residual_x, residual_params } => {
-                self.norm_backward(*kind, *residual_x, *residual_params);
+            Op::NormBackward { kind, residual_x, residual_params, again } => {
+                self.norm_backward(*kind, *residual_x, *residual_params, *again);
             }
             Op::HeadNorm { heads, eps } => self.head_norm(heads, *eps),
             Op::HeadNormBackward { heads, residual } => self.head_norm_backward(heads, *residual),

@@ -19,7 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
         for f in [ActivationFn::SwiGlu, ActivationFn::GeluTanh] {
             for columns in [72, 37] {
                 cases.push(forward(f, columns, x, y));
-                cases.push(backward(f, columns, x, y));
+                cases.extend([false, true].map(|again| backward(f, columns, x, y, again)));
             }
         }
     }
@@ -47,8 +47,10 @@ fn forward(f: ActivationFn, columns: usize, x: DType, y: DType) -> Case {
     Case::new(name, Op::Activation(f), reads, TOLERANCE).writing(&[N, columns], y)
 }
 
-fn backward(f: ActivationFn, columns: usize, x: DType, y: DType) -> Case {
+fn backward(f: ActivationFn, columns: usize, x: DType, y: DType, again: bool) -> Case {
     let reads = vec![gates(&wide(f, columns), x), Operand::random(&[N, columns], y, 2)];
-    let name = format!("{f:?} backward of {columns} columns, {x} from {y}");
-    Case::new(name, Op::ActivationBackward(f), reads, TOLERANCE).writing(&wide(f, columns), x)
+    let name = format!("{f:?} backward of {columns} columns, {x} from {y}{}", if again { ", again" } else { "" });
+    let op = Op::ActivationBackward { function: f, again };
+    let case = Case::new(name, op, reads, TOLERANCE).writing(&wide(f, columns), x);
+    if again { case.writing(&[N, columns], y) } else { case }
 }

@@ -31,20 +31,22 @@ pub(super) fn cases() -> Vec<Case> {
         (layer, f32, f32, 100),
         (layer, f16, f16, 33),
     ] {
-        cases.extend([forward(kind, x, y, [many, cols]), backward(kind, x, y, [many, cols], true, true)]);
+        cases.push(forward(kind, x, y, [many, cols]));
+        cases.extend(backward(kind, x, y, [many, cols], true, true));
     }
-    cases.push(backward(rms, f32, bf16, [many, 40], true, false));
-    cases.push(backward(rms, f32, bf16, [many, 40], false, false));
-    cases.push(backward(layer, f32, f32, [many, 100], false, true));
+    cases.extend(backward(rms, f32, bf16, [many, 40], true, false));
+    cases.extend(backward(rms, f32, bf16, [many, 40], false, false));
+    cases.extend(backward(layer, f32, f32, [many, 100], false, true));
     // Blocks of several warps that have several rows.
-    cases.push(backward(rms, f32, bf16, [1200, 600], true, true));
+    cases.extend(backward(rms, f32, bf16, [1200, 600], true, true));
     // One vector; exactly the threads of a block; the longest row with 8 elements for each thread, and a longer one.
     for cols in [4, 512, 4096, 4100] {
-        cases.extend([forward(rms, f32, bf16, [5, cols]), backward(rms, f32, bf16, [5, cols], true, true)]);
+        cases.push(forward(rms, f32, bf16, [5, cols]));
+        cases.extend(backward(rms, f32, bf16, [5, cols], true, true));
     }
     // Too long for the registers of the backward pass.
-    cases.push(backward(rms, f32, bf16, [5, 8196], true, true));
-    cases.push(backward(layer, f32, f32, [300, 4100], true, true));
+    cases.extend(backward(rms, f32, bf16, [5, 8196], true, true));
+    cases.extend(backward(layer, f32, f32, [300, 4100], true, true));
     // Too long for those of the forward pass.
     cases.extend([rms, layer].map(|kind| forward(kind, f32, f32, [3, 16_385])));
     cases.extend([rms, layer].map(extremes));
@@ -58,10 +60,8 @@ pub(super) fn rows() -> Vec<Case> {
         super::ROWS.into_iter().flat_map(|rows| [NormKind::Rms, NormKind::Layer].map(|kind| (rows, kind)))
     {
         for (dtype, cols) in super::TYPES.into_iter().flat_map(|dtype| [136, 75].map(|cols| (dtype, cols))) {
-            cases.extend([
-                forward(kind, dtype, dtype, [rows, cols]),
-                backward(kind, dtype, dtype, [rows, cols], true, true),
-            ]);
+            cases.push(forward(kind, dtype, dtype, [rows, cols]));
+            cases.extend(backward(kind, dtype, dtype, [rows, cols], true, true));
         }
     }
     cases
@@ -97,8 +97,20 @@ fn extremes(kind: NormKind) -> Case {
     case_of(format!("norm {kind:?} of extremes"), kind, x, y)
 }
 
-fn backward(kind: NormKind, x: DType, y: DType, shape: [usize; 2], residual_x: bool, residual_params: bool) -> Case {
-    let [rows, cols] = shape;
+fn backward(
+    kind: NormKind,
+    x: DType,
+    y: DType,
+    shape: [usize; 2],
+    residual_x: bool,
+    residual_params: bool,
+) -> [Case; 2] {
+    [false, true].map(|again| adjoint(kind, [x, y], shape, [residual_x, residual_params], again))
+}
+
+/// The adjoint; with `again`, it also writes the result of the norm.
+fn adjoint(kind: NormKind, [x, y]: [DType; 2], shape: [usize; 2], residuals: [bool; 2], again: bool) -> Case {
+    let ([rows, cols], [residual_x, residual_params]) = (shape, residuals);
     let is_layer = kind == NormKind::Layer;
     let mut reads = vec![Operand::random(&shape, x, 1), Operand::random(&[cols], DType::F32, 2)];
     reads.push(Operand::random(&[rows], DType::F32, 3).map(|r| 0.3 + 0.1 * r.abs()));
@@ -107,8 +119,11 @@ fn backward(kind: NormKind, x: DType, y: DType, shape: [usize; 2], residual_x: b
     reads.extend(residual_x.then(|| Operand::random(&shape, x, 6)));
     let n_params = 1 + usize::from(is_layer);
     reads.extend((0..n_params).filter(|_| residual_params).map(|i| Operand::random(&[cols], DType::F32, 7 + i as u64)));
-    let op = Op::NormBackward { kind, residual_x, residual_params };
+    reads.extend((again && is_layer).then(|| Operand::random(&[cols], DType::F32, 9)));
+    let op = Op::NormBackward { kind, residual_x, residual_params, again };
     let name = format!("norm backward {kind:?} {x} from {y} {shape:?} {residual_x} {residual_params}");
+    let name = format!("{name}{}", if again { ", again" } else { "" });
     let case = Case::new(name, op, reads, of_sum(rows)).writing(&shape, x);
-    (0..n_params).fold(case, |case, _| case.writing(&[cols], DType::F32))
+    let case = (0..n_params).fold(case, |case, _| case.writing(&[cols], DType::F32));
+    if again { case.writing(&shape, y) } else { case }
 }

@@ -17,11 +17,11 @@ use compiler::Compiler;
 use phalanx_cpu::CpuDevice;
 use phalanx_cuda::work::{KernelLaunch, Work, WorkOfInstr, work_beside_cudnn, work_of};
 use phalanx_cuda::{PRELUDE, SOURCES, Source};
-use phalanx_gpu::case::{Case, Tolerance};
+use phalanx_gpu::case::{Case, Operand, Tolerance};
 use phalanx_gpu::cases;
 use phalanx_kernelcheck as kernelcheck;
 use phalanx_ptxsim::Options;
-use phalanx_strategies::program::{Instr, Program, ValueId};
+use phalanx_strategies::program::{Instr, Op, Program, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -117,6 +117,43 @@ fn kernels_of_attention_have_no_finding_and_agree_with_f64() {
 #[test]
 fn all_other_kernels_have_no_finding_and_agree_with_f64() {
     check(&all().into_iter().filter(|case| !is_attention(case)).collect::<Vec<_>>());
+}
+
+/// The adjoint of a norm or an activation that writes the operation's results again, given those of the first time.
+fn again(case: &Case, results: &[Vec<f64>]) -> Option<Case> {
+    let of = |i: usize| Operand::of(&case.writes[i].0, case.writes[i].1, results[i].clone());
+    let dy = Operand::random(&case.writes[0].0, case.writes[0].1, 20);
+    let (x, params) = (case.reads[0].clone(), &case.reads[1..]);
+    let (op, reads) = match case.op {
+        Op::Norm { kind, .. } => {
+            let statistics = (1..case.writes.len()).map(of);
+            let reads = [x, params[0].clone()].into_iter().chain(statistics).chain([dy]);
+            let op = Op::NormBackward { kind, residual_x: false, residual_params: false, again: true };
+            (op, reads.chain(params.get(1).cloned()).collect())
+        }
+        Op::Activation(function) => (Op::ActivationBackward { function, again: true }, vec![x, dy]),
+        _ => return None,
+    };
+    let adjoint = Case::new(format!("{}, again", case.name), op, reads, case.tolerance);
+    let gradients = case.reads.iter().fold(adjoint, |adjoint, read| adjoint.writing(&read.shape, read.dtype));
+    Some(gradients.writing(&case.writes[0].0, case.writes[0].1))
+}
+
+#[test]
+fn results_that_adjoints_write_again_have_the_bits_of_the_first_time() {
+    let Some(mut compiler) = Compiler::new("compute_80", Options::default()) else { return };
+    let mut n = 0;
+    for case in all().into_iter().filter(|case| matches!(case.op, Op::Norm { .. } | Op::Activation(_))) {
+        let first = simulator::run(&mut compiler, &case, false).results;
+        let adjoint = again(&case, &first).expect("norms and activations have such adjoints");
+        for reuses in [false, true] {
+            let second = simulator::run(&mut compiler, &adjoint, reuses).results;
+            let bits = |y: &[f64]| y.iter().map(|x| x.to_bits()).collect::<Vec<u64>>();
+            assert_eq!(second.last().map(|y| bits(y)), Some(bits(&first[0])), "{}", adjoint.name);
+        }
+        n += 1;
+    }
+    assert!(n > 0, "there are such cases");
 }
 
 #[test]

@@ -56,7 +56,10 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Embedding { residual, first } => vec![embedding(case.reads[1].dtype, &x, *residual, *first)],
         Op::EmbeddingBackward { residual, first } => vec![embedding_backward(&x, *residual, *first, n_written(0))],
         Op::Activation(f) => vec![activation(*f, &x)],
-        Op::ActivationBackward(f) => vec![activation_backward(*f, &x)],
+        Op::ActivationBackward { function, again } => {
+            let y = again.then(|| activation(*function, &x));
+            [activation_backward(*function, &x)].into_iter().chain(y).collect()
+        }
         Op::Add => vec![x[0].at.iter().zip(&x[1].at).map(|(a, b)| a + b).collect()],
         Op::Scale { factor } => vec![x[0].map(|x| f64::from(*factor) * x)],
         Op::Dropout(dropout) => vec![drop_out(dropout, &x)],
@@ -82,8 +85,9 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Cast => vec![x[0].at.clone()],
         Op::Unpack(packing) => vec![unpack(*packing, &x[0])],
         Op::Norm { kind, eps } => norms::forward(*kind, f64::from(*eps), &x),
-        Op::NormBackward { kind, residual_x, residual_params } => {
-            norms::backward(*kind, *residual_x, *residual_params, &x)
+        Op::NormBackward { kind, residual_x, residual_params, again } => {
+            let y = again.then(|| norms::again(*kind, &x));
+            norms::backward(*kind, *residual_x, *residual_params, &x).into_iter().chain(y).collect()
         }
         Op::HeadNorm { heads, eps } => norms::of_heads(heads, f64::from(*eps), &x),
         Op::HeadNormBackward { heads, residual } => norms::of_heads_backward(heads, *residual, &x),

@@ -53,6 +53,18 @@ pub fn backward(kind: NormKind, residual_x: bool, residual_params: bool, x: &[Ma
     [vec![dx], dparams].concat()
 }
 
+/// The result of the norm for the statistics that its adjoint reads; the bias is the last operand.
+pub fn again(kind: NormKind, x: &[Matrix]) -> Vec<f64> {
+    let is_layer = kind == NormKind::Layer;
+    let mut y = Vec::new();
+    for (i, row) in x[0].rows().enumerate() {
+        let (rstd, m) = (x[2].at[i], if is_layer { x[3].at[i] } else { 0.0 });
+        let bias = |j: usize| if is_layer { x[x.len() - 1].at[j] } else { 0.0 };
+        y.extend(row.iter().enumerate().map(|(j, v)| (v - m) * rstd * x[1].at[j] + bias(j)));
+    }
+    y
+}
+
 /// The query and key heads of a row, each with its number; values follow them.
 fn normed<'a>(heads: &Attention, row: &'a [f64]) -> impl Iterator<Item = (usize, &'a [f64])> {
     row.chunks_exact(heads.head_dim).take(heads.n_heads + heads.n_kv_heads).enumerate()
