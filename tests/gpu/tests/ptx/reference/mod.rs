@@ -56,10 +56,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Embedding { residual, first } => vec![embedding(case.reads[1].dtype, &x, *residual, *first)],
         Op::EmbeddingBackward { residual, first } => vec![embedding_backward(&x, *residual, *first, n_written(0))],
         Op::Activation(f) => vec![activation(*f, &x)],
-        Op::ActivationBackward { function, again } => {
-            let y = again.then(|| activation(*function, &x));
-            [activation_backward(*function, &x)].into_iter().chain(y).collect()
-        }
+        Op::ActivationBackward { function, again } => activation_backward(*function, *again, &x),
         Op::Add => vec![x[0].at.iter().zip(&x[1].at).map(|(a, b)| a + b).collect()],
         Op::Scale { factor } => vec![x[0].map(|x| f64::from(*factor) * x)],
         Op::Dropout(dropout) => vec![drop_out(dropout, &x)],
@@ -86,8 +83,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Unpack(packing) => vec![unpack(*packing, &x[0])],
         Op::Norm { kind, eps } => norms::forward(*kind, f64::from(*eps), &x),
         Op::NormBackward { kind, residual_x, residual_params, again } => {
-            let y = again.then(|| norms::again(*kind, &x));
-            norms::backward(*kind, *residual_x, *residual_params, &x).into_iter().chain(y).collect()
+            norms::backward(*kind, *residual_x, *residual_params, *again, &x)
         }
         Op::HeadNorm { heads, eps } => norms::of_heads(heads, f64::from(*eps), &x),
         Op::HeadNormBackward { heads, residual } => norms::of_heads_backward(heads, *residual, &x),
@@ -204,7 +200,7 @@ fn activation(f: ActivationFn, x: &[Matrix]) -> Vec<f64> {
     }
 }
 
-fn activation_backward(f: ActivationFn, x: &[Matrix]) -> Vec<f64> {
+fn activation_backward(f: ActivationFn, again: bool, x: &[Matrix]) -> Vec<Vec<f64>> {
     let swiglu = |(row, dy): (&[f64], &[f64])| {
         let (gates, ups) = row.split_at(row.len() / 2);
         let of_gate = |((gate, up), dy): ((&f64, &f64), &f64)| {
@@ -219,10 +215,11 @@ fn activation_backward(f: ActivationFn, x: &[Matrix]) -> Vec<f64> {
         let (u, slope) = gelu_argument(*x);
         dy * (0.5 * (1.0 + u.tanh()) + 0.5 * x * (1.0 - u.tanh().powi(2)) * slope)
     };
-    match f {
+    let dx = match f {
         ActivationFn::SwiGlu => x[0].rows().zip(x[1].rows()).flat_map(swiglu).collect(),
         ActivationFn::GeluTanh => x[0].at.iter().zip(&x[1].at).map(gelu).collect(),
-    }
+    };
+    [dx].into_iter().chain(again.then(|| activation(f, x))).collect()
 }
 
 fn clip(x: &[Matrix], max_norm: Option<f64>) -> Vec<Vec<f64>> {

@@ -23,7 +23,7 @@ pub fn forward(kind: NormKind, eps: f64, x: &[Matrix]) -> Vec<Vec<f64>> {
 }
 
 /// For given statistics, which need not be those of `x`.
-pub fn backward(kind: NormKind, residual_x: bool, residual_params: bool, x: &[Matrix]) -> Vec<Vec<f64>> {
+pub fn backward(kind: NormKind, residual_x: bool, residual_params: bool, again: bool, x: &[Matrix]) -> Vec<Vec<f64>> {
     let is_layer = kind == NormKind::Layer;
     let (gain, rstds) = (&x[1].at, &x[2].at);
     let first = if is_layer { 4 } else { 3 };
@@ -50,11 +50,12 @@ pub fn backward(kind: NormKind, residual_x: bool, residual_params: bool, x: &[Ma
             }
         }
     }
-    [vec![dx], dparams].concat()
+    let y = again.then(|| result(kind, x));
+    [dx].into_iter().chain(dparams).chain(y).collect()
 }
 
 /// The result of the norm for the statistics that its adjoint reads; the bias is the last operand.
-pub fn again(kind: NormKind, x: &[Matrix]) -> Vec<f64> {
+fn result(kind: NormKind, x: &[Matrix]) -> Vec<f64> {
     let is_layer = kind == NormKind::Layer;
     let mut y = Vec::new();
     for (i, row) in x[0].rows().enumerate() {
