@@ -222,6 +222,26 @@ fn products_of_all_types_transposes_and_orders_are_right() {
     }
 }
 
+/// As on an H200.
+#[test]
+fn bf16_product_is_rounded_before_it_is_added_to_a_result_in_place() {
+    let blas = Blas::new();
+    let (a, d) = (matrix(BF16, 8, 8), matrix(BF16, 8, 8));
+    let near_one = 1.0 + 2f32.powi(-7);
+    let diagonal: Vec<f32> = (0..a.len()).map(|i| if i / 8 == i % 8 && i < 64 { near_one } else { 0.0 }).collect();
+    let (factors, added) = (a.put(&blas.gpu, &diagonal), vec![-1.0 - 2f32.powi(-6); d.len()]);
+
+    // The square is 1 + 2^-6 + 2^-14, which bf16 rounds to 1 + 2^-6.
+    for (is_in_place, expected) in [(false, 2f32.powi(-14)), (true, 0.0)] {
+        let c = d.put(&blas.gpu, &added);
+        let to = if is_in_place { c } else { d.put(&blas.gpu, &added) };
+        let descriptors = blas.describe(COMPUTE_32F, [false; 2], [&a, &a, &d, &d]);
+        assert_eq!(blas.multiply(descriptors, [1.0, 1.0], [factors, factors, c, to], None, (0, 0)), 0);
+
+        assert_eq!(d.get(&blas.gpu, to)[0], expected, "in place: {is_in_place}");
+    }
+}
+
 #[test]
 fn bias_is_added_to_each_row_and_relu_comes_last() {
     let blas = Blas::new();

@@ -61,7 +61,7 @@ impl Element {
     }
 }
 
-fn bf16_of_f32(value: f32) -> u16 {
+pub fn bf16_of_f32(value: f32) -> u16 {
     let u = value.to_bits();
     if value.is_nan() { 0x7fff } else { ((u + 0x7fff + (u >> 16 & 1)) >> 16) as u16 }
 }

@@ -3,7 +3,7 @@
 //! Legend: panels of `MR` rows of A and groups of `NR` columns of B are packed as f32; a tile is their product over `KC`
 //! of k. No multiplication is fused with an addition.
 
-use super::element::Element;
+use super::element::{Element, bf16_of_f32};
 use super::problem::{Problem, View};
 use crate::engine::pool;
 use crate::settings;
@@ -47,6 +47,12 @@ impl Product {
             // SAFETY: the job lives until the call returns.
             unsafe { take_chunks(data) };
         }
+    }
+
+    /// Whether products are rounded to the type of D before C is added. Seen with cuBLASLt 13.1 on an H200: bf16 results differ
+    /// between a C that is D and one that is not.
+    fn rounds_twice(&self) -> bool {
+        self.pointers[2] == self.pointers[3] && self.problem.views[3].element == Element::Bf16
     }
 
     fn n_chunks(&self) -> usize {
@@ -168,6 +174,9 @@ impl Product {
                 // SAFETY: the views and the bias lie in memory of a device, which was checked.
                 unsafe {
                     if self.beta != 0.0 {
+                        if self.rounds_twice() {
+                            value = f32::from_bits(u32::from(bf16_of_f32(value)) << 16);
+                        }
                         value += self.beta * c.element.load(place(c, self.pointers[2], i, j));
                     }
                     if let Some(bias) = &p.bias {

@@ -46,5 +46,9 @@ fn case(m: MatMul, a: DType, c: DType) -> Case {
     }
     let name = format!("matmul {a} {m:?}");
     // f32 sums in another order; bf16 operands are rounded alike on both sides.
-    Case::new(name, Op::MatMul(m), reads, Tolerance::of(2e-5)).writing(&[rows, N], c)
+    let tolerance = Tolerance::of(2e-5);
+    // Beside a bf16 residual in place, cuBLASLt rounds the product first, whose absolute value is below 16.
+    let rounds_twice = m.residual && !m.bias && c == DType::Bf16;
+    let tolerance = if rounds_twice { Tolerance { absolute: 16.0 / 512.0, ..tolerance } } else { tolerance };
+    Case::new(name, Op::MatMul(m), reads, tolerance).writing(&[rows, N], c)
 }
