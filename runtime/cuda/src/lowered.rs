@@ -222,3 +222,26 @@ fn segments(c: &Compiled) -> Vec<Range<usize>> {
     }
     segments
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_strategies::mesh::{Mesh, MeshRank};
+    use phalanx_strategies::program::{DType, Kind, Phase, Site};
+
+    #[test]
+    fn order_of_sums_is_free_unless_a_program_is_reproducible_or_tensor_parallel() {
+        let program = |mesh, is_tree: bool| {
+            let mut p = Program { mesh_rank: MeshRank { mesh, rank: 0 }, ..Program::default() };
+            let x = p.add_value("x", &[2, 8], DType::F32, Kind::Activation);
+            let op = if is_tree { Op::TreeSum { n_leaves: 2, n_ranks: 1 } } else { Op::Cast };
+            p.push(op, vec![x], vec![x], Site { phase: Phase::Backward, block: None, microbatch: 0 });
+            p
+        };
+        let meshes = [Mesh::ONE, Mesh { dp_shard: 2, ..Mesh::ONE }, Mesh { tp: 2, ..Mesh::ONE }];
+
+        let free = meshes.map(|mesh| [false, true].map(|is_tree| has_free_order(&program(mesh, is_tree))));
+
+        assert_eq!(free, [[true, false], [true, false], [false, false]]);
+    }
+}

@@ -10,6 +10,7 @@ mod machine;
 mod nccl;
 mod on_device;
 mod processes;
+mod products;
 mod ring;
 mod staged;
 pub mod step;
