@@ -75,7 +75,7 @@ fn with_rates(hardware: &Hardware, ceilings: &Report, rates: Option<&Report>) ->
         let [operation, _, _, flops, _, bytes] = &row[..] else { continue };
         let rate = if operation.starts_with("attention") { flops } else { bytes };
         let rate = rate.parse::<f64>().ok().filter(|rate| *rate > 0.0);
-        if let Some(rate) = rate.filter(|_| operation != "matmul" && operation != "all") {
+        if let Some(rate) = rate.filter(|_| !operation.starts_with("matmul") && operation != "all") {
             measured.measured.insert(operation.clone(), rate * 1e12);
         }
     }

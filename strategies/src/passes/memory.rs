@@ -4,7 +4,8 @@
 //! State values get separate locations in table order, so programs over the same model (training, evaluation) agree on
 //! the location of each parameter. All other values share one work region by liveness: a location becomes free after the
 //! last instruction that reads it, and an operation may overwrite an operand that is no longer needed where
-//! [`crate::program::Op::in_place_pairs`] permits. Placement is best fit in program order; free neighbours coalesce.
+//! [`crate::program::Op::in_place_pairs`] permits. Placement is in program order, by best fit or by first fit, whichever needs less
+//! memory for the program; free neighbours coalesce.
 
 use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Program, Stream, Value, ValueId};
 use crate::target::{ALIGN_BYTES, Target};
@@ -145,10 +146,9 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
             locations[i] = locations[of.0 as usize];
         }
     }
-    let mut work = Work::new(program, align);
-    for (i, instr) in program.instrs.iter().enumerate() {
-        work.step(program, i, instr);
-    }
+    // The first one of equals.
+    let work = Fit::ALL.map(|fit| Work::placed(program, align, fit));
+    let work = work.into_iter().min_by_key(|work| work.free.high_water).expect("there are ways to fit");
     for (location, offset) in locations.iter_mut().zip(&work.offsets) {
         *location = location.or(offset.map(|offset| BufferLocation { region: Region::Work, offset }));
     }
@@ -235,7 +235,16 @@ struct Work {
 }
 
 impl Work {
-    fn new(program: &Program, align: usize) -> Work {
+    /// Places all values of a program that live within a step.
+    fn placed(program: &Program, align: usize, fit: Fit) -> Work {
+        let mut work = Work::new(program, align, fit);
+        for (i, instr) in program.instrs.iter().enumerate() {
+            work.step(program, i, instr);
+        }
+        work
+    }
+
+    fn new(program: &Program, align: usize, fit: Fit) -> Work {
         let mut last_use = vec![0; program.values.len()];
         let mut awaited_at = BTreeMap::new();
         for (i, instr) in program.instrs.iter().enumerate() {
@@ -251,7 +260,7 @@ impl Work {
             last_use,
             awaited_at,
             in_use: BTreeMap::new(),
-            free: FreeList::default(),
+            free: FreeList { fit, runs: BTreeMap::new(), high_water: 0 },
             live: WorkPeak::default(),
             peak: WorkPeak::default(),
         };
@@ -332,17 +341,34 @@ impl Work {
     }
 }
 
+/// Which of the free runs that are long enough a value gets.
+#[derive(Clone, Copy, Debug)]
+enum Fit {
+    /// The shortest.
+    Best,
+    /// The first.
+    First,
+}
+
+impl Fit {
+    const ALL: [Fit; 2] = [Fit::Best, Fit::First];
+}
+
 /// Free runs below the high-water mark: offset → length.
-#[derive(Default)]
 struct FreeList {
+    fit: Fit,
     runs: BTreeMap<usize, usize>,
     high_water: usize,
 }
 
 impl FreeList {
     fn take(&mut self, bytes: usize) -> usize {
-        let best = self.runs.iter().filter(|(_, len)| **len >= bytes).min_by_key(|(_, len)| **len);
-        if let Some((&offset, &len)) = best {
+        let mut fitting = self.runs.iter().filter(|(_, len)| **len >= bytes);
+        let chosen = match self.fit {
+            Fit::Best => fitting.min_by_key(|(_, len)| **len),
+            Fit::First => fitting.next(),
+        };
+        if let Some((&offset, &len)) = chosen {
             self.runs.remove(&offset);
             if len > bytes {
                 self.runs.insert(offset + bytes, len - bytes);
@@ -367,5 +393,46 @@ impl FreeList {
             len += l;
         }
         self.runs.insert(start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Phase, Site};
+    use crate::target::Nowhere;
+
+    /// A program that writes and frees values: `(name, units)` writes one of so many times 64 bytes, `(name, 0)` reads it last.
+    fn program(script: &[(&str, usize)]) -> Program {
+        let (mut p, site) = (Program::default(), Site { phase: Phase::Forward, block: None, microbatch: 0 });
+        let [from, to] = ["from", "to"].map(|name| p.add_value(name, &[1], DType::F32, Kind::Parameter));
+        let mut values: BTreeMap<&str, ValueId> = BTreeMap::new();
+        for (name, units) in script {
+            if *units == 0 {
+                p.push(Op::Cast, vec![values[name]], vec![to], site);
+                continue;
+            }
+            let value = p.add_value(*name, &[16 * units], DType::F32, Kind::Activation);
+            p.push(Op::Cast, vec![from], vec![value], site);
+            values.insert(name, value);
+        }
+        // All that is not freed lives to the end.
+        let rest = values.iter().filter(|(name, _)| !script.contains(&(**name, 0))).map(|(_, v)| *v).collect();
+        p.push(Op::Sum, rest, vec![to], site);
+        p
+    }
+
+    #[test]
+    fn values_are_placed_by_the_fit_that_needs_less_memory() {
+        // `x` has the length of the second gap. Best fit puts it there and keeps the first for `y`.
+        let best = program(&[("a", 3), ("b", 1), ("c", 2), ("d", 1), ("a", 0), ("c", 0), ("x", 2), ("y", 3)]);
+        // The second gap is at the end, where `y` could grow from it.
+        let first = program(&[("a", 3), ("b", 1), ("c", 2), ("a", 0), ("c", 0), ("x", 2), ("y", 4)]);
+        let units = |p: &Program| {
+            let of = |fit| Work::placed(p, 64, fit).free.high_water / 64;
+            (Fit::ALL.map(of), memory(p, &Nowhere::default()).bytes(Region::Work) / 64)
+        };
+
+        assert_eq!((units(&best), units(&first)), (([7, 10], 7), ([10, 8], 8)));
     }
 }
