@@ -13,7 +13,7 @@ use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{
-    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId,
+    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site,
 };
 use phalanx_strategies::target::{Nowhere, Target};
 use proptest::prelude::*;

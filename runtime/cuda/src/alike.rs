@@ -1,7 +1,8 @@
 //! Equal arithmetic at all ranks: members of a group have the same model of GPU and the same versions of cuBLASLt and cuDNN.
 //!
-//! The library's choice of an algorithm for a product is a function of the GPU, of the library's version and of the product. So
-//! ranks that have the first two in common choose the same algorithms, after every restart too. The alternative, algorithms that
+//! The algorithm that the library proposes first for a product is a function of the GPU, of the library's version and of the product. So
+//! ranks that have the first two in common have the same one, after every restart too; programs whose bits matter to other ranks use it
+//! (`product::Choice`). The alternative, algorithms that
 //! one rank chooses and sends to the others, would make a world wait until that rank has lowered its programs, and other models
 //! of GPUs could not run them.
 
