@@ -167,7 +167,7 @@ impl CudaDevice {
     fn shared(&self) -> Result<&Arc<Shared>, OpenError> {
         let open = || {
             let gpu = Arc::new(Gpu::open(&self.search, 0)?);
-            let products = Products::open(&gpu).map_err(OpenError::Context)?;
+            let products = Products::open(&gpu, self.cache.clone()).map_err(OpenError::Context)?;
             let kernels = Kernels::new(self.cache.clone());
             let cudnn = self.open_cudnn(&gpu)?;
             let (memory, nccl) = (Arc::new(GpuMemory::new(gpu.clone())), OnceLock::new());

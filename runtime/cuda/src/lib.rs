@@ -8,7 +8,7 @@
 //!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
 //!   it, between collectives as a [`graph`]. [`work`]: commands as plain data, for checks that run kernels elsewhere.
 //! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports.
-//! - [`cudnn`]: attention through cuDNN.
+//! - [`product`]: matrix products through cuBLASLt; [`algorithms`]: the fastest ways to compute them. [`cudnn`]: attention through cuDNN.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
 //! - [`ring`]: copies beside programs, through pinned memory; [`state_fence`]: the order between them and updates.
@@ -18,6 +18,7 @@
 //! stream; any dependency on CUDA at build time.
 #![allow(unsafe_code)] // Calls into NVIDIA's libraries, and raw addresses of device memory.
 
+mod algorithms;
 mod alike;
 mod command;
 mod cudnn;

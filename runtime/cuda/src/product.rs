@@ -3,6 +3,8 @@
 //! cuBLASLt stores matrices by columns; a row-major matrix is a column-major one transposed, so `C = A B` is passed as
 //! `C^T = B^T A^T`.
 
+use crate::algorithms::{Algorithms, Kind};
+use crate::alike::arithmetic_of;
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu, Stream};
 use cudarc::cublaslt::sys::{
@@ -10,8 +12,8 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulPreference_t, cublasLtMatrixLayout_t,
 };
 use phalanx_strategies::program::DType;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Algorithms that are tried for a product.
 const N_TRIED: usize = 8;
@@ -86,8 +88,7 @@ pub(crate) struct Product {
 #[derive(Debug)]
 pub(crate) struct Products {
     handle: cublasLtHandle_t,
-    /// The fastest algorithms, by what they depend on.
-    fastest: Mutex<BTreeMap<Kind, Algorithm>>,
+    fastest: Algorithms,
 }
 
 /// Which of the library's algorithms a product uses. All have a fixed order of sums.
@@ -100,16 +101,6 @@ pub(crate) enum Choice {
     /// The fastest of the first few; if it is not known, they are run. Another process may find another one the fastest.
     Fastest,
 }
-
-/// What the algorithm of a product depends on: the product at other addresses.
-type Kind = (Vec<usize>, [DType; 3], [bool; 5], [u32; 4]);
-
-/// An opaque description of an algorithm.
-#[derive(Clone, Copy, Debug)]
-struct Algorithm(cublasLtMatmulAlgo_t);
-
-// SAFETY: plain memory.
-unsafe impl Send for Algorithm {}
 
 // SAFETY: cuBLASLt's handle may be used from several threads.
 unsafe impl Send for Products {}
@@ -140,15 +131,15 @@ const fn type_code(dtype: DType) -> u32 {
 }
 
 impl Products {
-    /// Opens cuBLASLt on a GPU.
+    /// Opens cuBLASLt on a GPU. The fastest algorithms are kept in the folder `cache`, which only this user may write.
     ///
     /// # Errors
     /// When the library fails.
-    pub(crate) fn open(gpu: &Gpu) -> Result<Products, CudaError> {
+    pub(crate) fn open(gpu: &Gpu, cache: Option<PathBuf>) -> Result<Products, CudaError> {
         let mut handle: cublasLtHandle_t = std::ptr::null_mut();
         // SAFETY: a pointer to a local; the context is current.
         check(gpu, "cublasLtCreate", unsafe { (gpu.libraries.blas.cublasLtCreate)(&raw mut handle) })?;
-        Ok(Products { handle, fastest: Mutex::default() })
+        Ok(Products { handle, fastest: Algorithms::new(cache, arithmetic_of(gpu, None)) })
     }
 
     /// Plans a product with an algorithm of a fixed order of sums.
@@ -165,31 +156,25 @@ impl Products {
         product: Product,
         choice: Choice,
     ) -> Result<PlannedProduct, CudaError> {
+        let (kind, mut planned) = (product.kind(), self.planned(gpu, product)?);
         if choice == Choice::First {
-            return Ok(self.planned(gpu, product, 1)?.0);
-        }
-        let mut fastest = self.fastest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Algorithm(algorithm)) = fastest.get(&product.kind()) {
-            let (mut planned, _) = self.planned(gpu, product, 1)?;
-            planned.algorithm = *algorithm;
             return Ok(planned);
         }
-        let (mut planned, algorithms) = self.planned(gpu, product, N_TRIED)?;
-        if choice == Choice::Fastest {
-            // SAFETY: the caller's contract.
-            planned.algorithm = unsafe { planned.fastest(&algorithms) }?;
-            fastest.insert(product.kind(), Algorithm(planned.algorithm));
+        if let Some(algorithm) = self.fastest.get(&kind, |algorithm| planned.accepts(algorithm)) {
+            planned.algorithm = algorithm;
+        } else if choice == Choice::Fastest {
+            let algorithms = self.algorithms(gpu, planned.desc, planned.layouts, product.alignments(), N_TRIED)?;
+            if algorithms.len() > 1 {
+                // SAFETY: the caller's contract.
+                planned.algorithm = unsafe { planned.fastest(&algorithms) }?;
+                self.fastest.put(kind, planned.algorithm);
+            }
         }
         Ok(planned)
     }
 
-    /// A product with its descriptors, and at most `n_max` algorithms of it, at least one.
-    fn planned(
-        &self,
-        gpu: &Arc<Gpu>,
-        product: Product,
-        n_max: usize,
-    ) -> Result<(PlannedProduct, Vec<cublasLtMatmulAlgo_t>), CudaError> {
+    /// A product with its descriptors, and the first algorithm that the library proposes.
+    fn planned(&self, gpu: &Arc<Gpu>, product: Product) -> Result<PlannedProduct, CudaError> {
         let blas = gpu.libraries.blas;
         let Product { m, n, k, a, b, c, .. } = product;
         let mut desc: cublasLtMatmulDesc_t = std::ptr::null_mut();
@@ -223,9 +208,8 @@ impl Products {
                 check(gpu, "cublasLtMatrixLayoutCreate", code)?;
             }
         }
-        let algorithms = self.algorithms(gpu, desc, layouts, product.alignments(), n_max)?;
-        let algorithm = algorithms[0];
-        Ok((PlannedProduct { gpu: gpu.clone(), handle: self.handle, product, desc, layouts, algorithm }, algorithms))
+        let algorithm = self.algorithms(gpu, desc, layouts, product.alignments(), 1)?[0];
+        Ok(PlannedProduct { gpu: gpu.clone(), handle: self.handle, product, desc, layouts, algorithm })
     }
 
     fn algorithms(
@@ -285,11 +269,24 @@ impl Product {
     fn kind(&self) -> Kind {
         let Product { m, n, k, a, b, c, added, bias, .. } = *self;
         let flags = [a.is_transposed, b.is_transposed, added.is_some(), added == Some(c.address), bias.is_some()];
-        (vec![m, n, k, a.stride, b.stride, c.stride], [a.dtype, b.dtype, c.dtype], flags, self.alignments())
+        let matrices = [a, b, c];
+        let (strides, dtypes) = (matrices.map(|m| m.stride), matrices.map(|m| m.dtype));
+        Kind { shape: [m, n, k], strides, dtypes, flags, alignments: self.alignments() }
     }
 }
 
 impl PlannedProduct {
+    /// Whether the library accepts an algorithm, which may come from a file, for this product.
+    fn accepts(&self, algorithm: &cublasLtMatmulAlgo_t) -> bool {
+        let [a, b, c] = self.layouts;
+        // SAFETY: a struct of integers, for which zeros are valid.
+        let mut needs: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let check = self.gpu.libraries.blas.cublasLtMatmulAlgoCheck;
+        // SAFETY: descriptors are alive; pointers to locals.
+        let code = unsafe { check(self.handle, self.desc, a, b, c, c, algorithm, &raw mut needs) };
+        code == 0 && needs.workspaceSize <= WORKSPACE_BYTES
+    }
+
     /// The fastest of these algorithms on the compute stream.
     ///
     /// # Errors
@@ -301,7 +298,7 @@ impl PlannedProduct {
         let (mut best, mut least) = (algorithms[0], f64::INFINITY);
         let stream = self.gpu.compute;
         let [begin, end] = [Event::new(&self.gpu)?, Event::new(&self.gpu)?];
-        for algorithm in algorithms.iter().filter(|_| algorithms.len() > 1) {
+        for algorithm in algorithms {
             self.algorithm = *algorithm;
             // The first run loads the algorithm. One that the library refuses is not chosen.
             // SAFETY: the caller's contract.

@@ -124,12 +124,12 @@ fn file_name(gpu: &Gpu, source: &Source, macros: &[String], architecture: &str) 
 }
 
 /// Writes the file whole or not at all: other ranks of the machine read and write the same folder.
-fn keep(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+pub(crate) fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let dir = path.parent().expect("a file in the cache folder");
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let own = path.with_extension(format!("{}.part", std::process::id()));
-    std::fs::write(&own, cubin)?;
+    std::fs::write(&own, bytes)?;
     std::fs::rename(&own, path)
 }
 

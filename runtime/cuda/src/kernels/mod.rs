@@ -6,7 +6,7 @@
 
 mod compile;
 
-pub(crate) use compile::{CompileError, Kernels, Loaded};
+pub(crate) use compile::{CompileError, Kernels, Loaded, keep};
 
 /// A source file.
 #[derive(Clone, Copy, Debug)]

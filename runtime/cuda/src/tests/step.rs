@@ -142,7 +142,7 @@ impl Trainer {
         let (model, batch) = (small_llama(), BatchShape { n_rows: 2, seq_len: 24 });
         let c = compiled(&model, batch, mesh_rank, Precision::F32, optimizer);
         gpu.bind().unwrap();
-        let (kernels, products) = (Kernels::new(None), Products::open(gpu).unwrap());
+        let (kernels, products) = (Kernels::new(None), Products::open(gpu, None).unwrap());
         let shared = Arc::new(Shared {
             gpu: gpu.clone(),
             memory: memory.clone(),
