@@ -15,7 +15,8 @@ pub trait Target {
         ALIGN_BYTES
     }
 
-    /// Whether products in half width read half-width copies of f32 values, since the device cannot round while it multiplies.
+    /// Whether products in half width read half-width copies of f32 values, since the device cannot round while it multiplies, and
+    /// write logits in half width.
     fn half_copies(&self) -> bool {
         false
     }

@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// Tokens whose logits exist at once. With the 128,256 ids of Llama 3 they take 1 GB. Each chunk also reads and writes the
+/// Tokens whose logits exist at once. With the 128,256 ids of Llama 3 they take 0.5 GB in half width. Each chunk also reads and writes the
 /// gradient of the head once, 2 GB at a width of 2,048, which takes a GPU as long as a sixth of the chunk's products; fewer
 /// tokens would save less memory than that costs in time.
 const HEAD_CHUNK_TOKENS: usize = 2048;

@@ -402,7 +402,8 @@ mod tests {
     use crate::program::{Phase, Site};
     use crate::target::Nowhere;
 
-    /// A program that writes and frees values: `(name, units)` writes one of so many times 64 bytes, `(name, 0)` reads it last.
+    /// A program from a script: `(name, units)` writes a value of `64 * units` bytes, and `(name, 0)` is the last instruction that reads
+    /// it.
     fn program(script: &[(&str, usize)]) -> Program {
         let (mut p, site) = (Program::default(), Site { phase: Phase::Forward, block: None, microbatch: 0 });
         let [from, to] = ["from", "to"].map(|name| p.add_value(name, &[1], DType::F32, Kind::Parameter));

@@ -1,7 +1,8 @@
 //! Mixed precision: what is stored and multiplied in half width, and what stays f32.
 //!
 //! Parameters, their gradients, optimizer state, the residual stream, statistics, logits and the loss stay f32; every
-//! other activation (and with it its gradient) is stored in half width. Products accumulate in f32.
+//! other activation (and with it its gradient) is stored in half width. Products accumulate in f32. For devices that read half copies,
+//! [`super::half_copies`] stores the logits of training steps in half width too.
 //! Source: Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019 for bf16 (arXiv:1905.12322).
 //! We differ in that no half-width copy of the weights is kept: the machine rounds them as it multiplies.
 

@@ -278,9 +278,9 @@ impl<'a> MeshBound<'a> {
             true => 0.0,
             false => (w.n_layers / (pp * n_chunks) - usize::from(w.has_adapters() && stage == 0)) as f64,
         };
-        // Logits are f32; their gradient overwrites them.
+        // Their gradient overwrites the logits.
         let tokens = w.head_tokens_max.map_or(f64::INFINITY, |max| max as f64).min(self.tokens(candidate));
-        let logits = tokens * (w.vocab_size * 4) as f64 / self.mesh.tp as f64;
+        let logits = tokens * (w.vocab_size * w.logit_bytes) as f64 / self.mesh.tp as f64;
         let mean = w.n_params() as f64 / pp as f64;
         // A block keeps its weights along with its activations if ZeRO-2 has gathered them.
         let kept_weights = candidate.zero == ZeroStage::Zero2 && !w.uneven_blocks && n_chunks == 1 && shards > 1.0;

@@ -53,6 +53,8 @@ pub struct Workload {
     pub stored_bits: usize,
     /// Tokens whose logits exist at once, if not all of a microbatch.
     pub head_tokens_max: Option<usize>,
+    /// Bytes of a logit, at least.
+    pub logit_bytes: usize,
     /// Bytes of activations per token that kernels of a block other than products and attention touch, forward and
     /// backward, with nothing recomputed or sharded.
     pub layer_streamed_bytes: [usize; 2],
@@ -117,6 +119,7 @@ impl Workload {
             gathered_bytes: packing.map_or(4, |packing| 4 * packing.n_words() / packing.n_weights()),
             stored_bits: packing.map_or(32, |packing| 32 * packing.n_words() / packing.n_weights()),
             head_tokens_max: None,
+            logit_bytes: 4,
             layer_streamed_bytes: blocks.map(|bytes| bytes / model.n_layers),
             head_streamed_bytes: streamed_bytes(&step, batch.n_tokens(), false),
             layer_kept_bytes: kept,
@@ -133,7 +136,11 @@ impl Workload {
     pub fn on(self, target: &dyn Target) -> Workload {
         let has_copies = target.half_copies() && self.activation_bytes == 2;
         let gathered_bytes = if has_copies { self.gathered_bytes.min(2) } else { self.gathered_bytes };
-        Workload { gathered_bytes, head_tokens_max: target.head_chunk_tokens(), ..self }
+        // Such devices store logits in half width. The rest of the head is small beside them, so half of all bytes is a bound.
+        let (logit_bytes, part) = if has_copies { (2, 2) } else { (self.logit_bytes, 1) };
+        let head_streamed_bytes = self.head_streamed_bytes.map(|bytes| bytes / part);
+        let head_tokens_max = target.head_chunk_tokens();
+        Workload { gathered_bytes, logit_bytes, head_streamed_bytes, head_tokens_max, ..self }
     }
 
     /// Parameters of the model.

@@ -110,6 +110,8 @@ pub struct Case {
     pub in_place: Vec<(usize, usize)>,
     /// How far results may differ.
     pub tolerance: Tolerance,
+    /// The same where results reuse operands' memory.
+    pub reused_tolerance: Tolerance,
     /// The mesh of the rank, for operations that depend on it.
     pub mesh_rank: MeshRank,
 }
@@ -118,7 +120,8 @@ impl Case {
     /// A case without results in place, on a mesh of one rank.
     pub fn new(name: impl Into<String>, op: Op, reads: Vec<Operand>, tolerance: Tolerance) -> Case {
         let (writes, in_place) = (Vec::new(), Vec::new());
-        Case { name: name.into(), op, reads, writes, in_place, tolerance, mesh_rank: MeshRank::default() }
+        let (reused_tolerance, mesh_rank) = (tolerance, MeshRank::default());
+        Case { name: name.into(), op, reads, writes, in_place, tolerance, reused_tolerance, mesh_rank }
     }
 
     /// The case with one more result.
@@ -190,13 +193,12 @@ impl Case {
     pub fn compare(&self, reference: &dyn Device, device: &dyn Device) -> Result<f64> {
         let expected = self.run(reference, false)?;
         let mut worst: f64 = 0.0;
-        for reuses in [false, true] {
+        for (reuses, tolerance) in [(false, self.tolerance), (true, self.reused_tolerance)] {
             let found = self.run(device, reuses)?;
             for (i, (expected, found)) in expected.iter().zip(&found).enumerate() {
                 let (shape, dtype) = &self.writes[i];
-                let allowed = |y: f64| {
-                    self.tolerance.absolute + (self.tolerance.relative + rounding(*dtype, self.tolerance)) * y.abs()
-                };
+                let allowed =
+                    |y: f64| tolerance.absolute + (tolerance.relative + rounding(*dtype, tolerance)) * y.abs();
                 let agrees =
                     |(y, x): &(&f64, &f64)| x == y || (x.is_nan() && y.is_nan()) || (**x - **y).abs() <= allowed(**y);
                 let pairs = || expected.iter().zip(found);

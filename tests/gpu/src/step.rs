@@ -94,7 +94,7 @@ fn spec() -> StepSpec {
     }
 }
 
-/// Fills the elements of a run, of which `first` is the index of the first one, on all processors.
+/// Writes `number(i)` to each element `i` of a run that begins with element `first`; all processors share the work.
 fn fill_run(first: usize, run: &mut [f32], number: &(impl Fn(usize) -> f32 + Sync)) {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let len = run.len().div_ceil(n_threads).max(1 << 14);

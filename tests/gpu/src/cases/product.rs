@@ -49,6 +49,7 @@ fn case(m: MatMul, a: DType, c: DType) -> Case {
     let tolerance = Tolerance::of(2e-5);
     // Beside a bf16 residual in place, cuBLASLt rounds the product first, whose absolute value is below 16.
     let rounds_twice = m.residual && !m.bias && c == DType::Bf16;
-    let tolerance = if rounds_twice { Tolerance { absolute: 16.0 / 512.0, ..tolerance } } else { tolerance };
-    Case::new(name, Op::MatMul(m), reads, tolerance).writing(&[rows, N], c)
+    let absolute = if rounds_twice { 16.0 / 512.0 } else { tolerance.absolute };
+    let case = Case::new(name, Op::MatMul(m), reads, tolerance).writing(&[rows, N], c);
+    Case { reused_tolerance: Tolerance { absolute, ..tolerance }, ..case }
 }

@@ -223,6 +223,7 @@ impl fmt::Display for Report {
 pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> Result<Report> {
     if let Some(part) = only {
         let parts = stage.parts();
+        ensure!(!parts.is_empty(), "{} is not divided, so --only {part} selects nothing", stage.name());
         ensure!(
             parts.iter().any(|name| name == part),
             "{} has no part {part:?}, only {}",
