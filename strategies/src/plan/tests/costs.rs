@@ -113,3 +113,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn logits_count_as_wide_as_the_device_stores_them() {
+    let gpu = crate::target::Nowhere { half_copies: true, ..Default::default() };
+    let of = |activation_bytes: usize| {
+        let w = Workload { activation_bytes, head_streamed_bytes: [8, 12], ..llama_70b(8) }.on(&gpu);
+        (w.logit_bytes, w.head_streamed_bytes)
+    };
+
+    assert_eq!([of(2), of(4)], [(2, [4, 6]), (4, [8, 12])]);
+}
