@@ -9,7 +9,7 @@ use super::driver::{Strip, TileAt};
 use super::lanes8::{LANES, load, round_to_bf16, store, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
-use crate::prefetch::prefetch;
+use crate::prefetch::{prefetch, prefetch_ahead};
 
 /// Rows of the register tile: with two vectors a row, 12 sums leave 4 registers for operands.
 pub(super) const MR: usize = 6;
@@ -46,7 +46,9 @@ unsafe fn pack_straight<const W: usize>(to: *mut f32, from: Strip, lines: usize,
     for p in 0..depth {
         // SAFETY: by the caller.
         unsafe {
-            let x = load(from.at(0, p).ptr, from.storage, lines);
+            let at = from.at(0, p).ptr;
+            prefetch_ahead(at);
+            let x = load(at, from.storage, lines);
             store_row::<W>(to.add(p * W), if round { round_to_bf16(x) } else { x });
         }
     }
@@ -64,7 +66,11 @@ unsafe fn pack_transposed<const W: usize>(to: *mut f32, from: Strip, lines: usiz
         let mut square = [_mm256_setzero_ps(); LANES];
         for (x, row) in square.iter_mut().enumerate().take(lines) {
             // SAFETY: by the caller; `count` ends at `depth`.
-            let line = unsafe { load(from.at(x, p).ptr, from.storage, count) };
+            let line = unsafe {
+                let at = from.at(x, p).ptr;
+                prefetch_ahead(at);
+                load(at, from.storage, count)
+            };
             *row = if round { round_to_bf16(line) } else { line };
         }
         transpose(&mut square);

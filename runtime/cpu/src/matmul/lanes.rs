@@ -5,7 +5,6 @@
 use std::arch::x86_64::*;
 
 use super::operand::Storage;
-use crate::prefetch::prefetch;
 
 /// The mask of the first `n` of sixteen lanes.
 #[inline(always)]
@@ -34,13 +33,6 @@ pub(super) unsafe fn load(ptr: *const u8, storage: Storage, mask: __mmask16) -> 
             Storage::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, ptr.cast())),
         }
     }
-}
-
-/// Prefetches what lies four cache lines after `line`. Packing reads as many lines in turns as a panel has, or rows as a chunk; a
-/// processor foresees fewer streams.
-#[inline(always)]
-pub(super) fn prefetch_ahead(line: *const u8) {
-    prefetch(line.wrapping_add(256));
 }
 
 /// Stores sixteen lanes, rounded to nearest even where the storage is narrower.

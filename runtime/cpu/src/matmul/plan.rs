@@ -6,12 +6,15 @@
 
 use super::Engine;
 use super::operand::Storage;
+use crate::isa::second_level_cache;
 
 /// Alignment of every region of scratch: one cache line, one vector.
 const ALIGN: usize = 64;
 /// The depth of a stretch in f32, and with AMX.
 pub(super) const DEPTH_INNER: usize = 512;
 const DEPTH_BLOCK: usize = 8 * DEPTH_INNER;
+/// Columns of the register tile with AVX2.
+const AVX2_NR: usize = 16;
 const COLS_BLOCK: usize = 4096;
 const TASKS_PER_THREAD: usize = 2;
 
@@ -24,7 +27,7 @@ pub(super) struct Geometry {
     /// Packed depth is padded to a multiple of this.
     pub k_unit: usize,
     /// Depth of a stretch, the k loop of a kernel call: a panel of A of this depth stays in the L1 cache (28 KiB, with AMX
-    /// 32 KiB), or with the smaller caches of CPUs without AVX-512 panels of both A and B (6 and 16 KiB).
+    /// 32 KiB, with AVX2 12 KiB). Depends on the engine alone, because sums do.
     pub depth_inner: usize,
     /// Bytes of a packed element.
     pub element: usize,
@@ -75,12 +78,12 @@ impl Geometry {
             },
             Engine::Avx2 { .. } => Geometry {
                 mr: 6,
-                nr: 16,
+                nr: AVX2_NR,
                 k_unit: 1,
-                depth_inner: DEPTH_INNER / 2,
+                depth_inner: DEPTH_INNER,
                 element: 4,
                 task_rows: 192,
-                task_cols: 256,
+                task_cols: avx2_task_cols(second_level_cache()),
                 late_cols: 1024,
                 rows_block: 2016,
             },
@@ -99,7 +102,14 @@ impl Geometry {
     }
 }
 
-/// The division of one product; a function of its sizes and the engine only (MATMUL-1).
+/// Columns of a task with AVX2, whose processors differ in the size of the cache: the panels of B of one stretch take half of it. More
+/// columns repeat the packing of A less often.
+fn avx2_task_cols(cache: usize) -> usize {
+    let cols = cache / 2 / (4 * DEPTH_INNER);
+    (cols / AVX2_NR * AVX2_NR).clamp(128, 512)
+}
+
+/// The division of one product. What decides the order of a sum is a function of its sizes and the engine only (MATMUL-1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub geometry: Geometry,
@@ -191,6 +201,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn tasks_with_avx2_leave_half_of_a_small_cache_and_grow_with_a_large_one() {
+        let cols = [256, 512, 1024, 1280, 2048, 4096].map(|kib| avx2_task_cols(kib << 10));
+
+        assert_eq!(cols, [128, 128, 256, 320, 512, 512]);
     }
 
     #[test]
