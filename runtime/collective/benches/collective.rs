@@ -17,6 +17,7 @@ use phalanx_collective::shm::world::{ShmRank, ShmWorld};
 use phalanx_collective::tcp::collective::TcpRank;
 use phalanx_collective::tcp::connect::TcpConfig;
 use phalanx_collective::tcp::listener::Listener;
+use phalanx_device::huge_pages;
 use phalanx_device::world::{World, WorldId};
 use phalanx_device::{
     Collective, CollectiveError, Element, Operand, Operation, OperationKind, RawBuffer, SliceOperations,
@@ -73,8 +74,11 @@ fn run_tcp(world: &World, sizes: &[u64]) -> anyhow::Result<()> {
             scope.spawn(move || -> Result<(), CollectiveError> {
                 let mut group = TcpRank::join(world, rank, listener, addresses, config)?.communicator(0)?;
                 for bytes in sizes {
-                    let mut values = vec![0.0f32; *bytes as usize / 4];
-                    let len = values.len();
+                    let len = *bytes as usize / 4;
+                    // As the regions that hold tensors of programs.
+                    let mut values: Vec<f32> = Vec::with_capacity(len);
+                    huge_pages::request(values.spare_capacity_mut());
+                    values.resize(len, 0.0);
                     let operand = Operand::in_place(RawBuffer::of_mut(&mut values), f32::TYPE, len);
                     let time = median_of(n_calls(*bytes).min(1000), || sum(&mut group, operand))?;
                     if rank == 0 {

@@ -10,7 +10,7 @@
 //!   disagree get an [`error`] naming both sides.
 //! - [`group_handle`]: a communicator divided between the actor that owns it and the device that uses it.
 //! - [`groups`]: the communicators of one rank, and the collectives in flight.
-//! - [`shared_memory`]: memory that the ranks of a machine map.
+//! - [`shared_memory`]: memory that the ranks of a machine map. [`huge_pages`]: a request for them.
 //! - [`progress_counter`]: the progress of a device, readable from any thread.
 //!
 //! Deliberately absent: kernels and transports, which are in crates of their own.
@@ -23,6 +23,7 @@ pub mod error;
 pub mod float;
 pub mod group_handle;
 pub mod groups;
+pub mod huge_pages;
 pub mod machine;
 pub mod operation;
 pub mod packed;

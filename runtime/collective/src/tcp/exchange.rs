@@ -13,6 +13,7 @@ use super::frame::CHUNK_BYTES;
 use super::sums::{Contribution, Sum, Sums};
 use crate::flat;
 use phalanx_device::descriptor::Descriptor;
+use phalanx_device::huge_pages;
 use phalanx_device::parts::part;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer};
 use std::ops::Range;
@@ -293,6 +294,8 @@ impl Exchange {
         }
         // Bytes of earlier operations are overwritten before they are read.
         if self.memory.len() < bytes / 8 {
+            self.memory = Vec::with_capacity(bytes / 8);
+            huge_pages::request(self.memory.spare_capacity_mut());
             self.memory.resize(bytes / 8, 0);
         }
         // Later accesses use the address, see `in_memory`.

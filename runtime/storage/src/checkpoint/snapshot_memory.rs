@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)] // `madvise` and non-temporal stores have no safe wrappers.
 
+use phalanx_device::huge_pages;
 use std::mem::MaybeUninit;
 
 /// Reserves room for `n_bytes` more bytes, which the caller is about to write.
@@ -11,12 +12,7 @@ pub(super) fn reserve(buffer: &mut Vec<u8>, n_bytes: usize) {
         return;
     }
     buffer.reserve_exact(n_bytes);
-    let room = buffer.spare_capacity_mut();
-    let skipped = room.as_ptr().align_offset(PAGE_BYTES).min(room.len());
-    let pages = &mut room[skipped..];
-    // SAFETY: the range is spare capacity of this vector; the advice changes no content. A system without huge pages
-    // returns an error, which is harmless.
-    unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_HUGEPAGE) };
+    huge_pages::request(buffer.spare_capacity_mut());
 }
 
 /// Appends `bytes`. Ordinary stores would load the lines into the cache first and evict data that training needs next; the
@@ -67,7 +63,6 @@ fn stream(room: &mut [MaybeUninit<u8>], bytes: &[u8]) {
 const LINE_BYTES: usize = 64;
 
 /// Alignment that `madvise` requires.
-const PAGE_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
