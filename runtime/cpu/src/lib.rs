@@ -9,6 +9,7 @@ pub mod kernels;
 pub mod matmul;
 mod prefetch;
 mod tasks;
+mod team;
 mod thread;
 
 pub use device::CpuDevice;

@@ -1,10 +1,11 @@
-//! Slices cut into tasks, which run on the threads of the current rayon pool.
+//! Slices cut into tasks, which run on the threads of the current rayon pool; while a program runs, as a [`team`].
 //!
 //! The methods are those of rayon's indexed parallel iterators. rayon instantiates its scheduler for each closure; for the
 //! kernels that made three fifths of this crate's machine code and half of its build time. Here the scheduler is compiled
 //! once, and a task, which takes microseconds, costs one call through a pointer.
 #![allow(unsafe_code)] // Tasks write disjoint chunks of one slice, which safe slices cannot express.
 
+use crate::team;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use std::marker::PhantomData;
 
@@ -41,12 +42,16 @@ pub trait Tasks: Sync + Sized {
 
 /// Runs `task(i)` once for each `i` in `0..n_tasks`; adjacent indices may run on the same thread, one after the other.
 pub fn run(n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-    (0..n_tasks).into_par_iter().for_each(task);
+    if !team::run(n_tasks, task) {
+        (0..n_tasks).into_par_iter().for_each(task);
+    }
 }
 
 /// Runs `task(i)` once for each `i` in `0..n_tasks`, each on a thread of its own if enough threads are idle.
 pub fn run_apart(n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-    (0..n_tasks).into_par_iter().with_max_len(1).for_each(task);
+    if !team::run(n_tasks, task) {
+        (0..n_tasks).into_par_iter().with_max_len(1).for_each(task);
+    }
 }
 
 /// Cuts a slice into tasks.

@@ -1,13 +1,29 @@
 //! The device thread, on which programs run, and its thread pool.
 
+use crate::team::Team;
 use phalanx_device::ThreadError;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::OnceLock;
+
+thread_local! {
+    /// The team of a device thread and the other threads of its pool.
+    static TEAM: RefCell<Option<Rc<Team>>> = const { RefCell::new(None) };
+}
 
 /// Number of cores available to this process.
 pub(crate) fn available_threads() -> usize {
     // Cached: the query takes a dozen system calls, and compilation repeats it for every attention.
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Runs `work` on this thread; if it is a device thread, its pool stays awake for the kernels.
+pub(crate) fn with_team<R>(work: impl FnOnce() -> R) -> R {
+    match TEAM.with_borrow(Option::clone) {
+        Some(team) => team.lead(work),
+        None => work(),
+    }
 }
 
 /// Runs `work` on a new thread in a pool of `n_threads`, itself included, and waits for it.
@@ -29,6 +45,7 @@ pub(crate) fn on_device_thread<R: Send>(n_threads: usize, work: impl FnOnce() ->
             // A thread's first attempt to steal work registers it with the queues' memory reclamation, which allocates.
             // Pinning does this now, and not in the middle of a later step.
             pool.broadcast(|_| drop(crossbeam_epoch::pin()));
+            TEAM.set(Some(Rc::new(Team::new(n_threads))));
             Ok(pool.install(work))
         };
         let thread = std::thread::Builder::new().name("device".into()).stack_size(8 << 20);

@@ -17,6 +17,7 @@ mod scratch;
 
 pub(crate) use scratch::scratch_bytes;
 
+use crate::thread::with_team;
 use arena::Arena;
 use buffer::Buffer;
 use bytemuck::Pod;
@@ -195,15 +196,17 @@ impl CpuMachine {
 
     /// Runs a range of a program's instructions on the threads of the current rayon pool.
     fn run_part(&mut self, c: &Compiled, part: Range<usize>, with: &mut Run<'_>) -> Result<(), ExecError> {
-        for i in part {
-            let start = with.timings.is_some().then(Instant::now);
-            self.exec(c, i, with.models, with.groups)?;
-            if let (Some(timings), Some(start)) = (&mut with.timings, start) {
-                timings.push(start.elapsed());
+        with_team(|| {
+            for i in part {
+                let start = with.timings.is_some().then(Instant::now);
+                self.exec(c, i, with.models, with.groups)?;
+                if let (Some(timings), Some(start)) = (&mut with.timings, start) {
+                    timings.push(start.elapsed());
+                }
+                end_of_instruction(with.groups)?;
             }
-            end_of_instruction(with.groups)?;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn checked<T: Pod>(&self, c: &Compiled, v: ValueId) -> Buffer {

@@ -5,13 +5,13 @@ use super::instr::{MAX_OPERANDS, Operands, copy, f32s, heads_of};
 use crate::kernels::attention_part::{Indexes, PartShape};
 use crate::kernels::copy::copy_columns;
 use crate::kernels::{attention_part, cross_entropy_part, elementwise};
+use crate::tasks::{Cut, Tasks};
 use half::{bf16, f16};
 use phalanx_device::float::Float;
 use phalanx_strategies::passes::context_parallel::chunks;
 use phalanx_strategies::passes::reproducible::plan_of_sum;
 use phalanx_strategies::program::{AttentionPart, DType, VocabShard};
 use phalanx_strategies::tree::Step;
-use rayon::prelude::*;
 
 /// The order of a sum over the nodes of a tree.
 #[derive(Debug)]
@@ -33,14 +33,14 @@ impl SumPlan {
     /// `sum: [n]`; each of `nodes: [n_ranks, n]`.
     fn sum(&self, nodes: &[&[f32]], sum: &mut [f32]) {
         /// Elements of a task.
-        const BLOCK: usize = 4096;
+        const BLOCK: usize = 1 << 14;
         /// Elements of a partial sum.
         const LANE: usize = 256;
         /// Most partial sums at a time: the depth of a tree of 2^31 leaves.
         const DEPTH: usize = 32;
         let n_all = sum.len();
-        let partial_sums = || [[0.0f32; LANE]; DEPTH];
-        sum.par_chunks_mut(BLOCK).enumerate().for_each_init(partial_sums, |stack, (i, sum)| {
+        sum.par_chunks_mut(BLOCK).enumerate().for_each(|(i, sum)| {
+            let mut stack = [[0.0f32; LANE]; DEPTH];
             for (j, sum) in sum.chunks_mut(LANE).enumerate() {
                 let (first, n) = (i * BLOCK + j * LANE, sum.len());
                 let mut depth = 0;

@@ -62,8 +62,6 @@ fn stream(room: &mut [MaybeUninit<u8>], bytes: &[u8]) {
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// Alignment that `madvise` requires.
-
 #[cfg(test)]
 mod tests {
     use super::*;
