@@ -12,7 +12,6 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
-use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -75,38 +74,52 @@ impl Share {
     }
 }
 
+/// What a thread does for a team.
+#[derive(Clone, Copy)]
+enum Role {
+    None,
+    /// It leads this one, and runs no list at the moment.
+    Leader(*const Team),
+    /// It runs a list, or helps.
+    Busy,
+}
+
 thread_local! {
-    /// The team whose run this thread leads, unless it is inside a task list.
-    static LED: Cell<*const Team> = const { Cell::new(ptr::null()) };
+    static ROLE: Cell<Role> = const { Cell::new(Role::None) };
 }
 
-/// Runs `task(i)` once for each `i` in `0..n_tasks` on the team that this thread leads. Returns false, having done nothing, if it leads
-/// none.
-pub(crate) fn run(n_tasks: usize, task: &(dyn Fn(usize) + Sync)) -> bool {
-    let team = LED.get();
-    if team.is_null() || n_tasks > u32::MAX as usize {
-        return false;
-    }
-    // A kernel that a task calls runs on its thread alone.
-    let _led = Leading::new(ptr::null());
-    // SAFETY: `lead` keeps the team for as long as this thread leads it.
-    unsafe { &*team }.run(n_tasks as u64, task);
-    true
-}
+/// A role of this thread until this is dropped.
+struct In(Role);
 
-/// What this thread leads, until it is dropped.
-struct Leading(*const Team);
-
-impl Leading {
-    fn new(team: *const Team) -> Leading {
-        Leading(LED.replace(team))
+impl In {
+    fn role(role: Role) -> In {
+        In(ROLE.replace(role))
     }
 }
 
-impl Drop for Leading {
+impl Drop for In {
     fn drop(&mut self) {
-        LED.set(self.0);
+        ROLE.set(self.0);
     }
+}
+
+/// Runs `task(i)` once for each `i` in `0..n_tasks` on the team that this thread leads; if it is running a task, on this thread alone.
+/// Returns false, having done nothing, if it has no team.
+///
+/// # Panics
+/// If there are 2^32 tasks or more, or one of them panics.
+pub(crate) fn run(n_tasks: usize, task: &(dyn Fn(usize) + Sync)) -> bool {
+    match ROLE.get() {
+        Role::None => return false,
+        Role::Busy => (0..n_tasks).for_each(task),
+        Role::Leader(team) => {
+            let n_tasks = u32::try_from(n_tasks).expect("fewer than 2^32 tasks");
+            let _busy = In::role(Role::Busy);
+            // SAFETY: `lead` keeps the team for as long as this thread leads it.
+            unsafe { &*team }.run(u64::from(n_tasks), task);
+        }
+    }
+    true
 }
 
 impl Team {
@@ -122,9 +135,11 @@ impl Team {
         }
     }
 
-    /// Runs `work` on this thread, a member of a rayon pool, whose other threads help with the kernels that it calls. Does not allocate.
+    /// Runs `work` on this thread, a member of a rayon pool, whose other threads help with the kernels that it calls. Meanwhile they do
+    /// nothing else for the pool, so `work` may not wait for one in particular, as `rayon::broadcast` does. Does not allocate.
     pub(crate) fn lead<R>(&self, work: impl FnOnce() -> R) -> R {
-        if self.shares.len() < 2 || rayon::current_thread_index().is_none() || !LED.get().is_null() {
+        let is_free = matches!(ROLE.get(), Role::None) && rayon::current_thread_index().is_some();
+        if self.shares.len() < 2 || !is_free {
             return work();
         }
         self.state.fetch_and(!ENDED, Ordering::Relaxed);
@@ -132,7 +147,7 @@ impl Team {
         let work = unsafe {
             OnThisThread::new(|| {
                 let _end = End(self);
-                let _led = Leading::new(self);
+                let _leader = In::role(Role::Leader(self));
                 work()
             })
         };
@@ -150,6 +165,11 @@ impl Team {
 
     /// Runs tasks of every list that is opened, until the run ends.
     fn help(&self, i: usize) {
+        // A thread of a team that waits for other work of rayon's may come here meanwhile. It must not wait for its own lists.
+        if !matches!(ROLE.get(), Role::None) {
+            return;
+        }
+        let _busy = In::role(Role::Busy);
         let mut seen = 0;
         while let Some(state) = self.next_list(seen) {
             // Fails if another helper has entered or left, or the list was closed.
@@ -373,6 +393,25 @@ mod tests {
             }
         })
         .unwrap();
+    }
+
+    #[test]
+    fn run_may_use_the_pool_in_other_ways_too() {
+        use rayon::prelude::*;
+        for n_threads in 1..=4 {
+            on_device_thread(n_threads, || {
+                for _ in 0..200 {
+                    with_team(|| {
+                        let sum: usize = (0..500usize).into_par_iter().with_max_len(1).sum();
+                        assert_eq!(sum, 499 * 250);
+                        tasks::run(9, &|_| {
+                            assert_eq!((0..20usize).into_par_iter().with_max_len(1).sum::<usize>(), 190)
+                        });
+                    });
+                }
+            })
+            .unwrap();
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! kernel's `*_scratch_len` function returns. Storage is any [`phalanx_device::float::Float`], arithmetic is f32.
 //!
 //! Every result has the same bits for every number of threads: the division of work into chunks depends on the shape
-//! alone, and sums over chunks follow chunk order. Kernels use rayon's current pool.
+//! alone, and sums over chunks follow chunk order. Kernels use rayon's current pool, which stays awake while a program runs.
 //!
 //! Legend of shapes: `N` tokens, `C` width, `H` query heads, `K` key/value heads, `D` head width, `F` feed-forward
 //! width, `V` vocabulary, `S` tokens of a row of the batch.

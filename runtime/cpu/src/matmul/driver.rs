@@ -25,7 +25,7 @@ const CHUNK_COLS: usize = 512;
 /// The threads of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Threads {
-    /// The current rayon pool.
+    /// Those of [`tasks::run`].
     Pool,
     /// The calling thread alone.
     Caller,
