@@ -1,8 +1,8 @@
 //! The threads that run the kernels of a program, awake from one kernel to the next.
 //!
-//! A step has hundreds of kernels, most of which take less than a millisecond. rayon's threads go to sleep some microseconds after they
-//! find nothing to do, and a system call wakes each of them for the next kernel. While a program runs, the threads of the pool
-//! therefore wait in a loop of their own, for a while without sleeping, as those of OpenMP do.
+//! A step calls hundreds of kernels, most of them for less than a millisecond. An idle thread of rayon sleeps after a few microseconds, and
+//! the next kernel needs a system call to wake it. While a program runs, the threads of the pool therefore poll for the next kernel,
+//! and sleep only after [`AWAKE`], as threads of OpenMP do.
 //!
 //! Invariants:
 //! - `TEAM-1` A task list is used only by its leader, which publishes and closes it, and by helpers that entered while it was open. The
@@ -111,19 +111,19 @@ impl Drop for In {
 pub(crate) fn run(n_tasks: usize, task: &(dyn Fn(usize) + Sync)) -> bool {
     match ROLE.get() {
         Role::None => return false,
-        Role::Busy => (0..n_tasks).for_each(task),
-        Role::Leader(team) => {
+        Role::Leader(team) if n_tasks > 1 => {
             let n_tasks = u32::try_from(n_tasks).expect("fewer than 2^32 tasks");
             let _busy = In::role(Role::Busy);
             // SAFETY: `lead` keeps the team for as long as this thread leads it.
             unsafe { &*team }.run(u64::from(n_tasks), task);
         }
+        Role::Leader(_) | Role::Busy => (0..n_tasks).for_each(task),
     }
     true
 }
 
 impl Team {
-    /// A team of `n_threads`, of which none waits yet.
+    /// Makes a team for a pool of `n_threads`; the pool's threads join it in [`Team::lead`].
     pub(crate) fn new(n_threads: usize) -> Team {
         Team {
             state: AtomicU64::new(ENDED),
@@ -237,9 +237,7 @@ impl Team {
         let list = self.state.load(Ordering::Relaxed) / LIST + 1;
         self.state.store((list * LIST) | OPEN, Ordering::SeqCst);
         let closed = Closed(self);
-        if n_tasks > 1 {
-            self.wake_sleeping();
-        }
+        self.wake_sleeping();
         self.work(0, task);
         drop(closed);
         assert!(self.state.load(Ordering::Relaxed) & PANICKED == 0, "a task panicked on another thread");

@@ -5,11 +5,15 @@
 use std::mem::MaybeUninit;
 
 const PAGE_BYTES: usize = 4096;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Requests huge pages for the whole pages of `memory` that are not allocated yet. A refusal is ignored.
+/// Requests huge pages for the pages of `memory` that are not allocated yet, if it can hold one. A refusal is ignored.
 pub fn request<T>(memory: &mut [MaybeUninit<T>]) {
     let start = memory.as_mut_ptr().cast::<u8>();
     let n_bytes = size_of_val(memory);
+    if n_bytes < HUGE_PAGE_BYTES || cfg!(not(target_os = "linux")) {
+        return;
+    }
     let skipped = start.align_offset(PAGE_BYTES).min(n_bytes);
     // SAFETY: the range lies in `memory`, and the advice changes no content.
     #[cfg(target_os = "linux")]
