@@ -23,6 +23,12 @@ import safetensors_file
 from torch_step import Model, Shape, optimizer, start_from
 
 B, S = 4, 256
+IGNORED = -100
+
+
+def labels_of(ids):
+    """The next token of each position; the last one of a row predicts nothing."""
+    return F.pad(ids[:, 1:], (0, 1), value=IGNORED)
 
 
 def rank_main(rank, world, how, mode, precision, steps, port, start_file, text):
@@ -50,7 +56,7 @@ def rank_main(rank, world, how, mode, precision, steps, port, start_file, text):
     for ids in ids_of_steps[:, rank]:
         opt.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = F.cross_entropy(model(ids)[:, :-1].reshape(-1, shape.vocabulary).float(), ids[:, 1:].reshape(-1))
+            loss = model(ids, labels_of(ids))
         loss.backward()
         opt.step()
         losses.append(loss.item())

@@ -2,11 +2,12 @@
 
 usage: torch_step.py eager|compile|max-autotune f32|bf16 STEPS START
 START is a file of `step_time --write`: the weights and the batch of Phalanx's step, whose shapes tell the model. Heads have width 64;
-the optimizer is fused AdamW; 2 threads. `compile` is `torch.compile` of the model and `max-autotune` the same with this mode; both
-need a C++ compiler. The first steps, which compile, are not timed.
+the optimizer is fused AdamW; 2 threads. `compile` is `torch.compile` of the model and its loss, and `max-autotune` the same with this
+mode; both need a C++ compiler. The first steps, which compile, are not timed. A loss that is no number ends the program with 1.
 """
 import dataclasses
 import json
+import math
 import statistics
 import sys
 import time
@@ -76,11 +77,13 @@ class Model(nn.Module):
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
 
-    def forward(self, ids):
+    def forward(self, ids, labels):
+        """The mean loss in nats. It is part of the model, so that `torch.compile` can fuse it with the head."""
         x = self.embed(ids)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        return self.head(self.norm(x))
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.view(-1))
 
 
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
@@ -127,11 +130,13 @@ def main():
         start = time.perf_counter()
         opt.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "bf16"):
-            loss = F.cross_entropy(model(ids).view(-1, shape.vocabulary).float(), labels.view(-1))
+            loss = model(ids, labels)
         loss.backward()
         opt.step()
         losses.append(loss.item())
         times.append((time.perf_counter() - start) * 1e3)
+    if not all(map(math.isfinite, losses)):
+        sys.exit(f"torch {how} {mode}: a loss is no number: {losses}")
     print(json.dumps({"name": f"torch {torch.__version__} {how} {mode}", "median_ms": statistics.median(times[2:]),
                       "min_ms": min(times[2:]), "losses": losses}))
 

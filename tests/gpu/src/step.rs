@@ -32,6 +32,8 @@ pub struct StepCase {
     pub loss_tolerance: f64,
     /// How far weights may differ after all steps, relative to their largest update.
     pub weight_tolerance: f64,
+    /// Least cosine between what a tensor moved by on either device.
+    pub movement_cosine_min: f64,
 }
 
 /// What a device computed.
@@ -41,8 +43,19 @@ pub struct Trained {
     pub losses: Vec<f64>,
     /// Norm of each step's gradient.
     pub grad_norms: Vec<f64>,
-    /// Names and weights of the parameters after the last step, in the order of the table.
-    pub weights: Vec<(String, Vec<f32>)>,
+    /// Parameters in the order of the table.
+    pub weights: Vec<TrainedParam>,
+}
+
+/// The weights of a parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainedParam {
+    /// Its name.
+    pub name: String,
+    /// Before the first step.
+    pub start: Vec<f32>,
+    /// After the last step.
+    pub end: Vec<f32>,
 }
 
 const LEARNING_RATE: f64 = 1e-3;
@@ -162,14 +175,29 @@ pub fn all() -> Vec<StepCase> {
 }
 
 fn case(name: String, model: ModelConfig, spec: StepSpec) -> StepCase {
-    // f32: the sums of products and norms run in other orders. Narrow types: a unit in the last place of an activation.
-    let (loss_tolerance, weight_tolerance) = match spec.precision {
-        Precision::F32 => (2e-5, 2e-2),
-        Precision::Bf16 => (2e-2, 1.0),
-        Precision::F16 => (2e-3, 1.0),
+    // f32: the sums of products and norms run in other orders. Narrow types: a unit in the last place of an activation; the gradient of
+    // an adapter's first matrix is nearly zero at first, and its direction the least certain (0.92 in bf16).
+    let (loss_tolerance, weight_tolerance, movement_cosine_min) = match spec.precision {
+        Precision::F32 => (2e-5, 2e-2, 0.999),
+        Precision::Bf16 => (2e-2, 1.0, 0.85),
+        Precision::F16 => (2e-3, 1.0, 0.85),
     };
     let batch = BatchShape { n_rows: 2, seq_len: 40 };
-    StepCase { name, model, batch, spec, document: 17, loss_tolerance, weight_tolerance }
+    StepCase { name, model, batch, spec, document: 17, loss_tolerance, weight_tolerance, movement_cosine_min }
+}
+
+impl TrainedParam {
+    /// What training added to the weights.
+    fn movement(&self) -> Vec<f64> {
+        self.start.iter().zip(&self.end).map(|(start, end)| f64::from(*end) - f64::from(*start)).collect()
+    }
+}
+
+/// The cosine of the angle between two vectors; 1 between two that are zero, and 0 between one that is zero and one that is not.
+fn cosine(a: &[f64], b: &[f64]) -> f64 {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let lengths = (dot(a, a) * dot(b, b)).sqrt();
+    if lengths > 0.0 { dot(a, b) / lengths } else { f64::from(u8::from(dot(a, a) == dot(b, b))) }
 }
 
 impl StepCase {
@@ -244,7 +272,13 @@ impl StepCase {
             let (planned, taken) = (device.bytes_for(&[&c]), machine.allocated_bytes());
             ensure!(planned == taken, "{}: {planned} bytes planned, {taken} allocated", self.name);
             self.fill(&mut *machine, &c);
-            let mut trained = Trained { losses: Vec::new(), grad_norms: Vec::new(), weights: Vec::new() };
+            let start = |p: &Param| TrainedParam {
+                name: p.parts[0].name.clone(),
+                start: machine.read(&c, p.value),
+                end: Vec::new(),
+            };
+            let weights = c.program.params.iter().map(start).collect();
+            let mut trained = Trained { losses: Vec::new(), grad_norms: Vec::new(), weights };
             for step in 1..=n_steps {
                 self.put_scalars(&mut *machine, &c, step);
                 self.put_tokens(&mut *machine, &c, step);
@@ -254,8 +288,9 @@ impl StepCase {
                 let norm = c.program.bound(Role::GradNorm).next();
                 trained.grad_norms.extend(norm.map(|v| machine.first::<f64>(&c, v)));
             }
-            let weights = |p: &Param| (p.parts[0].name.clone(), machine.read::<f32>(&c, p.value));
-            trained.weights = c.program.params.iter().map(weights).collect();
+            for (p, param) in c.program.params.iter().zip(&mut trained.weights) {
+                param.end = machine.read(&c, p.value);
+            }
             Ok(trained)
         })?
     }
@@ -273,18 +308,22 @@ impl StepCase {
             ensure!(agrees, "{}: {what} {x} on {}, {y} on {}", self.name, device.name(), reference.name());
         }
         let allowed = self.weight_tolerance * LEARNING_RATE * n_steps as f64;
-        for ((name, expected), (_, found)) in expected.weights.iter().zip(&found.weights) {
-            let is_apart = |(y, x): &(&f32, &f32)| f64::from((*x - *y).abs()) > allowed || x.is_nan();
-            let n_apart = expected.iter().zip(found).filter(is_apart).count();
-            let noisy = if self.model.qkv_bias && name.contains("bias") { NOISY_BIAS } else { NOISY };
-            let n_max = (expected.len() as f64 * noisy) as usize;
-            ensure!(
-                n_apart <= n_max,
-                "{}: {n_apart} of {} elements of {name} differ by more than {allowed:.1e}",
-                self.name,
-                expected.len(),
-            );
-        }
+        expected.weights.iter().zip(&found.weights).try_for_each(|(y, x)| self.compare_weights(y, x, allowed))
+    }
+
+    /// Compares a parameter's weights, and the directions in which it moved: in narrow types the tolerance of a weight is as large as
+    /// the largest movement, so the weights alone would also agree with a device that updates nothing.
+    fn compare_weights(&self, expected: &TrainedParam, found: &TrainedParam, allowed: f64) -> Result<()> {
+        let (case, name, n) = (&self.name, &expected.name, expected.end.len());
+        let is_apart = |(y, x): &(&f32, &f32)| f64::from((*x - *y).abs()) > allowed || x.is_nan();
+        let n_apart = expected.end.iter().zip(&found.end).filter(is_apart).count();
+        let noisy = if self.model.qkv_bias && name.contains("bias") { NOISY_BIAS } else { NOISY };
+        let n_max = (n as f64 * noisy) as usize;
+        ensure!(n_apart <= n_max, "{case}: {n_apart} of {n} elements of {name} differ by more than {allowed:.1e}");
+
+        let cosine = cosine(&expected.movement(), &found.movement());
+        let least = self.movement_cosine_min - 2.0 * noisy;
+        ensure!(cosine >= least, "{case}: the movements of {name} have a cosine of {cosine:.4}, less than {least:.4}");
         Ok(())
     }
 
@@ -348,5 +387,26 @@ impl StepCase {
         scalars[Hyper::LOSS_GRAD_SCALE] = loss_scale / self.n_tokens() as f64;
         scalars[Hyper::LOSS_SCALE] = loss_scale;
         machine.write(c, hyper, 0, &scalars);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_that_updates_nothing_is_found_in_every_precision() {
+        for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+            let case = case("a step".into(), small_model(), StepSpec { precision, ..spec() });
+            let start: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+            let moved = start.iter().map(|w| w + 1e-3).collect();
+            let expected = TrainedParam { name: "w".into(), start: start.clone(), end: moved };
+            let found = TrainedParam { end: start, ..expected.clone() };
+
+            let error = case.compare_weights(&expected, &found, f64::INFINITY).unwrap_err();
+
+            assert_eq!(error.to_string().split(',').next(), Some("a step: the movements of w have a cosine of 0.0000"));
+            assert!(case.compare_weights(&expected, &expected, 0.0).is_ok());
+        }
     }
 }

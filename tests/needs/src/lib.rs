@@ -41,6 +41,8 @@ pub enum Need {
     Amx,
     /// The right to create network namespaces, bridges and virtual links.
     NetworkNamespaces,
+    /// A kernel that places memory by NUMA node and shows where it is.
+    Numa,
     /// NVIDIA's runtime compiler, in the folder that `PHALANX_NVRTC` names.
     Nvrtc,
     /// cuDNN, in the folder that `PHALANX_CUDNN` names.
@@ -48,7 +50,7 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Need; 10] = [
+    const ALL: [Need; 11] = [
         Need::Shared,
         Need::Transformers,
         Need::Torchrun,
@@ -57,6 +59,7 @@ impl Need {
         Need::Avx512Bf16,
         Need::Amx,
         Need::NetworkNamespaces,
+        Need::Numa,
         Need::Nvrtc,
         Need::Cudnn,
     ];
@@ -72,6 +75,7 @@ impl Need {
             Need::Avx512Bf16 => "avx512_bf16",
             Need::Amx => "amx",
             Need::NetworkNamespaces => "netns",
+            Need::Numa => "numa",
             Need::Nvrtc => "nvrtc",
             Need::Cudnn => "cudnn",
         }
