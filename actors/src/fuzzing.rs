@@ -2,7 +2,7 @@
 
 use crate::operator::{Answer, Request};
 use crate::quic::fuzzing::{Join, Renew};
-use crate::store::directory;
+use crate::store::sealed;
 use crate::trust::authority::{read_key, requested_key};
 use crate::trust::credential::Grant;
 use crate::trust::{join, register};
@@ -65,18 +65,18 @@ pub fn join_word(body: &[u8; join::BODY_BYTES], addresses: &str) -> String {
 
 /// The store's file of a record or a lease with this body.
 pub fn stored(body: &str) -> String {
-    directory::sealed(body)
+    sealed::sealed(body)
 }
 
 /// Reads the store's file of a record.
 pub fn record_of(text: &str) -> Option<Record> {
-    directory::decode(text).ok().filter(|record: &Record| record.check().is_ok())
+    sealed::decode(text).ok().filter(|record: &Record| record.check().is_ok())
 }
 
 /// Decodes a file of the store as a record and as a lease, and encodes the results again.
 pub fn stored_again(text: &str) -> [Option<String>; 2] {
     fn again<T: DeserializeOwned + Serialize>(text: &str) -> Option<String> {
-        directory::decode::<T>(text).ok().map(|value| directory::encode(&value))
+        sealed::decode::<T>(text).ok().map(|value| sealed::encode(&value))
     }
     [again::<Record>(text), again::<Lease>(text)]
 }

@@ -17,6 +17,8 @@ pub struct Control {
     /// Generation of the world that is to pause between two steps.
     pub(crate) pause: AtomicU64,
     request_queue: Mutex<RequestQueue>,
+    /// Whether ranks may hold state that is not saved.
+    has_ranks: AtomicBool,
     /// Rung by each request.
     pub(crate) bell: Arc<Bell>,
 }
@@ -94,6 +96,16 @@ impl Control {
         self.stop.load(Ordering::Acquire)
     }
 
+    /// Records that ranks may hold state that is not saved.
+    pub(crate) fn set_has_ranks(&self) {
+        self.has_ranks.store(true, Ordering::Release);
+    }
+
+    /// Whether ranks may hold state that is not saved.
+    pub(crate) fn has_ranks(&self) -> bool {
+        self.has_ranks.load(Ordering::Acquire)
+    }
+
     /// Queues a request for the coordinator; the sender is dropped if the run ends before the answer.
     pub(crate) fn ask(&self, request: Request) -> Result<oneshot::Receiver<Answer>, RequestError> {
         match &mut *self.request_queue() {
@@ -109,8 +121,9 @@ impl Control {
         }
     }
 
-    /// Opens the queue for a coordinator.
+    /// Opens the queue for a coordinator, which leads from now on.
     pub(crate) fn open(&self) {
+        self.set_has_ranks();
         *self.request_queue() = RequestQueue::Open(VecDeque::new());
     }
 

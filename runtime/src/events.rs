@@ -68,7 +68,7 @@ pub struct Started {
 pub struct Report {
     /// Completed steps.
     pub steps: u64,
-    /// Whether all steps of the run are completed.
+    /// Whether all steps of the run are completed. A run that was stopped earlier is no error; it resumes from `checkpoint`.
     pub finished: bool,
     /// Metrics of the last step of this run.
     pub last: Option<StepMetrics>,

@@ -32,6 +32,7 @@ pub mod frontend;
 pub mod fuzzing;
 pub(crate) mod journal;
 pub mod launch;
+pub(crate) mod lock_file;
 pub(crate) mod node;
 pub(crate) mod rank;
 pub(crate) mod serve;

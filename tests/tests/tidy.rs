@@ -25,10 +25,11 @@ const CRATES: [&str; 14] = [
 ];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
-const LAYERS: [&str; 18] = [
+const LAYERS: [&str; 19] = [
     "units",
     "console",
     "journal",
+    "lock_file",
     "config",
     "data",
     "frontend",

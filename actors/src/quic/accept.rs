@@ -92,6 +92,11 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, unidentified: Arc<()>) {
             drop(unidentified);
             operator::serve(&shared, connection, &certified).await;
         }
+        Err(why @ Unidentifiable::OtherJob { joins: true, .. }) => {
+            // A machine that has been a node of an earlier job tries its certificate before the token.
+            tracing::info!(peer = %connection.remote_address(), %why, "refused a certificate");
+            frame::close(&connection, why.code(), &why.to_string());
+        }
         Err(why) => listener::refuse(&shared, &connection, why.code(), &why, &why.to_string()),
     }
 }
@@ -112,7 +117,7 @@ enum Unidentifiable {
     #[error("expected a certificate, found none; without a certificate a peer can only join")]
     NoCertificate,
     #[error("its certificate is for {found}, expected {have}")]
-    OtherJob { found: String, have: String },
+    OtherJob { found: String, have: String, joins: bool },
     #[error("its certificate is for {0}, which does not connect to a coordinator")]
     Role(String),
     #[error("its certificate has expired")]
@@ -142,7 +147,8 @@ fn identify(shared: &Shared, connection: &Connection) -> Result<Peer, Unidentifi
     let certified = Certified::read(leaf)?;
     let name = certified.name;
     if name.job != shared.config.job {
-        return Err(Unidentifiable::OtherJob { found: name.job.to_string(), have: shared.config.job.to_string() });
+        let (found, have) = (name.job.to_string(), shared.config.job.to_string());
+        return Err(Unidentifiable::OtherJob { found, have, joins: joining });
     }
     match (joining, name.role) {
         (true, Role::Node { node, boot }) => Ok(Peer::Returning(certified, NodeIdentity { node, boot })),

@@ -42,6 +42,14 @@ pub(super) enum End {
     Expired,
 }
 
+impl End {
+    /// Whether the peer has closed the connection because it is done.
+    pub(super) fn is_done(&self) -> bool {
+        let done = VarInt::from_u32(Code::Done as u32);
+        matches!(self, End::Lost(ConnectionError::ApplicationClosed(close)) if close.error_code == done)
+    }
+}
+
 /// How a peer violated the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {

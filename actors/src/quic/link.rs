@@ -238,6 +238,8 @@ impl Side {
     async fn stay_connected(&mut self) -> Infallible {
         let detection_time = self.config.timing.detection_time;
         let mut backoff = BACKOFF_MIN;
+        // When a coordinator last took its leave: at the end of its job, or because another one has taken over.
+        let mut farewell: Option<Instant> = None;
         loop {
             let since = Instant::now();
             let err = match self.connect().await {
@@ -251,6 +253,7 @@ impl Side {
                         if let End::Violation(violation) = &end {
                             frame::close(&connection, Code::Violation, &violation.to_string());
                         }
+                        farewell = end.is_done().then(Instant::now);
                         enrol::refusal(end)
                     }
                 },
@@ -276,7 +279,13 @@ impl Side {
                 tokio::time::sleep(detection_time).await;
                 continue;
             }
-            self.enter(LinkState::Waiting(err.to_string()));
+            if farewell.is_some_and(|at| at.elapsed() < detection_time) {
+                // A node whose job has ended closes this link soon.
+                tracing::info!(why = %err, "not connected to a coordinator");
+                self.state.send_replace(LinkState::Searching);
+            } else {
+                self.enter(LinkState::Waiting(err.to_string()));
+            }
             tokio::time::sleep(backoff).await;
             backoff = (backoff * 2).min(detection_time / 4);
         }

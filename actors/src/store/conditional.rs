@@ -1,6 +1,6 @@
-//! A store in objects that are replaced conditionally, such as those of S3, Google Cloud Storage and Azure: candidates on
-//! machines without a common file system share it. A shared folder and object stores cover the clusters that this runtime is
-//! for, so there is none over etcd.
+//! A store in objects that are replaced conditionally, such as those of S3, Google Cloud Storage and Azure, and such as the files of a
+//! shared folder ([`Directory`](super::directory::Directory)). These cover the clusters that this runtime is for, so there is none
+//! over etcd.
 //!
 //! The lease is one object, the record another one. A renewal, several times a second, thus sends a hundred bytes, however long
 //! the record is. Each replacement names the version that it replaces (`If-Match`), or none (`If-None-Match`).
@@ -12,7 +12,7 @@
 //!   replacement that an earlier leader has begun names an older version and fails, however late it arrives. What the earlier
 //!   leader has written before is in the record that the new leader reads. The order matters: a fence that rises before the
 //!   lease is won would stop a leader that is alive.
-//! - `STORE-3`: an object store replaces an object whole and keeps what it has acknowledged; checksums find the rest.
+//! - `STORE-3`: the objects are replaced whole and keep what they have acknowledged; checksums find the rest.
 //!
 //! An answer that was lost leaves open which version is stored. The next call reads the object and compares: a lease is
 //! recognised by its writer, a record by its content. No content occurs twice (the lease counts its renewals, the record its
@@ -25,7 +25,7 @@
 //!
 //! Source: Lamport 1998, "The part-time parliament" (ballots that fence older ones); RFC 9110 §13 (conditional requests).
 
-use super::directory::{decode, encode};
+use super::sealed::{decode, encode};
 use super::{Store, StoreError};
 use phalanx_strategies::elastic::identity::Term;
 use phalanx_strategies::elastic::message::Record;
@@ -47,11 +47,18 @@ pub trait Objects: Debug + Send + Sync + 'static {
     fn read(&self, name: &str, limit: Duration) -> Result<Option<(Vec<u8>, Version)>, StoreError>;
 
     /// Replaces an object if it has the version `expected` (`None`: if there is no object), and returns its new version.
-    /// `None` if the object has another version.
+    /// `None` if the object has another version. Without `is_durable`, a power failure may undo the replacement.
     ///
     /// # Errors
     /// When it is unknown whether the object was replaced; it may be replaced later, too.
-    fn replace(&self, name: &str, expected: Option<&Version>, bytes: &[u8], limit: Duration) -> Replaced;
+    fn replace(
+        &self,
+        name: &str,
+        expected: Option<&Version>,
+        bytes: &[u8],
+        is_durable: bool,
+        limit: Duration,
+    ) -> Replaced;
 
     /// The location of an object, for errors.
     fn location(&self, name: &str) -> PathBuf;
@@ -95,8 +102,8 @@ const LIMIT_MIN: Duration = Duration::from_secs(2);
 /// Attempts of a replacement that meets another version each time.
 const ATTEMPTS: usize = 4;
 
-const LEASE: &str = "lease.json";
-const RECORD: &str = "record.json";
+pub(super) const LEASE: &str = "lease.json";
+pub(super) const RECORD: &str = "record.json";
 
 /// An object, and the version to replace; `None` if it does not exist.
 #[derive(Clone, Debug)]
@@ -157,7 +164,7 @@ impl Conditional {
             Some(version) => version,
             None => self.objects.read(name, self.limits.others)?.map(|(_, version)| version),
         };
-        if let Some(version) = self.objects.replace(name, version.as_ref(), bytes, self.limits.others)? {
+        if let Some(version) = self.objects.replace(name, version.as_ref(), bytes, true, self.limits.others)? {
             locked(&self.documents).insert(name.to_owned(), Some(version));
             return Ok(());
         }
@@ -202,7 +209,7 @@ impl Conditional {
         value: StoredRecord,
     ) -> Result<bool, StoreError> {
         let text = encode(&value);
-        let replaced = self.objects.replace(RECORD, version, text.as_bytes(), self.limits.others)?;
+        let replaced = self.objects.replace(RECORD, version, text.as_bytes(), true, self.limits.others)?;
         let is_replaced = replaced.is_some();
         *known = replaced.map(|version| Known { value, version: Some(version) });
         Ok(is_replaced)
@@ -270,7 +277,9 @@ impl Store for Conditional {
                 version
             } else {
                 let text = encode(&wanted);
-                self.objects.replace(LEASE, version.as_ref(), text.as_bytes(), self.limits.lease)?
+                // A renewal shows that the leader is alive, and after a power failure no leader is.
+                let is_renewal = (new.term, new.holder) == (old.term, old.holder);
+                self.objects.replace(LEASE, version.as_ref(), text.as_bytes(), !is_renewal, self.limits.lease)?
             };
             if version.is_some() {
                 *known = Some(Known { value: wanted, version });

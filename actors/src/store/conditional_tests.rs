@@ -80,6 +80,7 @@ impl Objects for ObjectsInMemory {
         name: &str,
         expected: Option<&Version>,
         bytes: &[u8],
+        _: bool,
         _: Duration,
     ) -> Result<Option<Version>, StoreError> {
         let mut contents = locked(&self.0);
@@ -103,8 +104,8 @@ impl Objects for ObjectsInMemory {
 }
 
 /// A store over these objects, as of another process.
-pub(crate) fn over(objects: &ObjectsInMemory) -> Conditional {
-    Conditional::new(Arc::new(objects.clone()), Duration::from_secs(1))
+pub(crate) fn over(objects: impl Objects) -> Conditional {
+    Conditional::new(Arc::new(objects), Duration::from_secs(1))
 }
 
 fn lease(term: u64, holder: u32, beat: u64) -> Lease {
@@ -118,7 +119,7 @@ fn record(term: u64, generation: u64) -> Record {
 /// Objects with a lease of term 1, and the store of its leader.
 fn led() -> (ObjectsInMemory, Conditional) {
     let objects = ObjectsInMemory::default();
-    let leader = over(&objects);
+    let leader = over(objects.clone());
     leader.replace_lease(Lease::default(), lease(1, 7, 0)).unwrap().unwrap();
     (objects, leader)
 }
@@ -140,7 +141,7 @@ fn renewal_whose_answer_was_lost_is_recognised_as_its_own() {
 #[test]
 fn lease_of_another_process_with_the_same_candidate_number_is_not_taken_for_an_own_one() {
     let objects = ObjectsInMemory::default();
-    let (one, other) = (over(&objects), over(&objects));
+    let (one, other) = (over(objects.clone()), over(objects.clone()));
     let alone = lease(1, 0, 0);
     other.read_lease().unwrap();
 
@@ -152,7 +153,7 @@ fn lease_of_another_process_with_the_same_candidate_number_is_not_taken_for_an_o
 #[test]
 fn own_lease_is_found_only_once_the_record_is_fenced() {
     let (objects, _) = led();
-    let next = over(&objects);
+    let next = over(objects.clone());
     next.read_lease().unwrap();
 
     // The lease is replaced without an answer; then the fence meets a silent store.
@@ -173,7 +174,7 @@ fn record_that_arrives_after_a_later_term_has_begun_has_no_effect() {
 
     objects.treat(&[Treatment::Delayed]);
     let unknown = leader.write_record(&record(1, 5));
-    let next = over(&objects);
+    let next = over(objects.clone());
     assert_eq!(next.read_lease(), Ok(lease(1, 7, 0)));
     next.replace_lease(lease(1, 7, 0), lease(2, 8, 0)).unwrap().unwrap();
     let read = next.read_record().unwrap();
@@ -193,7 +194,7 @@ fn record_that_arrives_before_the_fence_is_read_by_the_new_leader() {
     objects.treat(&[Treatment::Delayed]);
     assert!(leader.write_record(&record(1, 5)).is_err());
     let late = objects.deliver();
-    let next = over(&objects);
+    let next = over(objects.clone());
     next.replace_lease(lease(1, 7, 0), lease(2, 8, 0)).unwrap().unwrap();
 
     assert_eq!((late, next.read_record()), (vec![true], Ok(record(1, 5))));
@@ -204,7 +205,7 @@ fn record_that_arrives_before_the_fence_is_read_by_the_new_leader() {
 fn candidate_has_won_only_once_the_record_is_fenced() {
     let (objects, leader) = led();
     leader.write_record(&record(1, 4)).unwrap();
-    let next = over(&objects);
+    let next = over(objects.clone());
     next.read_lease().unwrap();
 
     // The lease is replaced and the record read; the fence is lost.
@@ -238,7 +239,7 @@ fn newer_record_replaces_one_whose_answer_was_lost() {
 fn document_that_a_successor_has_replaced_is_not_overwritten() {
     let (objects, leader) = led();
     leader.write_document("register", b"one node").unwrap();
-    let next = over(&objects);
+    let next = over(objects.clone());
     assert_eq!(next.read_document("register").unwrap().as_deref(), Some(&b"one node"[..]));
     next.write_document("register", b"two nodes").unwrap();
 
@@ -256,7 +257,7 @@ fn document_that_a_successor_has_replaced_is_not_overwritten() {
 fn damaged_object_is_an_error_that_names_it() {
     let (objects, leader) = led();
     let (_, found) = objects.read(RECORD, LIMIT_MIN).unwrap().unwrap();
-    objects.replace(RECORD, Some(&found), b"nothing", LIMIT_MIN).unwrap().unwrap();
+    objects.replace(RECORD, Some(&found), b"nothing", true, LIMIT_MIN).unwrap().unwrap();
 
     let error = leader.read_record().unwrap_err();
 
@@ -270,7 +271,7 @@ fn acknowledged_records_survive_every_order_of_lost_and_late_requests() {
     let rng = phalanx_strategies::rng::CounterRng::new(17);
     for case in 0..2_000u64 {
         let objects = ObjectsInMemory::default();
-        let stores = [over(&objects), over(&objects), over(&objects)];
+        let stores = [over(objects.clone()), over(objects.clone()), over(objects.clone())];
         // The term that each store leads, and the newest record that was acknowledged to its leader or may have been written.
         let (mut leads, mut acknowledged, mut attempted) = ([None; 3], 0, [0; 3]);
         let mut won = std::collections::BTreeSet::new();

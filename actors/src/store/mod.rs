@@ -13,6 +13,7 @@
 pub mod conditional;
 pub mod directory;
 pub mod memory;
+pub(crate) mod sealed;
 
 use phalanx_strategies::elastic::identity::Term;
 use phalanx_strategies::elastic::message::Record;
@@ -115,10 +116,14 @@ mod tests {
 
     fn stores() -> (tempfile::TempDir, Vec<SharedStore>) {
         let folder = tempfile::tempdir().unwrap();
-        let directory = directory::Directory::open(folder.path()).unwrap();
         let memory: SharedStore = Arc::new(memory::Memory::default());
-        let conditional = conditional::tests::over(&conditional::tests::ObjectsInMemory::default());
-        (folder, vec![memory, Arc::new(directory), Arc::new(conditional)])
+        let conditional = conditional::tests::over(conditional::tests::ObjectsInMemory::default());
+        let in_folder = in_folder(folder.path());
+        (folder, vec![memory, in_folder, Arc::new(conditional)])
+    }
+
+    fn in_folder(folder: &std::path::Path) -> SharedStore {
+        Arc::new(directory::open_store(folder).unwrap())
     }
 
     // STORE-1
@@ -171,9 +176,9 @@ mod tests {
     #[test]
     fn one_candidate_wins_each_term() {
         let (folder, _) = stores();
-        one_wins_each_term(&|| Arc::new(directory::Directory::open(folder.path()).unwrap()));
+        one_wins_each_term(&|| in_folder(folder.path()));
         let objects = conditional::tests::ObjectsInMemory::default();
-        one_wins_each_term(&|| Arc::new(conditional::tests::over(&objects)));
+        one_wins_each_term(&|| Arc::new(conditional::tests::over(objects.clone())));
     }
 
     fn one_wins_each_term(open: &dyn Fn() -> SharedStore) {

@@ -1,6 +1,7 @@
 //! `phalanx coordinator`.
 
 use super::JobArgs;
+use super::ended::Ended;
 use super::signals::on_signal;
 use crate::console::Console;
 use crate::control::Control;
@@ -27,8 +28,8 @@ stands by and takes over if the first one fails. Nodes read its address there;
 nodes that cannot need the addresses of both coordinators:
   phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070,b:7070 my.yaml
 
-Ctrl-C stops the job after the current step and saves a checkpoint. A second
-Ctrl-C exits at once.";
+Ctrl-C and SIGTERM stop the job after the current step and save a checkpoint. A
+second Ctrl-C exits at once. The exit codes are those of `phalanx train`.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -48,7 +49,14 @@ pub(super) struct Args {
     job: JobArgs,
 }
 
-pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
+    let control = Arc::new(Control::default());
+    let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
+    let stop = move || {
+        asked.stop();
+        terminal.say("\nstopping after the current step; saving a checkpoint (Ctrl-C again exits at once)");
+    };
+    on_signal(stop, move || followed.has_ranks())?;
     let config = args.job.load()?;
     let model = check(&config)?;
     let advertise = match &args.advertise {
@@ -60,13 +68,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         advertise,
         n_machines: args.machines,
         token_lifetime: Duration::from_secs(args.join_hours * 3600),
+        is_beside_node: false,
     };
-    let control = Arc::new(Control::default());
-    let (asked, terminal) = (Arc::clone(&control), console.clone());
-    on_signal(move || {
-        asked.stop();
-        terminal.say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
-    })?;
     let outcome = serve(&config, &model, &how, None, &control, &|| false, &mut |event| match event {
         CoordinatorEvent::StandsBy => {
             console.say("another coordinator is active; standing by to take over if it fails")
@@ -74,5 +77,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         CoordinatorEvent::Join(join) => console.say(format_args!("join with:  phalanx node --join {join}")),
         CoordinatorEvent::Event(event) => console.say(sentence(&event)),
     });
-    outcome.status.map(drop)
+    // A coordinator that another one has replaced, or that was not needed, ends without a status.
+    let is_finished = outcome.status?.is_none_or(|status| !status.requests.stop);
+    Ok(Ended::of(is_finished, control.stops()))
 }

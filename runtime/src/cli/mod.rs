@@ -5,6 +5,7 @@ mod chat;
 mod cluster;
 mod coordinator;
 mod demo;
+mod ended;
 mod env;
 mod estimate;
 mod eval;
@@ -35,6 +36,7 @@ use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use ended::Ended;
 use std::backtrace::BacktraceStatus;
 use std::io::{ErrorKind as IoErrorKind, Write};
 use std::path::PathBuf;
@@ -183,7 +185,8 @@ fn report_note(note: &String) {
     let _ = writeln!(std::io::stderr(), "note: {note}");
 }
 
-/// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise.
+/// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise. In a batch job it is
+/// 75 or 3 if the run was stopped before its last step; see [`ended`].
 pub fn main() -> ExitCode {
     let program = rank_process();
     let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
@@ -204,9 +207,20 @@ pub fn main() -> ExitCode {
     // Environment variables are read only here, where the process starts.
     let log = console.err().clone();
     log_to(move || log.clone());
+    if !handles_signals(&cli.command)
+        && let Err(error) = signals::end_as_first_process()
+    {
+        console.err().say(format_args!("error: {}", chain(&error)));
+        return ExitCode::FAILURE;
+    }
     let code = run(cli.command, &program, &console);
     console.finish(END_PATIENCE);
     code
+}
+
+/// Whether a command installs handlers of its own for requests to end.
+const fn handles_signals(command: &Command) -> bool {
+    matches!(command, Command::Train(_) | Command::Coordinator(_) | Command::Node(_) | Command::Serve(_))
 }
 
 /// An invalid value in one sentence, with the valid ones if they are few; the rest of what clap tells is in the help.
@@ -238,9 +252,10 @@ fn abort_on_panic(console: &Console) {
 }
 
 fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
+    let mut ended = Ended::Finished;
     let result = match command {
-        Command::Train(args) => train::run(&args, program, console),
-        Command::Coordinator(args) => coordinator::run(&args, console),
+        Command::Train(args) => train::run(&args, program, console).map(|how| ended = how),
+        Command::Coordinator(args) => coordinator::run(&args, console).map(|how| ended = how),
         Command::Node(args) => node::run(&args, program, console),
         Command::Demo(args) => demo::run(&args, console),
         Command::Status(args) => operate::status(&args),
@@ -267,7 +282,7 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
         Command::Man(args) => shell::man(&args),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => ended.exit_code(),
         Err(error) => {
             console.err().say(format_args!("error: {}", chain(&error)));
             ExitCode::from(if error.is_input() { 2 } else { 1 })

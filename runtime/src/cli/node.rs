@@ -10,6 +10,7 @@ use crate::node::folder::{NodeFolder, default_path};
 use crate::node::join::{JoinAs, Leave, enter, join};
 use crate::train::progress::{Progress, Tokenising};
 use phalanx_actors::trust::join::JoinString;
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Read;
 use std::net::IpAddr;
@@ -31,7 +32,7 @@ Ranks beyond the mesh are warm spares.
 `phalanx coordinator` prints the join string. The node receives the job's
 configuration when it joins. Its key and certificate are in a folder that only
 one running node may use. SIGTERM or Ctrl-C drains the node: it exits once
-other nodes hold its state, and no step is lost. A second signal exits at
+other nodes hold its state, and no step is lost. A second Ctrl-C exits at
 once.";
 
 #[derive(Debug, clap::Args)]
@@ -76,6 +77,13 @@ fn join_string(args: &Args) -> Result<(String, String), JobError> {
 }
 
 pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<(), JobError> {
+    let leaves = Arc::new(AtomicBool::new(false));
+    let (asked, terminal) = (Arc::clone(&leaves), console.clone());
+    let drain = move || {
+        asked.store(true, Ordering::Release);
+        terminal.say("\ndraining: exiting once other nodes hold this node's state (Ctrl-C again exits at once)");
+    };
+    on_signal(drain, || true)?;
     let (text, origin) = join_string(args)?;
     let parsed: JoinString = text.trim().parse().map_err(|source| CommandError::Join { origin, source })?;
     if args.ranks == 0 {
@@ -86,13 +94,8 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let folder = NodeFolder::lock(&dir)?;
     let credential = enter(&parsed, &folder)?;
     let how = JoinAs { join: parsed, credential, folder, n_slots: args.ranks, advertise: args.advertise, program };
-    let leaves = Arc::new(AtomicBool::new(false));
-    let (asked, terminal) = (Arc::clone(&leaves), console.clone());
-    on_signal(move || {
-        asked.store(true, Ordering::Release);
-        terminal.say("\ndraining: exiting once other nodes hold this node's state (press again to exit at once)");
-    })?;
-    let leaves = || if leaves.load(Ordering::Acquire) { Leave::Drain } else { Leave::Stay };
+    let asked = Cell::new(None);
+    let leaves = || Leave::after_signal(leaves.load(Ordering::Acquire), &asked);
     let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let outcome = join(how, &leaves, &mut |event| {
         tokenising.see(event);

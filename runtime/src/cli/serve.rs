@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let address = listener.local_addr().map_err(|source| CommandError::Listen { address, source })?;
     let stop = Arc::new(Stop::default());
     let of_signal = Arc::clone(&stop);
-    on_signal(move || of_signal.stop())?;
+    on_signal(move || of_signal.stop(), || false)?;
     with_model(DeviceChoice::Auto, &source, args.max_len, args.model.threads, |generator| {
         let longest = generator.max_len();
         console.say(format_args!("{} on http://{address}/v1, texts of at most {longest} tokens", settings.name));

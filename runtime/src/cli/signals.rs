@@ -1,36 +1,72 @@
-//! Handlers of Ctrl-C, SIGTERM and SIGHUP. Only the command line installs them; the library leaves signals to its host.
+//! Handlers of Ctrl-C and of the notices with which batch systems, service managers and container runtimes ask a job to end. Only
+//! the command line installs them; the library leaves signals to its host.
 
 use crate::error::JobError;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use crate::launch::sys::REQUESTS_TO_END;
+use signal_hook::consts::{SIGHUP, SIGINT};
+use signal_hook::iterator::Signals;
 use std::ffi::c_int;
+use std::process::exit;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// Signals so soon after the first are the same request: `timeout` and batch systems signal a process, and then its group.
 const ONE_REQUEST: Duration = Duration::from_millis(500);
+/// The first process of a container, to which the kernel applies no default action of a signal.
+const INIT: u32 = 1;
 
-/// The first Ctrl-C, SIGTERM or SIGHUP runs the callback; a later Ctrl-C or SIGTERM ends the process. A closed terminal may
-/// send several SIGHUPs, the kernel one and its shell another, so that none of them ends the process.
+/// The first request to end runs `act`. A later one ends the process, with two exceptions: a closed terminal may send several
+/// SIGHUPs, the kernel one and its shell another; and while `saves` returns true, only Ctrl-C ends the process. A batch system
+/// repeats its notice before it kills, which must not end a save.
 ///
 /// # Errors
 /// When the system installs no handler or starts no thread.
-pub(super) fn on_signal(act: impl FnOnce() + Send + 'static) -> Result<(), JobError> {
-    let io = |source| JobError::Io { action: "listen for signals of", path: "this process".into(), source };
+pub(super) fn on_signal(
+    act: impl FnOnce() + Send + 'static,
+    saves: impl Fn() -> bool + Send + 'static,
+) -> Result<(), JobError> {
     // Under `nohup` the job outlives its terminal.
-    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-    let wanted = [SIGINT, SIGTERM].into_iter().chain(hang_up);
-    let mut signals = signal_hook::iterator::Signals::new(wanted).map_err(io)?;
+    let outlives_terminal = is_ignored(SIGHUP);
+    let wanted = REQUESTS_TO_END.into_iter().filter(|signal| *signal != SIGHUP || !outlives_terminal);
+    let mut signals = Signals::new(wanted).map_err(cannot_listen)?;
     let listen = move || {
         let mut seen = signals.forever();
         if seen.next().is_some() {
             act();
         }
         let first = Instant::now();
-        if let Some(signal) = seen.find(|signal| *signal != SIGHUP && first.elapsed() > ONE_REQUEST) {
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        let ends = |signal: &c_int| *signal == SIGINT || *signal != SIGHUP && !saves();
+        if let Some(signal) = seen.find(|signal| first.elapsed() > ONE_REQUEST && ends(signal)) {
+            end(signal);
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(io)?;
-    Ok(())
+    Builder::new().name("signals".into()).spawn(listen).map_err(cannot_listen).map(drop)
+}
+
+/// Gives the first process of a container the default actions of requests to end. A command without a handler of its own would
+/// otherwise be killed only after the patience of `docker stop`.
+///
+/// # Errors
+/// As [`on_signal`].
+pub(super) fn end_as_first_process() -> Result<(), JobError> {
+    if std::process::id() != INIT {
+        return Ok(());
+    }
+    let mut signals = Signals::new(REQUESTS_TO_END).map_err(cannot_listen)?;
+    let listen = move || signals.forever().next().map(end);
+    Builder::new().name("signals".into()).spawn(listen).map_err(cannot_listen).map(drop)
+}
+
+/// Ends the process as the signal would without a handler.
+fn end(signal: c_int) {
+    if std::process::id() == INIT {
+        exit(128 + signal);
+    }
+    let _ = signal_hook::low_level::emulate_default_handler(signal);
+}
+
+fn cannot_listen(source: std::io::Error) -> JobError {
+    JobError::Io { action: "listen for signals of", path: "this process".into(), source }
 }
 
 /// Whether this process was started with the signal ignored.

@@ -2,6 +2,7 @@
 
 use super::JobArgs;
 use super::cluster::{ClusterArgs, n_slots};
+use super::ended::Ended;
 use super::signals::on_signal;
 use crate::api::completion::Completion;
 use crate::api::embed::program::RankProgram;
@@ -26,8 +27,13 @@ pub(super) const HELP: &str = "Examples:
   phalanx train my.yaml --learning_rate 1e-4 --max_steps 100
   phalanx train my.yaml --resume_from_checkpoint none --output_dir runs/second
 
-Ctrl-C stops after the current step, saves a checkpoint and prints the command
-to resume. A second Ctrl-C exits at once.
+Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 stop the run after the current
+step, save a checkpoint and print the command to resume. A second Ctrl-C exits
+at once.
+
+Exit codes: 0 done, 1 failed, 2 bad input. A run that was stopped before its
+last step exits with 0; in a job of Slurm, PBS or LSF (SLURM_JOB_ID, PBS_JOBID
+or LSB_JOBID is set) with 75 after a signal and with 3 after `phalanx stop`.
 
 On a cluster, run the same command on every node. Node 0 coordinates the job:
 it writes the join string to a file in output_dir that only you can read, so
@@ -63,11 +69,19 @@ pub(super) struct Args {
     job: JobArgs,
 }
 
-pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<Ended, JobError> {
+    // The first process of a container has no default action: an early signal would be lost.
+    let control = Arc::new(Control::default());
+    let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
+    let stop = move || {
+        asked.stop();
+        terminal.say("\nstopping after the current step; saving a checkpoint (Ctrl-C again exits at once)");
+    };
+    on_signal(stop, move || followed.has_ranks())?;
     let launch_context = args.cluster.launch_context()?;
     if launch_context.as_ref().is_some_and(|launch_context| !launch_context.is_first) {
         console.say("the first process of this machine starts all its ranks; this process has nothing to do");
-        return Ok(());
+        return Ok(Ended::Finished);
     }
     // A single node needs no coordinator on another machine.
     let config = launch_context
@@ -77,12 +91,6 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
     let starts_anew = config.output.resume_from_checkpoint == Resume::Never;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
-    let control = Arc::new(Control::default());
-    let (asked, terminal) = (Arc::clone(&control), console.clone());
-    on_signal(move || {
-        asked.stop();
-        terminal.say("\nstopping after the current step; saving a checkpoint (press again to exit at once)");
-    })?;
     let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let mut on_event = |event: &Event| {
         tokenising.see(event);
@@ -100,12 +108,15 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     if let Some(p) = &progress {
         Progress::finish(p);
     }
-    let Some(report) = report? else { return Ok(()) };
+    let Some(report) = report? else { return Ok(Ended::Finished) };
     farewell(&report, args, starts_anew, console);
-    match (sample, report.model_dir.filter(|dir| dir.join("config.json").exists())) {
-        (Some((prompt, n_tokens)), Some(dir)) => show_sample(&dir, &prompt, n_tokens, n_threads, console),
-        _ => Ok(()),
+    let ended = Ended::of(report.finished, control.stops());
+    if let (Some((prompt, n_tokens)), Some(dir)) =
+        (sample, report.model_dir.filter(|dir| dir.join("config.json").exists()))
+    {
+        show_sample(&dir, &prompt, n_tokens, n_threads, console)?;
     }
+    Ok(ended)
 }
 
 pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps: u64, console: &Console) {

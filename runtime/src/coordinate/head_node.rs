@@ -215,7 +215,7 @@ fn take_part(
 }
 
 /// The report of a job whose leader was on another machine.
-fn report_of(config: &JobConfig, status: &Status) -> Result<Report, JobError> {
+pub(super) fn report_of(config: &JobConfig, status: &Status) -> Result<Report, JobError> {
     let output = &config.output;
     let saving = Saving::new(config, Vec::new());
     let (checkpoint, _) = saving.find(&crate::config::output::Resume::Auto, config.elastic.verify_steps)?;

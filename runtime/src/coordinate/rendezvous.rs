@@ -4,7 +4,7 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
-use crate::coordinate::head_node::{LocalNode, lead};
+use crate::coordinate::head_node::{LocalNode, lead, report_of};
 use crate::coordinate::sentence::sentence;
 use crate::coordinate::serve::{CoordinatorEvent, Serve, outward, serve};
 use crate::error::JobError;
@@ -14,7 +14,7 @@ use crate::launch::environment::LaunchContext;
 use crate::launch::executable::Executable;
 use crate::node::control_place::ControlPlace;
 use crate::node::folder::NodeFolder;
-use crate::node::join::{JoinAs, Leave, enter, join, towards};
+use crate::node::join::{JoinAs, Leave, Outcome, enter, join, towards};
 use crate::node::shared_folder::CONTROL;
 use crate::train::fit::check;
 use phalanx_actors::trust::TrustError;
@@ -39,15 +39,12 @@ pub(crate) struct Rendezvous<'a> {
 
 /// Interval of polling for the join string.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a stopped node waits before it drains. A cluster that preempts a job signals all nodes at about the same time;
-/// then node 0 ends the job with a checkpoint, and no node needs to move its state.
-const TOGETHER: Duration = Duration::from_secs(2);
 /// Lifetime of the join string: longer than any allocation lasts.
 const JOIN_LIFETIME: Duration = Duration::from_secs(60 * 24 * 3600);
 
 impl Rendezvous<'_> {
-    /// Takes part until the job ends or this machine leaves it; node 0 returns the report. Stopping node 0 stops the job with
-    /// a checkpoint; stopping another node drains that node.
+    /// Takes part until the job ends or this machine leaves it. The machine that coordinated last, node 0 or its standby,
+    /// returns the report. Stopping it stops the job with a checkpoint; stopping another node drains that node.
     pub(crate) fn run(
         self,
         control: &Control,
@@ -55,7 +52,7 @@ impl Rendezvous<'_> {
     ) -> Result<Option<Report>, JobError> {
         let place = ControlPlace::of(&self.config.output.output_dir, &self.config.elastic.timing())?;
         if self.launch_context.node > 0 {
-            return self.follow(&place, control, on_event).map(|()| None);
+            return self.follow(&place, control, on_event);
         }
         // The file may remain from an earlier launch.
         let _ = place.remove(&self.join_file());
@@ -85,6 +82,7 @@ impl Rendezvous<'_> {
             advertise: vec![Address { host: self.launch_context.head.clone(), port: listen.port() }],
             n_machines: 1024,
             token_lifetime: JOIN_LIFETIME,
+            is_beside_node: false,
         };
         let here = LocalNode { program: self.program.clone(), n_slots: self.n_slots, advertise };
         let mut written = Ok(());
@@ -104,7 +102,7 @@ impl Rendezvous<'_> {
         place: &ControlPlace,
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
-    ) -> Result<(), JobError> {
+    ) -> Result<Option<Report>, JobError> {
         let LaunchContext { node, head, launch, .. } = self.launch_context;
         let dir = self.config.output.folder().join(CONTROL).join(format!("node-{node}.{launch}"));
         let folder = NodeFolder::lock(&dir)?;
@@ -137,8 +135,9 @@ impl Rendezvous<'_> {
                     let (program, n_slots, here) = (self.program.clone(), self.n_slots, towards(&join_string));
                     let how = JoinAs { join: join_string, credential, folder, n_slots, advertise: None, program };
                     let asked = Cell::new(None);
-                    let leaves = || leaves(control, &asked);
-                    return self.beside_standby(here, control, || join(how, &leaves, on_event).map(drop));
+                    let leaves = || Leave::after_signal(control.stops(), &asked);
+                    control.set_has_ranks();
+                    return self.beside_standby(here, control, || join(how, &leaves, on_event));
                 }
                 Some(Err(error)) => last = Some(error),
                 None => {}
@@ -148,18 +147,18 @@ impl Rendezvous<'_> {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Runs this node; on node 1, beside a standby of the coordinator, which ends with the job. If it has taken over, this
-    /// machine stays until the job ends.
+    /// machine stays until the job ends, and returns the report.
     fn beside_standby(
         &self,
         here: Option<IpAddr>,
         control: &Control,
-        node: impl FnOnce() -> Result<(), JobError>,
-    ) -> Result<(), JobError> {
-        let Some(here) = here.filter(|_| self.launch_context.node == 1) else { return node() };
+        node: impl FnOnce() -> Result<Outcome, JobError>,
+    ) -> Result<Option<Report>, JobError> {
+        let Some(here) = here.filter(|_| self.launch_context.node == 1) else { return node().map(|_| None) };
         let model = check(self.config)?;
         // Nodes read its address where it publishes it.
         let how = Serve {
@@ -167,6 +166,7 @@ impl Rendezvous<'_> {
             advertise: vec![],
             n_machines: 1024,
             token_lifetime: JOIN_LIFETIME,
+            is_beside_node: true,
         };
         let has_left = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -177,17 +177,25 @@ impl Rendezvous<'_> {
                         tracing::info!("{}", sentence(&event));
                     }
                 });
-                if let Err(error) = coordinated.status {
+                coordinated.status.unwrap_or_else(|error| {
                     tracing::warn!(%error, "the standby of the coordinator has ended");
-                }
+                    None
+                })
             });
-            if let Err(error) = standing_by {
-                tracing::warn!(%error, "cannot start a standby of the coordinator");
-            }
+            let standing_by = standing_by
+                .inspect_err(|error| tracing::warn!(%error, "cannot start a standby of the coordinator"))
+                .ok();
             let ended = node();
             has_left.store(true, Ordering::Release);
             control.bell.ring();
-            ended
+            let status =
+                standing_by.and_then(|standby| standby.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let outcome = ended?;
+            match (status, outcome.report) {
+                (None, _) => Ok(None),
+                (Some(_), Some(report)) => Ok(Some(report)),
+                (Some(status), None) => report_of(self.config, &status).map(Some),
+            }
         })
     }
 
@@ -195,16 +203,6 @@ impl Rendezvous<'_> {
         let head = self.launch_context.head.clone();
         ControlPlaneError::NoJoinString { path: path.to_owned(), patience: self.patience, head }
     }
-}
-
-/// Whether this machine, which is not node 0, leaves the job.
-fn leaves(control: &Control, asked: &Cell<Option<Instant>>) -> Leave {
-    if !control.stops() {
-        return Leave::Stay;
-    }
-    let since = asked.get().unwrap_or_else(Instant::now);
-    asked.set(Some(since));
-    if since.elapsed() < TOGETHER { Leave::Stay } else { Leave::Drain }
 }
 
 /// The address on which node 0 listens, and the address at which other ranks reach its ranks if it differs.
@@ -224,19 +222,6 @@ fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), Cont
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stopped_node_drains_only_if_the_job_does_not_end_soon() {
-        let (control, asked) = (Control::default(), Cell::new(None));
-
-        let before = leaves(&control, &asked);
-        control.stop();
-        let at_first = leaves(&control, &asked);
-        asked.set(Instant::now().checked_sub(TOGETHER));
-        let later = leaves(&control, &asked);
-
-        assert_eq!((before, at_first, later), (Leave::Stay, Leave::Stay, Leave::Drain));
-    }
 
     #[test]
     fn host_name_without_an_address_is_named_in_the_error() {

@@ -52,6 +52,9 @@ pub(crate) struct Serve {
     /// Number of machines that may join with one join string, and its lifetime.
     pub(crate) n_machines: u32,
     pub(crate) token_lifetime: Duration,
+    /// Whether this is the standby of a node in this process. It takes over after a request to stop, too: if the active
+    /// coordinator dies of what stops the job, nothing else saves the state of the nodes.
+    pub(crate) is_beside_node: bool,
 }
 
 /// Events of a coordinator for its caller.
@@ -212,7 +215,7 @@ fn try_serve(
     is_abandoned: &dyn Fn() -> bool,
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Result<Coordinated, JobError> {
-    let stops = || control.stops() || is_abandoned();
+    let stops = || control.stops() && !serve.is_beside_node || is_abandoned();
     let Some(term) = take_over(config, lock, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
         return Ok(Coordinated { status: Ok(None), nodes_notified: false });
     };

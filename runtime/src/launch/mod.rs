@@ -15,6 +15,8 @@
 //! - **LAUNCH-3** The size of a rank's output is limited: a frame that is too long ends the rank. The launcher never blocks on
 //!   a rank.
 //! - **LAUNCH-4** A rank whose liveness pipe has closed counts as ended, even if the system takes longer to release it.
+//! - **LAUNCH-5** Requests to end concern the launcher alone, which saves before it ends its ranks: ranks ignore them from
+//!   their first instruction. Batch systems and service managers signal every process of a job.
 //!
 //! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`numa`] those near a device, [`channel`] the
 //! rank's end of the sockets, [`executable`] the file that they run, `liveness` that of the pipe that closes first,
@@ -35,7 +37,7 @@ pub mod numa;
 mod output;
 mod process;
 pub mod slots;
-mod sys;
+pub(crate) mod sys;
 
 #[cfg(test)]
 mod tests;

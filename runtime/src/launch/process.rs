@@ -63,7 +63,7 @@ impl RankProcess {
         let (fd_channel, their_fd_channel) = UnixStream::pair().map_err(refused)?;
         let inherited = [theirs.as_raw_fd(), their_fd_channel.as_raw_fd()];
         let mut command = make_command(inherited[0], inherited[1]);
-        // A separate process group, so that an interrupt from the terminal reaches only the launcher, which stops the run.
+        // A separate process group, so that the terminal neither stops (Ctrl-Z) nor interrupts a rank.
         let (liveness, held) = io::pipe().map_err(refused)?;
         command.stdin(held).stderr(Stdio::piped()).process_group(0);
         sys::prepare(&mut command, inherited, cpus);

@@ -55,8 +55,13 @@ pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
     Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
 }
 
-/// Prepares a command for a rank: the process dies with the thread that starts it, runs on these cores (on any core if the
-/// list is empty), and inherits these descriptors under their numbers.
+/// Signals that ask a whole job to end: the terminal's, and those with which batch systems, service managers and container
+/// runtimes notify every process of a job before they kill it.
+pub(crate) const REQUESTS_TO_END: [libc::c_int; 5] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+
+/// Prepares a command for a rank: the process dies with the thread that starts it, ignores requests to end (LAUNCH-5), runs on
+/// these cores (on any core if the list is empty), and inherits these descriptors under their numbers.
 pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usize]) {
     // SAFETY: a set of bits, for which zero is valid.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -69,6 +74,12 @@ pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usiz
     let between_fork_and_exec = move || {
         // SAFETY: these are plain system calls on integers and on the set that the closure owns.
         unsafe {
+            // An ignored signal stays ignored in the program that starts here, and in its children.
+            for signal in REQUESTS_TO_END {
+                if libc::signal(signal, libc::SIG_IGN) == libc::SIG_ERR {
+                    return Err(io::Error::last_os_error());
+                }
+            }
             checked(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL).into())?;
             // If the launcher died before the line above, the kernel does not send the signal.
             if libc::getppid() as u32 != launcher {

@@ -8,7 +8,7 @@ use crate::error::control_plane::ControlPlaneError;
 use crate::node::shared_folder::{ADDRESS, CONTROL};
 use phalanx_actors::quic::link::Published;
 use phalanx_actors::store::conditional::{Conditional, Objects, Version};
-use phalanx_actors::store::directory::Directory;
+use phalanx_actors::store::directory::open_store;
 use phalanx_actors::store::{SharedStore, StoreError};
 use phalanx_actors::trust::place::Place;
 use phalanx_storage::checkpoint::conditional::{ConditionalObjects, ObjectVersion};
@@ -65,7 +65,7 @@ impl ControlPlace {
     /// When the folder is not writable.
     pub(crate) fn store(&self) -> Result<SharedStore, ControlPlaneError> {
         Ok(match self {
-            ControlPlace::Folder(dir) => Arc::new(Directory::open(&dir.join("store"))?),
+            ControlPlace::Folder(dir) => Arc::new(open_store(&dir.join("store"))?),
             ControlPlace::Objects(objects) => objects.clone(),
         })
     }
@@ -178,6 +178,7 @@ impl Objects for Remote {
         name: &str,
         expected: Option<&Version>,
         bytes: &[u8],
+        _is_durable: bool,
         limit: Duration,
     ) -> Result<Option<Version>, StoreError> {
         let expected = expected.cloned().map(|Version { e_tag, generation }| ObjectVersion { e_tag, generation });

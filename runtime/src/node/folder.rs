@@ -5,6 +5,7 @@
 //! releases it.
 
 use crate::error::control_plane::ControlPlaneError;
+use crate::lock_file;
 use phalanx_actors::trust::file;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ impl NodeFolder {
     pub(crate) fn lock(path: &Path) -> Result<NodeFolder, ControlPlaneError> {
         file::create_dir(path)?;
         let lock = path.join("lock");
-        let opened = File::options().append(true).create(true).open(&lock);
+        let opened = lock_file::open(&lock);
         let opened = opened.map_err(|source| ControlPlaneError::NodeFolder { path: lock, source })?;
         let lock = match opened.try_lock() {
             Ok(()) => Some(opened),

@@ -1,9 +1,11 @@
-//! Only one job at a time writes to an `output_dir`. The kernel holds the locks, so a crash releases them.
+//! Only one job at a time writes to an `output_dir`. The kernel holds the locks, so a crash releases them; other users cannot
+//! take them ([`lock_file`](crate::lock_file)).
 //!
 //! The process that starts a job locks `.lock` alone. Each rank process shares `.lock-ranks`, because ranks may outlive a
 //! coordinator.
 
 use crate::error::JobError;
+use crate::lock_file::open;
 use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -80,10 +82,6 @@ impl RankLock {
         }
         Ok(())
     }
-}
-
-fn open(path: &Path) -> std::io::Result<File> {
-    File::options().append(true).create(true).open(path)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Nodes started with one command and a launcher's environment variables, here on one machine.
 
-use crate::support::{Project, Run};
+use crate::support::{Project, Run, ranks_of};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,9 @@ const JOB: [&str; 8] = [
     "--dp_shard_size",
     "2",
 ];
+
+/// The exit code of a run in a batch job that a signal stopped before its last step.
+const INTERRUPTED: i32 = 75;
 
 /// `phalanx train` on each node, with the flag and the variables of a launcher. Killed when dropped.
 struct Launch<'a> {
@@ -49,7 +52,13 @@ impl<'a> Launch<'a> {
     }
 
     /// Waits until all nodes end with success.
-    fn finish(mut self) {
+    fn finish(self) {
+        let codes = vec![0; self.nodes.len()];
+        self.finish_with(&codes);
+    }
+
+    /// Waits until all nodes end with these exit codes.
+    fn finish_with(mut self, codes: &[i32]) {
         let deadline = Instant::now() + PATIENCE;
         for i in 0..self.nodes.len() {
             let ended = loop {
@@ -59,7 +68,7 @@ impl<'a> Launch<'a> {
                 }
                 std::thread::sleep(Duration::from_millis(5));
             };
-            assert!(ended.success(), "node {i}, {ended}: {}", self.log(i));
+            assert_eq!(ended.code(), Some(codes[i]), "node {i}, {ended}: {}", self.log(i));
         }
     }
 }
@@ -230,12 +239,19 @@ fn terminated_job_is_saved_and_resumes_later() {
     let mut launch = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &long);
     launch.until(0, "step     3");
 
-    let pids: Vec<u32> = launch.nodes.iter_mut().map(|node| node.id()).collect();
-    pids.into_iter().for_each(terminate);
+    let reported = p.metrics("out").len();
+    // Slurm signals every process of a job, and again when its patience ends.
+    let nodes: Vec<u32> = launch.nodes.iter_mut().map(|node| node.id()).collect();
+    let ranks: Vec<u32> = nodes.iter().flat_map(|node| ranks_of(*node)).collect();
+    assert_eq!(ranks.len(), 2);
+    ranks.into_iter().chain(nodes).for_each(terminate);
     launch.until(0, "resume with:  phalanx train --slurm job.yaml");
-    launch.finish();
+    let log = launch.log(0);
+    launch.finish_with(&[INTERRUPTED, 0]);
 
     let steps = p.metrics("out").len();
+    assert!(steps >= reported, "no step is lost: {steps} of {reported}");
+    assert!(log.contains(&format!("saved {steps:5}")) && !log.contains("continuing from"), "{log}");
     let more = (steps + 2).to_string();
     let longer = [&schedule[..], &["--max_steps", &more]].concat();
     let again = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &longer);
@@ -323,4 +339,34 @@ fn script_of_the_slurm_example_trains_on_two_nodes_beside_a_spare() {
     let usage =
         Command::new("bash").arg(script).current_dir(p.dir.path()).env("PATH", "/usr/bin:/bin").output().unwrap();
     assert!(!usage.status.success() && String::from_utf8_lossy(&usage.stderr).contains("usage: sbatch"), "{usage:?}");
+}
+
+/// A stand-in for a command that writes its words to a file and exits with a code.
+fn stand_in(p: &Project, name: &str, code: i32) {
+    use std::os::unix::fs::PermissionsExt;
+    let path = p.path(&format!("bin/{name}"));
+    std::fs::write(&path, format!("#!/bin/sh\necho \"$@\" >> {name}.words\nexit {code}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn script_of_the_slurm_example_queues_only_an_interrupted_job_again() {
+    let p = Project::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/slurm/finetune.sbatch");
+    std::fs::create_dir(p.path("bin")).unwrap();
+    let path = format!("{}:{}", p.path("bin").display(), std::env::var("PATH").unwrap());
+    stand_in(&p, "scontrol", 0);
+    let run = |code: i32| {
+        stand_in(&p, "srun", code);
+        let mut bash = Command::new("bash");
+        bash.args([script, "job.yaml"]).current_dir(p.dir.path()).env("PATH", &path).env("SLURM_JOB_ID", "4711");
+        bash.stdin(Stdio::null()).status().unwrap().code()
+    };
+    let asked = || std::fs::read_to_string(p.path("scontrol.words")).unwrap_or_default();
+
+    for code in [0, 1, 2, 3, 137] {
+        assert_eq!((run(code), asked()), (Some(code), String::new()));
+    }
+    assert_eq!(run(INTERRUPTED), Some(INTERRUPTED));
+    assert_eq!(asked(), "requeue 4711\n");
 }

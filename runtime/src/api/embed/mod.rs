@@ -28,7 +28,9 @@
 //!   is installed in the host, and any number of jobs and runtimes run side by side. A folder has one job at a time.
 //! - **EMBED-3** A panic in a thread of a job ends only that job, as its error.
 //! - **EMBED-4** A reader of events cannot block a job; see [`feed`].
-//! - **EMBED-5** Ranks die with the host, however the host ends. A restarted job resumes from its last checkpoint.
+//! - **EMBED-5** Ranks die with the host, however the host ends. A restarted job resumes from its last checkpoint. Ranks ignore
+//!   SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, which batch systems and service managers send to every process: a host that
+//!   handles them saves with [`Runtime::shutdown`].
 //!
 //! Map: [`program`] is the program of rank processes, [`running`] the handle of a running job, [`feed`] its events.
 //!
@@ -207,6 +209,7 @@ impl Machines {
             advertise: advertise.unwrap_or_default(),
             n_machines: self.n_max,
             token_lifetime: self.join_lifetime,
+            is_beside_node: false,
         })
     }
 }

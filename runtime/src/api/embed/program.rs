@@ -13,7 +13,7 @@ use crate::launch::executable::Executable;
 use crate::rank::process;
 use crate::train::plan::MakeModel;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use tracing_subscriber::fmt::MakeWriter;
@@ -145,7 +145,10 @@ fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
 pub(crate) fn log_to(writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false).init();
+    // https://no-color.org: any value but the empty one.
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = std::io::stderr().is_terminal() && !no_color;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colours).with_target(false).init();
 }
 
 #[cfg(test)]

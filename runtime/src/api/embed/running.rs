@@ -123,7 +123,7 @@ impl RunningJob {
         }
     }
 
-    /// Waits for the end of the job.
+    /// Waits for the end of the job. [`Report::finished`] tells a completed job from one that was stopped and saved.
     ///
     /// # Errors
     /// The error that ended the job.

@@ -59,7 +59,7 @@ impl Coordinator {
                     }
                 }
                 Change::Restarted { node, lived } if lived < self.timing.disk_patience * 2 => self.suspect(now, node),
-                Change::Drains(node) if !self.rests() && self.takes_part(node) => {
+                Change::Drains(node) if !self.ends_soon() && self.takes_part(node) => {
                     self.trouble(Cause { culprit: Culprit::Node(node), why: Why::Drains }, now);
                 }
                 _ => {}

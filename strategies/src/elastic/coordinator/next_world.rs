@@ -27,7 +27,9 @@ impl Coordinator {
         let waited = now.saturating_duration_since(since);
         let assigned = last.map(Last::from);
         let eligible = self.relieved.without(self.candidates(), self.policy.wanted.size());
-        let policy = if self.failing.is_some() { self.policy.of_last_save() } else { self.policy };
+        // A stopped job has no use for replacements, and little time: what stops it may kill it.
+        let is_last = self.failing.is_some() || self.record.requests.stop;
+        let policy = if is_last { self.policy.of_last_save() } else { self.policy };
         let (choice, leaves) = match policy.choose(assigned, &eligible, waited) {
             // The leaving members first make their state durable (`COORDINATOR-8`).
             Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {

@@ -108,6 +108,12 @@ impl Coordinator {
         self.membership.drains(node) || self.record.drained.contains(&node)
     }
 
+    /// Whether the current world trains no more, or not beyond the current step: it saves the state, so no node needs to move
+    /// its part of it. What ends a whole job drains all its nodes and stops it at about the same time.
+    pub(super) fn ends_soon(&self) -> bool {
+        self.rests() || self.asked.requests.stop
+    }
+
     /// Whether a drained node can be released.
     pub(super) fn releases(&self, node: NodeId) -> bool {
         let ends =
@@ -129,7 +135,7 @@ impl Coordinator {
     /// Ends a world that has members on a node that the operator has drained.
     pub(super) fn find_drained_ranks(&mut self, now: Instant) {
         // This runs after every report of thousands of nodes.
-        if self.record.drained.is_empty() || self.rests() {
+        if self.record.drained.is_empty() || self.ends_soon() {
             return;
         }
         let drained = |worker: &&Worker| self.record.drained.contains(&worker.member.node);

@@ -7,6 +7,7 @@ mod failing;
 mod growth;
 mod inputs;
 mod quarantine;
+mod stopping;
 
 use super::*;
 use crate::elastic::commit::Version;
