@@ -40,6 +40,7 @@ fn stopped_job_saves_at_once_although_a_member_is_lost_and_may_be_replaced() {
     job.nodes.remove(&lost.member.node);
     job.run_until("the end", |job| job.ended.is_some());
 
-    assert_eq!((&job.ended, job.coordinator.record().checkpoint.step), (&Some(Ending::Finished), job.committed));
+    assert_eq!(job.ended, Some(Ending::Finished));
+    assert!(job.coordinator.record().checkpoint.step >= job.committed, "no committed step is lost");
     assert!(job.now < begin + Duration::from_secs(60), "{:?}", job.now - begin);
 }
