@@ -5,8 +5,8 @@
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use super::python_json::{Dumps, printed_number};
 
 /// Two characters that Unicode reserves for the inside of programs; they enclose what a `generation` block prints.
 pub(super) const GENERATION: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
@@ -77,51 +77,15 @@ fn printed(value: &Value) -> Result<String, Error> {
         ValueKind::None => Err(refusal("it prints an empty value (null); it expects a text there")),
         ValueKind::Seq | ValueKind::Iterable => Err(refusal("it prints a list; it expects a text there")),
         ValueKind::Map => Err(refusal("it prints an object; it expects a text there")),
+        ValueKind::Number => Ok(printed_number(value)),
+        ValueKind::Invalid => Err(refusal(value.to_string())),
         _ => Ok(value.to_string()),
     }
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False)`, with its arguments `indent` and `sort_keys`.
+/// Python's `json.dumps(value, ensure_ascii=False)`, with the options that transformers offers.
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    if value.is_undefined() {
-        return Err(refusal("tojson of an undefined value"));
-    }
-    let mut json = serde_json::to_value(value).map_err(|error| refusal(error.to_string()))?;
-    let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    if options.get::<Option<bool>>("sort_keys")?.unwrap_or(false) {
-        json.sort_all_objects();
-    }
-    options.assert_all_used()?;
-    // Wider than any template's, and no way to exhaust the memory.
-    if indent.is_some_and(|width| width > 64) {
-        return Err(refusal("tojson with an indent above 64"));
-    }
-    let mut text = Vec::new();
-    let written = match indent {
-        Some(width) => {
-            let blanks = vec![b' '; width];
-            json.serialize(&mut Serializer::with_formatter(&mut text, PrettyFormatter::with_indent(&blanks)))
-        }
-        None => json.serialize(&mut Serializer::with_formatter(&mut text, Spaced)),
-    };
-    written.map_err(|error| refusal(error.to_string()))?;
-    Ok(Value::from(String::from_utf8(text).expect("serde_json writes UTF-8")))
-}
-
-/// JSON on one line as Python writes it: with a space after each comma and colon.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
-    }
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
-    }
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        out.write_all(b": ")
-    }
+    Dumps::of(&options)?.text(value).map(Value::from)
 }
 
 fn strftime_now(format: &str) -> Result<String, Error> {
@@ -155,6 +119,10 @@ mod tests {
             "{\n  \"b\": [\n    1\n  ],\n  \"a\": {}\n}"
         );
         assert_eq!(rendered("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}").unwrap(), r#"{"a": 2, "b": 1}"#);
+        assert_eq!(
+            rendered("{{ b | tojson(separators=(',', ':'), ensure_ascii=true) }}").unwrap(),
+            r#"[1,2.5,"<\u00e9>"]"#
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
 use super::chat_python::{self, GENERATION};
+use super::exact_json::{Exact, ExactFields};
 
 /// ChatML, as in OpenAI's published chat format of 2023.
 pub const CHATML: &str = include_str!("templates/chatml.jinja");
@@ -146,14 +147,14 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(|error| render_error(&error))?;
         let messages: Vec<&Map<String, Json>> = conversation.messages.iter().map(|message| &message.0).collect();
         let variables = context! {
-            messages => Value::from(Serde(&messages)),
+            messages => messages.iter().map(|message| Value::from(Serde(ExactFields(message)))).collect::<Value>(),
             // transformers defines both, as None where there are none.
-            tools => Value::from(Serde(&conversation.tools)),
+            tools => Value::from(Serde(conversation.tools.as_ref().map(Exact))),
             documents => Value::from(()),
             add_generation_prompt,
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
-            ..Value::from(Serde(&self.variables)),
+            ..Value::from(Serde(ExactFields(&self.variables))),
         };
         let text = template.render(variables).map_err(|error| render_error(&error))?;
         if !self.has_blocks {
@@ -201,6 +202,7 @@ fn reason(error: &minijinja::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::exact_json;
     use serde_json::json;
 
     fn rendered(source: &str, conversation: Json) -> Result<String, ChatTemplateError> {
@@ -236,6 +238,21 @@ mod tests {
         let text = rendered(source, json!({ "messages": [message], "tools": [{ "name": "f", "description": "g" }] }));
 
         assert_eq!(text.unwrap(), r#"[{"name": "f", "description": "g"}]Hm.|{"z": 1, "a": "é"}"#);
+    }
+
+    #[test]
+    fn numbers_of_calls_are_printed_as_python_prints_them() {
+        let source = "{% for m in messages %}{{ m.arguments | tojson }} {{ m.arguments.wei }}{% endfor %}";
+        let rendered = |arguments: &str| {
+            let message = exact_json::object(&format!(r#"{{"role": "user", "arguments": {arguments}}}"#)).unwrap();
+            let conversation = Conversation { messages: vec![Message(message)], tools: None };
+            ChatTemplate::parse(source, "", "").unwrap().render(&conversation, false)
+        };
+
+        let arguments = r#"{"wei": 1000000000000000000001, "least": -9223372036854775809, "rate": 1e-07, "nan": NaN}"#;
+        assert_eq!(rendered(arguments).unwrap(), format!("{arguments} 1000000000000000000001"));
+        let error = rendered(&format!(r#"{{"wei": {}}}"#, "9".repeat(60))).unwrap_err().to_string();
+        assert!(error.contains(&"9".repeat(60)) && error.contains("128 bits"), "{error}");
     }
 
     #[test]

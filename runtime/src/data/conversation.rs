@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::chat_spans::render_for_training;
 use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message};
 use super::config::{ConversationConfig, MarkerConfig};
+use super::exact_json;
 use super::record::{Document, RecordError, field_of, type_name, wrong_type};
 use super::thinking;
 use super::training_parts::{self, TrainingPart};
@@ -87,7 +88,7 @@ impl ConversationReader {
         let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", &value))?;
         let (mut messages, mut training) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
         for turn in turns {
-            let (message, trained) = self.message(turn)?;
+            let (message, trained) = self.message(&parsed_object(turn))?;
             if messages.is_empty() && message.role() == "system" && self.config.drop_system_message {
                 continue;
             }
@@ -118,7 +119,7 @@ impl ConversationReader {
             None | Some(Value::Null) => None,
             // Columns of tables cannot hold schemas of different shapes, so data sets keep them as JSON in a text.
             Some(Value::String(text)) if text.trim().is_empty() => None,
-            Some(Value::String(text)) => Some(serde_json::from_str(text).map_err(|_| {
+            Some(Value::String(text)) => Some(exact_json::value(text).ok_or_else(|| {
                 wrong_type(
                     &self.config.field_tools,
                     "a list of tools, or such a list as JSON",
@@ -322,20 +323,30 @@ fn flagged_parts(message: &mut Map<String, Value>, field: &str, is_trained: bool
 
 /// A list that the data keeps as JSON in a text, because columns of tables cannot hold objects of different shapes.
 fn parsed(value: &Value) -> Cow<'_, Value> {
-    match value.as_str().and_then(|text| serde_json::from_str::<Vec<Value>>(text).ok()) {
+    match value.as_str().and_then(exact_json::list) {
         Some(list) => Cow::Owned(Value::Array(list)),
         None => Cow::Borrowed(value),
     }
 }
 
-/// Tools whose parameters are objects; data sets may keep them as JSON in a text.
+/// An item of such a list, which may be kept as a text as well.
+fn parsed_object(value: &Value) -> Cow<'_, Value> {
+    match value.as_str().and_then(exact_json::object) {
+        Some(object) => Cow::Owned(Value::Object(object)),
+        None => Cow::Borrowed(value),
+    }
+}
+
+/// Tools whose parameters are objects; data sets may keep both as JSON in a text.
 fn with_parsed_parameters(mut tools: Value) -> Value {
     for tool in tools.as_array_mut().into_iter().flatten() {
+        if let Some(object) = tool.as_str().and_then(exact_json::object) {
+            *tool = Value::Object(object);
+        }
         let Some(parameters) = tool.get_mut("function").and_then(|function| function.get_mut("parameters")) else {
             continue;
         };
-        if let Some(parsed) = parameters.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok())
-        {
+        if let Some(parsed) = parameters.as_str().and_then(exact_json::object) {
             *parameters = Value::Object(parsed);
         }
     }
@@ -349,8 +360,7 @@ fn parse_arguments(message: &mut Map<String, Value>) {
         let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
             continue;
         };
-        if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok())
-        {
+        if let Some(parsed) = arguments.as_str().and_then(exact_json::object) {
             *arguments = Value::Object(parsed);
         }
     }

@@ -217,3 +217,23 @@ fn no_role_is_trained_on_if_none_is_named() {
 
     assert_eq!(trained(config, record).unwrap(), ["Yes<|im_end|>"]);
 }
+
+#[test]
+fn numbers_of_calls_and_tools_keep_every_digit_wherever_the_data_has_them() {
+    let source = "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+    const NUMBERS: &str = r#"{"wei": 1000000000000000000001, "rate": 1e-07}"#;
+    let text = serde_json::to_string(NUMBERS).unwrap();
+    let tool = format!(r#"{{"type": "function", "function": {{"name": "pay", "parameters": {text}}}}}"#);
+    let tools = serde_json::to_string(&format!("[{tool}]")).unwrap();
+    let items = serde_json::to_string(&tool).unwrap();
+    for (arguments, tools) in [(NUMBERS, format!("[{tool}]")), (&text, tools), (NUMBERS, format!("[{items}]"))] {
+        let record = format!(
+            r#"{{"tools": {tools}, "messages": [{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "", "tool_calls": [{{"function": {{"arguments": {arguments}}}}}]}}]}}"#
+        );
+
+        let (text, _) =
+            documents_of(source, ConversationConfig::default(), exact_json::value(&record).unwrap()).unwrap();
+
+        assert_eq!(text.matches(NUMBERS).count(), 2, "{text}");
+    }
+}
