@@ -34,6 +34,7 @@ use crate::console::Console;
 use crate::devices;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
+use crate::process_limits;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use ended::Ended;
@@ -188,6 +189,7 @@ fn report_note(note: &String) {
 /// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise. In a batch job it is
 /// 75 or 3 if the run was stopped before its last step; see [`ended`].
 pub fn main() -> ExitCode {
+    process_limits::prepare_process();
     let program = rank_process();
     let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {

@@ -10,7 +10,7 @@ pub use super::dataset_type::DatasetType;
 use super::dataset_type::{PromptSection, with_type};
 use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
-use super::setting::{AT_LEAST_ONE, POSITIVE, Setting, TOKENS, read_items};
+use super::setting::{AT_LEAST_ONE, Setting, TOKENS, VISITS, read_items};
 use super::source::At;
 use super::split::{NoSplit, Split};
 use super::steps::Steps;
@@ -78,7 +78,7 @@ section! {
         /// Split or slice of it, as in train[:10%], train[100:200] or train+validation; if not set, train.
         pub split: Option<Split> = None;
         /// Visits of each sample in an epoch: 2 for every sample twice, 0.5 for a random half of them.
-        pub weight: f64 = 1.0 => POSITIVE;
+        pub weight: f64 = 1.0 => VISITS;
         /// Branch, tag or commit of a data set that is named as on the Hub; if not set, main.
         pub revision: Option<String> = None;
         /// Name of the part to read from a folder whose README.md lists several.

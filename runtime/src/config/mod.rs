@@ -268,5 +268,12 @@ pub fn elastic_reference() -> Vec<KeyDoc> {
 
 /// Every key of one entry of `datasets`.
 pub fn dataset_reference() -> Vec<KeyDoc> {
-    DatasetConfig::keys()
+    let without_default = |mut doc: KeyDoc| {
+        // An entry without a type is refused, whatever its type would be.
+        if doc.key == "type" {
+            doc.default.clear();
+        }
+        doc
+    };
+    DatasetConfig::keys().into_iter().map(without_default).collect()
 }

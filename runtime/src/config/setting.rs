@@ -63,6 +63,9 @@ pub(crate) const SECONDS_OF_LIMIT: Range =
     Range { fits: "a number above 0 and at most 31536000", holds: |x| x > 0.0 && x <= 31536000.0 };
 /// Strictly positive numbers.
 pub(crate) const POSITIVE: Range = Range { fits: "a number above 0", holds: |x| x > 0.0 && x.is_finite() };
+/// Visits of a sample in an epoch: more than anyone wants, and few enough for numbers of rows.
+pub(crate) const VISITS: Range =
+    Range { fits: "a number above 0 and at most 10000", holds: |x| x > 0.0 && x <= 10000.0 };
 /// Numbers from zero up.
 pub(crate) const NOT_NEGATIVE: Range = Range { fits: "a number of at least 0", holds: |x| x >= 0.0 && x.is_finite() };
 /// Numbers from zero down.

@@ -1,7 +1,6 @@
 //! From the data section of the configuration to rows for training and rows for validation.
 
 use std::borrow::Cow;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use thiserror::Error;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::{DataConfig, DataConfigError, DatasetConfig, TemplateConfig};
+use super::data_file::DataFile;
 use super::document_layout::{self, Kept, Seen, TooLong};
 use super::packing::Packing;
 use super::record::RecordReader;
@@ -18,11 +18,13 @@ use super::rows::{Layout, Part, RowStore, Rows};
 use super::sources::choice::Choice;
 use super::sources::{Purpose, SourceError, SourceFile, files_of};
 use super::stream::{Stream, StreamFiles, in_order_of_stream};
-use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter, Turn};
+use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
+use super::token_turn::{PATIENCE, Turn};
 use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::{DatasetType, FileFormat};
+use crate::process_limits;
 
 /// Why the data cannot be turned into rows.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
@@ -72,15 +74,39 @@ pub enum PrepareError {
     TooShort { path: PathBuf, n_tokens: usize, limit: usize },
     /// No document has a token to predict.
     #[error(
-        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long, {n_short} shorter than min_sample_len, {n_repeated} repeated",
-        path.display()
+        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long{}, {n_short} shorter than min_sample_len, {n_repeated} repeated",
+        path.display(),
+        in_tokens(*dropped_lens)
     )]
-    Empty { path: PathBuf, n_documents: usize, n_empty: usize, n_dropped: usize, n_short: usize, n_repeated: usize },
+    Empty {
+        path: PathBuf,
+        n_documents: usize,
+        n_empty: usize,
+        n_dropped: usize,
+        dropped_lens: Option<(usize, usize)>,
+        n_short: usize,
+        n_repeated: usize,
+    },
+    /// Rows have numbers of 32 bits.
+    #[error(
+        "the data has {n_rows} rows, more than the {} that a job can have; use a part of it, or a longer sequence_len",
+        u32::MAX
+    )]
+    TooManyRows { n_rows: usize },
     /// The split leaves one side empty.
     #[error(
         "val_set_size {val_set_size} of {n_rows} rows leaves {n_validation} for validation and {n_train} for training; both need at least one"
     )]
     Split { val_set_size: f64, n_rows: usize, n_validation: usize, n_train: usize },
+}
+
+/// The lengths of documents between brackets, if there are any.
+pub(crate) fn in_tokens(lens: Option<(usize, usize)>) -> String {
+    match lens {
+        None => String::new(),
+        Some((least, most)) if least == most => format!(" ({least} tokens)"),
+        Some((least, most)) => format!(" ({least} to {most} tokens)"),
+    }
 }
 
 impl PrepareError {
@@ -127,6 +153,8 @@ pub struct Summary {
     pub n_empty: usize,
     /// Documents left out as too long.
     pub n_dropped: usize,
+    /// Tokens of the shortest and the longest of these.
+    pub dropped_lens: Option<(usize, usize)>,
     /// Documents left out as too short.
     pub n_short: usize,
     /// Documents left out because the same one was there before.
@@ -166,12 +194,18 @@ pub fn prepare(
         ))
     };
     let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
-    let store = |parts| Arc::new(RowStore::new(parts, config.sequence_len, pad.unwrap_or(0)));
+    let store = |parts| {
+        let store = RowStore::new(parts, config.sequence_len, pad.unwrap_or(0));
+        match u32::try_from(store.len()) {
+            Ok(_) => Ok(Arc::new(store)),
+            Err(_) => Err(PrepareError::TooManyRows { n_rows: store.len() }),
+        }
+    };
     let training = of_purpose(&config.datasets, Purpose::Training)?;
     let (train, mut validation, mut summaries, digests) = match config.stream_rows {
         None => {
             let Loaded { parts, weights, summaries, digests } = training.all(progress)?;
-            let (train, validation) = split(store(parts), config.val_set_size, config.seed)?;
+            let (train, validation) = split(store(parts)?, config.val_set_size, config.seed)?;
             (train.weighted(&weights, config.seed), validation, summaries, digests)
         }
         Some(n_rows) => {
@@ -182,7 +216,7 @@ pub fn prepare(
     let mut test_digests = Vec::new();
     if !config.test_datasets.is_empty() {
         let test = of_purpose(&config.test_datasets, Purpose::Evaluation)?.all(progress)?;
-        validation = Some(Rows::new(store(test.parts), None));
+        validation = Some(Rows::new(store(test.parts)?, None));
         summaries.extend(test.summaries);
         test_digests = test.digests;
     }
@@ -216,6 +250,8 @@ pub(crate) struct Preparer<'a> {
     cache_dir: PathBuf,
     vocab_size: usize,
     seen: Seen,
+    /// Files of tokens that may stay open, besides those that are.
+    n_open_left: usize,
 }
 
 impl<'a> Preparer<'a> {
@@ -227,7 +263,10 @@ impl<'a> Preparer<'a> {
         vocab_size: usize,
     ) -> Self {
         let seen = config.deduplicate.then(Default::default);
-        Self { sources: sources.into_iter(), config, tokenizer, cache_dir: cache_dir.to_owned(), vocab_size, seen }
+        // The other halves are for the data to evaluate on, and for all else that a rank opens.
+        let n_open_left = process_limits::open_files() / 4;
+        let (sources, cache_dir) = (sources.into_iter(), cache_dir.to_owned());
+        Self { sources, config, tokenizer, cache_dir, vocab_size, seen, n_open_left }
     }
 
     /// The next file; none if all are prepared.
@@ -241,10 +280,14 @@ impl<'a> Preparer<'a> {
         let (tokens, from_cache) = source.tokens(config, tokenizer, &self.cache_dir, progress)?;
         check_vocabulary(&source.path, &tokens, tokenizer, self.vocab_size)?;
         let digest = tokens.digest();
-        let (part, summary) = match source.format {
+        let (mut part, summary) = match source.format {
             FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
             _ => lay_out(source, tokens, config, &mut self.seen),
         }?;
+        match self.n_open_left.checked_sub(1) {
+            Some(left) => self.n_open_left = left,
+            None => part.tokens.close(),
+        }
         Ok(LoadedFile { part, weight: source.dataset.weight, summary: Summary { from_cache, ..summary }, digest })
     }
 
@@ -348,11 +391,13 @@ impl Source {
             true => template_source(&self.dataset.template, tokenizer, &self.path)?,
             false => String::new(),
         };
-        let key = self.key(config, tokenizer, &template)?;
+        let file = DataFile::open(&self.path).map_err(TokenizeError::Read)?;
+        let content = file.hash().map_err(TokenizeError::Read)?;
+        let key = self.key(&content, config, tokenizer, &template);
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));
         }
-        let _turn = Turn::wait(cache_dir, &key)?;
+        let _turn = Turn::wait(cache_dir, &key, PATIENCE)?;
         // Another process may have written it meanwhile.
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));
@@ -360,11 +405,12 @@ impl Source {
         let mut writer = TokenWriter::create(cache_dir, &key)?;
         match self.format {
             FileFormat::Text => {
-                let file = match Compression::of(&self.path) {
-                    Compression::None => File::open(&self.path).map_err(|error| ReadError::file(&self.path, &error)),
-                    _ => plain_copy(&self.path, cache_dir),
+                let copy = match Compression::of(&self.path) {
+                    Compression::None => None,
+                    _ => Some(plain_copy(&file, cache_dir).map_err(TokenizeError::Read)?),
                 };
-                tokenize_text(&self.path, &file.map_err(TokenizeError::Read)?, tokenizer, &mut writer, progress)?;
+                let text = copy.as_ref().unwrap_or(file.file());
+                tokenize_text(&self.path, text, tokenizer, &mut writer, progress)?;
             }
             format => {
                 let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
@@ -377,9 +423,10 @@ impl Source {
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
                     .map_err(|reason| PrepareError::Template { path: self.path.clone(), reason })?;
-                tokenize_records(&self.path, format, &self.choice, &reader, tokenizer, &mut writer, progress)?;
+                tokenize_records(&file, format, &self.choice, &reader, tokenizer, &mut writer, progress)?;
             }
         }
+        file.check_unchanged(&content).map_err(TokenizeError::Read)?;
         Ok((writer.finish()?, false))
     }
 
@@ -395,13 +442,7 @@ impl Source {
 
     /// The hash of everything that determines the tokens. It excludes the row layout, so that another `sequence_len` finds
     /// the same tokens.
-    fn key(&self, config: &DataConfig, tokenizer: &Tokenizer, template: &str) -> Result<[u8; 32], TokenizeError> {
-        let read_error = |error| TokenizeError::Read(ReadError::file(&self.path, &error));
-        let content = {
-            let mut hasher = blake3::Hasher::new();
-            hasher.update_reader(File::open(&self.path).map_err(read_error)?).map_err(read_error)?;
-            hasher.finalize()
-        };
+    fn key(&self, content: &blake3::Hash, config: &DataConfig, tokenizer: &Tokenizer, template: &str) -> [u8; 32] {
         let dataset = &*self.dataset;
         let mut options = format!("{:?} {:?} {:?}", self.format, dataset.kind, self.choice);
         match dataset.kind {
@@ -421,7 +462,7 @@ impl Source {
         hasher.update(content.as_bytes());
         hasher.update(&tokenizer.fingerprint());
         hasher.update(options.as_bytes());
-        Ok(*hasher.finalize().as_bytes())
+        *hasher.finalize().as_bytes()
     }
 }
 
@@ -483,6 +524,7 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
         n_documents: 1,
         n_empty: 0,
         n_dropped: 0,
+        dropped_lens: None,
         n_short: 0,
         n_repeated: 0,
         n_truncated: 0,
@@ -503,10 +545,10 @@ fn lay_out(
     let is_cut = source.dataset.kind == DatasetType::Completion;
     let kept = document_layout::kept(&tokens, config, is_cut, seen)
         .map_err(|TooLong { line, len }| PrepareError::TooLong { path: path.clone(), line, len, limit: row_len })?;
-    let Kept { pieces, lens, n_empty, n_dropped, n_short, n_repeated, n_truncated, n_cut } = kept;
+    let Kept { pieces, lens, n_empty, n_dropped, dropped_lens, n_short, n_repeated, n_truncated, n_cut } = kept;
     let (n_tokens, n_documents) = (tokens.tokens().len(), tokens.documents().len());
     if pieces.is_empty() {
-        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, n_short, n_repeated });
+        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, dropped_lens, n_short, n_repeated });
     }
     if n_empty + n_dropped + n_short > 0 {
         // The summary tells the user.
@@ -529,6 +571,7 @@ fn lay_out(
         n_documents,
         n_empty,
         n_dropped,
+        dropped_lens,
         n_short,
         n_repeated,
         n_truncated,

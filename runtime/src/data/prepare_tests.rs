@@ -456,3 +456,50 @@ fn slice_of_records_is_trained_on_alone() {
     assert_eq!(with("train[-25%:]"), "d<|eos|>");
     assert_eq!(with("train[3:]+train[:1]"), "d<|eos|>a<|eos|>");
 }
+
+#[test]
+fn file_that_changes_while_it_is_tokenized_leaves_no_tokens() {
+    let files = Files::new(&[("a.jsonl", &lines(&["alpha"])), ("b.txt", &"alpha beta ".repeat(20))]);
+    for (name, kind) in [("a.jsonl", DatasetType::Completion), ("b.txt", DatasetType::Completion)] {
+        let path = files.path(name);
+        let before = std::fs::read_to_string(&path).unwrap();
+        let change = |_: Progress<'_>| std::fs::write(&path, before.replace("alpha", "bravo")).unwrap();
+
+        let changed = prepare(&files.config(kind, &[name], 8), &Tokenizer::bytes(), &files.cache(), 264, &change);
+
+        assert!(changed.unwrap_err().to_string().contains("changed while it was read"));
+        let kept = std::fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(!kept.into_iter().any(|name| name.to_string_lossy().ends_with(".tokens")), "{name}");
+        std::fs::write(&path, before).unwrap();
+        assert!(files.prepare(&files.config(kind, &[name], 8)).is_ok());
+        std::fs::remove_dir_all(files.cache()).unwrap();
+    }
+}
+
+#[test]
+fn tokens_are_read_from_more_files_than_stay_open() {
+    let names: Vec<String> = (0..3).map(|n| format!("{n}.jsonl")).collect();
+    let texts: Vec<String> = names.iter().map(|name| lines(&[name])).collect();
+    let contents: Vec<(&str, &str)> = names.iter().zip(&texts).map(|(name, text)| (&name[..], &text[..])).collect();
+    let files = Files::new(&contents);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let config = files.config(DatasetType::Completion, &names, 16);
+    let sources = sources(&config.datasets, Purpose::Training, 42).unwrap();
+    let tokenizer = Tokenizer::bytes();
+    let mut preparer = Preparer::new(sources, Cow::Borrowed(&config), Cow::Borrowed(&tokenizer), &files.cache(), 264);
+    preparer.n_open_left = 1;
+
+    let loaded = preparer.all(&|_| ()).unwrap();
+    let rows = Rows::new(Arc::new(RowStore::new(loaded.parts, 16, 0)), None);
+
+    assert!(text(&batch(&rows, 0..3).ids).contains("2.jsonl"));
+    for entry in std::fs::read_dir(files.cache()).unwrap() {
+        let path = entry.unwrap().path();
+        let copy = path.with_extension("copy");
+        std::fs::copy(&path, &copy).unwrap();
+        std::fs::rename(copy, path).unwrap();
+    }
+    let counted = |row| rows.n_predicted(&[row]);
+    assert!(counted(0).is_ok(), "the first file is open");
+    assert!(counted(2).unwrap_err().to_string().contains("replaced while it was used"));
+}

@@ -165,8 +165,37 @@ enum Order {
     AsStored,
     /// Of these rows of the store.
     Selected(Arc<[u32]>),
+    /// Of the rows of each part as often as its weight says, part after part.
+    Weighted(Arc<[WeightedPart]>),
     /// That of a stream; its rows are numbered without an end.
     Stream(Arc<Stream>),
+}
+
+/// The rows of a part and how often they are visited. Memory does not grow with the weight.
+#[derive(Debug)]
+struct WeightedPart {
+    rows: Vec<u32>,
+    /// Visits of each row.
+    n_times: u64,
+    /// Rows that are visited once more.
+    more: Vec<u32>,
+    /// Visits of this part and those before it.
+    end: u64,
+}
+
+impl WeightedPart {
+    const fn n_visits(&self) -> u64 {
+        self.rows.len() as u64 * self.n_times + self.more.len() as u64
+    }
+
+    /// The row of a visit.
+    fn row(&self, nth: u64) -> u32 {
+        let n_whole = self.rows.len() as u64 * self.n_times;
+        match nth.checked_sub(n_whole) {
+            Some(nth) => self.more[nth as usize],
+            None => self.rows[(nth % self.rows.len() as u64) as usize],
+        }
+    }
 }
 
 impl Rows {
@@ -182,7 +211,7 @@ impl Rows {
     pub(crate) fn stream(&self) -> Option<&Arc<Stream>> {
         match &self.order {
             Order::Stream(stream) => Some(stream),
-            Order::AsStored | Order::Selected(_) => None,
+            Order::AsStored | Order::Selected(_) | Order::Weighted(_) => None,
         }
     }
 
@@ -201,28 +230,31 @@ impl Rows {
         }
         let all: Vec<u32> = match &self.order {
             Order::Selected(rows) => rows.to_vec(),
-            Order::AsStored | Order::Stream(_) => (0..self.store.len() as u32).collect(),
+            Order::AsStored | Order::Weighted(_) | Order::Stream(_) => (0..self.store.len() as u32).collect(),
         };
-        let mut selected = Vec::new();
+        let (mut parts, mut end) = (Vec::new(), 0);
         for (part, (rows, &weight)) in self.store.rows_of_parts().zip(weights).enumerate() {
             let of_part = &all[all.partition_point(|&row| (row as usize) < rows.start)..];
             let rows = &of_part[..of_part.partition_point(|&row| (row as usize) < rows.end)];
-            (0..weight as usize).for_each(|_| selected.extend(rows));
             let n_more = (weight.fract() * rows.len() as f64).round() as usize;
             // A small weight of a small part is at least one row.
             let n_more = if weight < 1.0 { n_more.max(1).min(rows.len()) } else { n_more };
             let order = Permutation::new(rows.len() as u64, seed, WEIGHTS - part as u64);
             let mut more: Vec<u32> = (0..n_more as u64).map(|nth| rows[order.apply(nth) as usize]).collect();
             more.sort_unstable();
-            selected.extend(more);
+            let mut part = WeightedPart { rows: rows.to_vec(), n_times: weight as u64, more, end: 0 };
+            end += part.n_visits();
+            part.end = end;
+            parts.push(part);
         }
-        Self { store: self.store, order: Order::Selected(selected.into()) }
+        Self { store: self.store, order: Order::Weighted(parts.into()) }
     }
 
     /// The number of rows; of a stream, of those that are prepared.
     pub fn len(&self) -> usize {
         match &self.order {
             Order::Selected(rows) => rows.len(),
+            Order::Weighted(parts) => parts.last().map_or(0, |part| part.end as usize),
             Order::AsStored | Order::Stream(_) => self.store.len(),
         }
     }
@@ -299,12 +331,21 @@ impl Rows {
         Ok(n_predicted)
     }
 
-    fn place(&self, row: u64) -> (&Part, usize) {
-        let row = match &self.order {
+    /// The number in the store of a row.
+    fn stored(&self, row: u64) -> usize {
+        match &self.order {
             Order::AsStored => row as usize,
             Order::Selected(rows) => rows[row as usize] as usize,
+            Order::Weighted(parts) => {
+                let part = &parts[parts.partition_point(|part| part.end <= row)];
+                part.row(row - (part.end - part.n_visits())) as usize
+            }
             Order::Stream(stream) => stream.row_at(row),
-        };
+        }
+    }
+
+    fn place(&self, row: u64) -> (&Part, usize) {
+        let row = self.stored(row);
         assert!(row < self.store.len(), "row {row} of a set of {}", self.store.len());
         let (nth, rows) = self.store.part_of(row);
         (&placed(&self.store.parts[nth]).part, row - rows.start)
@@ -441,7 +482,9 @@ mod tests {
     fn truncated_token_cache_is_an_error_that_names_it() {
         let part = part(&[&[1; 4096], &[5; 4096]], whole(Packing::one_per_row(vec![0, 1]), 2));
         let path = part.tokens.path.clone();
-        let file = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", part.tokens.file.as_raw_fd()));
+        let file = std::fs::File::options()
+            .write(true)
+            .open(format!("/proc/self/fd/{}", part.tokens.file().unwrap().as_raw_fd()));
         let rows = rows(vec![part]);
         file.unwrap().set_len(200).unwrap();
 
@@ -479,14 +522,17 @@ mod tests {
         let layout = || whole(Packing::one_per_row((0..10).collect()), 10);
         let store = Arc::new(RowStore::new((0..3).map(|_| part(&documents, layout())).collect(), S, 0));
         let held_out = [3, 14, 25];
-        let train = (0..30).filter(|row| !held_out.contains(row)).collect();
+        let train = (0..30).filter(|row| !held_out.contains(&(*row as usize))).collect();
 
-        let rows = Rows::new(store, Some(train)).weighted(&[1.0, 2.0, 0.35], 42);
+        let rows = Rows::new(store, Some(train));
+        let many = rows.clone().weighted(&[1.0, 10_000.0, 0.35], 42);
+        let rows = rows.weighted(&[1.0, 2.0, 0.35], 42);
 
-        let Order::Selected(selected) = rows.order else { panic!("weights select rows") };
-        let count = |rows: std::ops::Range<u32>| selected.iter().filter(|row| rows.contains(row)).count();
+        let selected: Vec<usize> = (0..rows.len() as u64).map(|row| rows.stored(row)).collect();
+        let count = |rows: std::ops::Range<usize>| selected.iter().filter(|row| rows.contains(row)).count();
         assert_eq!([count(0..10), count(10..20), count(20..30)], [9, 18, 3]);
         assert!(selected.iter().all(|row| !held_out.contains(row)));
         assert!((10..20).filter(|row| *row != 14).all(|row| selected.iter().filter(|r| **r == row).count() == 2));
+        assert_eq!((many.len(), many.stored(90_008), many.stored(90_009)), (9 + 90_000 + 3, 19, selected[27]));
     }
 }

@@ -81,35 +81,6 @@ pub(crate) fn cache_path(dir: &Path, key: &[u8; 32]) -> PathBuf {
     dir.join(format!("{}.tokens", blake3::Hash::from_bytes(*key).to_hex()))
 }
 
-/// The turn of a process to write the tokens of a key; it ends when dropped.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    path: PathBuf,
-    _locked: Option<File>,
-}
-
-impl Turn {
-    /// Waits until no other process writes these tokens. The system ends the turn of a process that dies. Without locks of files, as
-    /// on some shared file systems, several processes may do the same work; each writes a complete file.
-    pub(crate) fn wait(dir: &Path, key: &[u8; 32]) -> Result<Self, TokenCacheError> {
-        std::fs::create_dir_all(dir).map_err(|error| io_error("create the folder of", dir, &error))?;
-        let path = cache_path(dir, key).with_extension("lock");
-        let file = File::create(&path).map_err(|error| io_error("lock", &path, &error))?;
-        let locked = file.lock();
-        if let Err(error) = &locked {
-            tracing::debug!(path = %path.display(), %error, "the token cache is not locked");
-        }
-        Ok(Self { path, _locked: locked.is_ok().then_some(file) })
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        // A process that waits for the removed file finds the tokens when it has the turn, or tokenises as well.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 /// A checked token file, mapped into memory.
 #[derive(Debug)]
 pub(crate) struct TokenFile {
@@ -193,7 +164,7 @@ impl TokenFile {
     /// Reads the same file without a map.
     pub(crate) fn into_reader(self) -> TokenReader {
         let documents_at = (self.map.len() - bytes_of_documents(&self.map, &self.header).len()) as u64;
-        TokenReader { file: self.file, path: self.path, tokens_at: HEADER_BYTES as u64, documents_at }
+        TokenReader::new(self.file, self.path, HEADER_BYTES as u64, documents_at)
     }
 
     /// The largest id; 0 if there is no token.
@@ -347,7 +318,7 @@ fn create_temporary(path: &Path) -> Result<(PathBuf, File), TokenCacheError> {
     unreachable!("a folder holds fewer than 2^64 files")
 }
 
-fn io_error(action: &'static str, path: &Path, error: &std::io::Error) -> TokenCacheError {
+pub(super) fn io_error(action: &'static str, path: &Path, error: &std::io::Error) -> TokenCacheError {
     TokenCacheError::Io { action, path: path.to_owned(), reason: error.to_string() }
 }
 
@@ -356,29 +327,6 @@ mod tests {
     use super::*;
 
     const KEY: [u8; 32] = [7; 32];
-
-    #[test]
-    fn turn_to_write_is_waited_for_and_ends_when_it_is_dropped() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = Turn::wait(dir.path(), &KEY).unwrap();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let path = dir.path().to_owned();
-        let other = std::thread::spawn(move || {
-            let _turn = Turn::wait(&path, &KEY).unwrap();
-            sender.send(TokenFile::open(&path, &KEY).unwrap().is_some()).unwrap();
-        });
-        assert!(receiver.recv_timeout(std::time::Duration::from_millis(50)).is_err(), "two have the turn at once");
-        // Another key has its own turn.
-        drop(Turn::wait(dir.path(), &[8; 32]).unwrap());
-        drop(written(dir.path()));
-
-        drop(first);
-
-        assert_eq!(receiver.recv(), Ok(true));
-        other.join().unwrap();
-        let left = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
-        assert!(left.into_iter().all(|name| name.to_str().unwrap().ends_with(".tokens")));
-    }
 
     fn written(dir: &Path) -> TokenFile {
         let mut writer = TokenWriter::create(dir, &KEY).unwrap();

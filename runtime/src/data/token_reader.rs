@@ -4,8 +4,9 @@
 //! process by SIGBUS.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use super::token_cache::{DocumentEnd, TRAINED, TokenCacheError};
@@ -13,17 +14,46 @@ use super::token_cache::{DocumentEnd, TRAINED, TokenCacheError};
 /// Tokens that are counted at a time.
 const TOKENS_AT_A_TIME: usize = 1024;
 
-/// The tokens of one data file. Reads allocate nothing.
+/// The tokens of one data file. Reads allocate nothing while the file is open.
 #[derive(Debug)]
 pub(crate) struct TokenReader {
-    pub(super) file: File,
+    file: Handle,
     pub(super) path: PathBuf,
     /// Where tokens and document ends begin in the file.
-    pub(super) tokens_at: u64,
-    pub(super) documents_at: u64,
+    tokens_at: u64,
+    documents_at: u64,
+}
+
+/// How the file is reached.
+#[derive(Debug)]
+enum Handle {
+    Open(File),
+    /// Opened for each read, as a process may open only so many files: device and inode of the one that was checked.
+    Closed(Option<(u64, u64)>),
 }
 
 impl TokenReader {
+    /// The tokens of a file that is checked.
+    pub(super) const fn new(file: File, path: PathBuf, tokens_at: u64, documents_at: u64) -> Self {
+        Self { file: Handle::Open(file), path, tokens_at, documents_at }
+    }
+
+    /// The file, if it stays open.
+    #[cfg(test)]
+    pub(super) const fn file(&self) -> Option<&File> {
+        match &self.file {
+            Handle::Open(file) => Some(file),
+            Handle::Closed(_) => None,
+        }
+    }
+
+    /// Closes the file between reads.
+    pub(super) fn close(&mut self) {
+        if let Handle::Open(file) = &self.file {
+            self.file = Handle::Closed(identity(file).ok());
+        }
+    }
+
     /// The tokens of document `number`, at most `max` of them.
     pub(crate) fn document(&self, number: u32, max: usize) -> Result<Range<u64>, TokenCacheError> {
         const BYTES: u64 = size_of::<DocumentEnd>() as u64;
@@ -57,12 +87,21 @@ impl TokenReader {
     }
 
     fn read_bytes(&self, bytes: &mut [u8], at: u64) -> Result<(), TokenCacheError> {
-        self.file.read_exact_at(bytes, at).map_err(|error| TokenCacheError::Io {
-            action: "read",
-            path: self.path.clone(),
-            reason: error.to_string(),
-        })
+        let read = match &self.file {
+            Handle::Open(file) => file.read_exact_at(bytes, at),
+            Handle::Closed(checked) => File::open(&self.path).and_then(|file| match identity(&file)? {
+                found if Some(found) == *checked => file.read_exact_at(bytes, at),
+                _ => Err(io::Error::other("it was replaced while it was used")),
+            }),
+        };
+        read.map_err(|error| TokenCacheError::Io { action: "read", path: self.path.clone(), reason: error.to_string() })
     }
+}
+
+/// Device and inode of a file.
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 /// Whether the model is trained to predict a token as [`TokenReader::read`] returns it.

@@ -213,9 +213,9 @@ fn full_disk_keeps_the_previous_checkpoint_and_is_reported() {
     let before = p.checkpoints("out");
     let long = "--max_steps 1000000 --gradient_accumulation_steps 64 --save_steps none --checkpoint_required true";
     let (program, checkpoint) = (env!("CARGO_BIN_EXE_phalanx"), before[0].display());
-    let script = format!("trap '' XFSZ; exec {program} train job.yaml {long} --resume_from_checkpoint {checkpoint}");
-    let mut full = Command::new("bash");
-    full.args(["-c", &script]).current_dir(p.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let words = format!("train job.yaml {long} --resume_from_checkpoint {checkpoint}");
+    let mut full = Command::new(program);
+    full.args(words.split(' ')).current_dir(p.dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut full = full.spawn().unwrap();
     let mut lines = BufReader::new(full.stdout.take().unwrap()).lines().map(|line| line.unwrap());
     assert!(lines.any(|line| line.starts_with("step     6")), "the run resumes after step 5");
@@ -270,6 +270,7 @@ fn numbers_beyond_any_machine_are_refused_with_their_range() {
         ["elastic.step_timeout", "1e300", "at most 31536000"],
         ["elastic.replace_patience", "1e300", "at most 31536000"],
         ["elastic.spare_ranks", "4294967296", "0 to 65536"],
+        ["datasets.0.weight", "1e12", "at most 10000"],
     ] {
         let words = [&format!("--{key}"), value];
         p.train(&words).refuses(&[fits]);
@@ -308,6 +309,32 @@ fn dataset_without_an_end_is_refused() {
     p.train(&["--datasets.0.path", "/dev/zero"]).refuses(&["/dev/zero is a character device", "must be a file"]);
     assert!(Command::new("mkfifo").arg(p.path("pipe.jsonl")).status().unwrap().success());
     p.train(&["--datasets.0.path", "pipe.jsonl"]).refuses(&["pipe.jsonl is a pipe", "must be a file"]);
+    p.train(&["--datasets.0.path", "/proc/self/status"]).refuses(&["/proc/self/status is a file of the kernel"]);
+}
+
+#[test]
+fn pointer_of_git_lfs_is_refused_as_data() {
+    let p = Project::new();
+    p.write("text.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
+
+    p.train(&[]).refuses(&["text.txt", "pointer of Git LFS", "git lfs pull"]);
+}
+
+#[test]
+fn data_set_has_more_files_than_a_process_may_open() {
+    let p = Project::new();
+    std::fs::create_dir(p.path("many")).unwrap();
+    for n in 0..300 {
+        p.write(&format!("many/{n:03}.jsonl"), &format!("{{\"text\": \"sample number {n}\"}}\n"));
+    }
+    let train = |limit: &str| {
+        let program = env!("CARGO_BIN_EXE_phalanx");
+        let script = format!("{limit}; exec {program} train job.yaml --max_steps 3 --datasets.0.path 'many/*.jsonl'");
+        Run::of(Command::new("bash").args(["-c", &script]).current_dir(p.dir.path()).output().unwrap())
+    };
+
+    train("ulimit -n 200").succeeds();
+    train("ulimit -Sn 200").succeeds();
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::error::JobError;
 use crate::error::host::HostError;
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
+use crate::process_limits::prepare_process;
 use crate::rank::process;
 use crate::train::plan::MakeModel;
 use std::ffi::{OsStr, OsString};
@@ -128,6 +129,7 @@ impl RankStart {
 }
 
 fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
+    prepare_process();
     // The process is the unit of failure: a panic on any thread ends all of it, so that no rank survives in part.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -6,11 +6,10 @@ mod error;
 mod folder;
 mod format;
 
-use std::fs::FileType;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::config::DatasetConfig;
+use super::data_file::{DataFile, special};
 use super::records::count;
 use crate::config::datasets::{DatasetType, FileFormat};
 use crate::config::split::{Slice, Split};
@@ -91,7 +90,7 @@ fn choose(slice: &Slice, files: Vec<Typed>, is_counted: bool, chosen: &mut Vec<R
         chosen.extend(files.into_iter().map(|typed| (file(typed), range.clone())));
         return Ok(0);
     }
-    let counted = files.into_iter().map(|(format, path)| Ok((count(&path, format)?, (format, path))));
+    let counted = files.into_iter().map(|(format, path)| Ok((count(&DataFile::open(&path)?, format)?, (format, path))));
     let counted = counted.collect::<Result<Vec<_>, SourceError>>()?;
     let n_records = counted.iter().map(|(n, _)| n).sum();
     let range = slice.of(n_records);
@@ -183,7 +182,7 @@ impl Found {
             return Ok(Self::Folder { dir: path.clone(), splits, is_any: dataset.split.is_none() });
         }
         let Ok(metadata) = path.metadata() else { return Err(missing(path)) };
-        if let Some(kind) = special(metadata.file_type()) {
+        if let Some(kind) = special(&metadata) {
             return Err(SourceError::NoFile { path: path.clone(), kind });
         }
         let keys = [("name", dataset.name.is_some()), ("data_files", !dataset.data_files.is_empty())];
@@ -256,17 +255,6 @@ fn missing(path: &Path) -> SourceError {
         Some(command) => SourceError::Remote { path: text.into_owned(), command },
         None => SourceError::Missing { path: path.to_owned(), nearest: nearest_name(path) },
     }
-}
-
-/// What a path names that is neither a file nor a folder.
-fn special(file_type: FileType) -> Option<&'static str> {
-    let kinds = [
-        (file_type.is_fifo(), "a pipe"),
-        (file_type.is_socket(), "a socket"),
-        (file_type.is_char_device(), "a character device"),
-        (file_type.is_block_device(), "a block device"),
-    ];
-    kinds.into_iter().find_map(|(is_this, kind)| is_this.then_some(kind))
 }
 
 /// The most similar file name beside `path`, if any is similar.

@@ -1,0 +1,174 @@
+//! The turn of a process to write the tokens of a key, so that processes of one machine do not do the same work.
+//!
+//! A turn saves work only: each process writes a complete file, so whoever gets no turn tokenizes as well. Nobody waits for a
+//! process that makes no progress.
+
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::token_cache::{TokenCacheError, cache_path, io_error};
+
+/// How long the process with the turn may write nothing until others stop to wait for it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The part of the patience after which the user is told of the wait.
+const UNTIL_TOLD: u32 = 12;
+
+/// Time between two looks at a lock.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The turn to write the tokens of a key; it ends when dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    path: PathBuf,
+    /// None where the system has no locks of files, or the turn did not come.
+    locked: Option<File>,
+}
+
+impl Turn {
+    /// Waits while another process writes these tokens, at most `patience` without progress of it. The system ends the turn of a
+    /// process that dies.
+    pub(super) fn wait(dir: &Path, key: &[u8; 32], patience: Duration) -> Result<Self, TokenCacheError> {
+        std::fs::create_dir_all(dir).map_err(|error| io_error("create the folder of", dir, &error))?;
+        let tokens = cache_path(dir, key);
+        let path = tokens.with_extension("lock");
+        let file = match private(&path) {
+            Ok(file) => file,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the token cache is not locked; other processes may tokenize the same file");
+                return Ok(Self { path, locked: None });
+            }
+        };
+        let mut progress = Progress::new(&tokens);
+        let mut is_told = false;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Self { path, locked: Some(file) }),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => {
+                    tracing::debug!(path = %path.display(), %error, "the token cache is not locked");
+                    return Ok(Self { path, locked: None });
+                }
+            }
+            let silence = progress.silence();
+            if silence >= patience {
+                tracing::warn!(path = %path.display(), "the process that tokenizes this file makes no progress; tokenizing it here, too");
+                return Ok(Self { path, locked: None });
+            }
+            if !is_told && silence >= patience / UNTIL_TOLD {
+                tracing::warn!(path = %path.display(), "waiting for another process that tokenizes the same file");
+                is_told = true;
+            }
+            std::thread::sleep(LOOK.min(patience));
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.locked.is_some() {
+            // A process that waits for the removed file finds the tokens when it has the turn, or tokenizes as well.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Opens a lock file that no other user can open, and so nobody else can hold.
+fn private(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path)?;
+    // Only the owner can do this; the file of another user could be held by that one.
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    Ok(file)
+}
+
+/// What a process with the turn has written.
+struct Progress {
+    folder: PathBuf,
+    /// The beginning of the names of its unfinished files.
+    prefix: String,
+    n_bytes: u64,
+    since: Instant,
+}
+
+impl Progress {
+    fn new(tokens: &Path) -> Self {
+        let folder = tokens.parent().unwrap_or(Path::new(".")).to_owned();
+        let stem = tokens.file_stem().unwrap_or_default().to_string_lossy();
+        Self { folder, prefix: format!("{stem}.tmp-"), n_bytes: 0, since: Instant::now() }
+    }
+
+    /// How long it has written nothing.
+    fn silence(&mut self) -> Duration {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let unfinished = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix));
+        let n_bytes = unfinished.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
+        if n_bytes != self.n_bytes {
+            (self.n_bytes, self.since) = (n_bytes, Instant::now());
+        }
+        self.since.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::token_cache::{TokenFile, TokenWriter};
+    use super::*;
+
+    const KEY: [u8; 32] = [7; 32];
+
+    #[test]
+    fn turn_to_write_is_waited_for_and_ends_when_it_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Turn::wait(dir.path(), &KEY, PATIENCE).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let path = dir.path().to_owned();
+        let other = std::thread::spawn(move || {
+            let _turn = Turn::wait(&path, &KEY, PATIENCE).unwrap();
+            sender.send(TokenFile::open(&path, &KEY).unwrap().is_some()).unwrap();
+        });
+        assert!(receiver.recv_timeout(Duration::from_millis(50)).is_err(), "two have the turn at once");
+        // Another key has its own turn.
+        drop(Turn::wait(dir.path(), &[8; 32], PATIENCE).unwrap());
+        drop(TokenWriter::create(dir.path(), &KEY).unwrap().finish().unwrap());
+
+        drop(first);
+
+        assert_eq!(receiver.recv(), Ok(true));
+        other.join().unwrap();
+        let left = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(left.into_iter().all(|name| name.to_str().unwrap().ends_with(".tokens")));
+    }
+
+    #[test]
+    fn process_without_progress_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let stuck = Turn::wait(dir.path(), &KEY, PATIENCE).unwrap();
+
+        let other = Turn::wait(dir.path(), &KEY, Duration::from_millis(20)).unwrap();
+
+        assert!(other.locked.is_none());
+        drop(other);
+        assert!(stuck.path.exists(), "only the process with the turn removes its lock");
+    }
+
+    #[test]
+    fn lock_is_for_its_owner_only_and_follows_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("target");
+        std::fs::write(&target, "content").unwrap();
+        let path = cache_path(dir.path(), &KEY).with_extension("lock");
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+
+        assert!(Turn::wait(dir.path(), &KEY, PATIENCE).unwrap().locked.is_none());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "content");
+        std::fs::remove_file(&path).unwrap();
+        // As an earlier version left it.
+        File::create(&path).unwrap().set_permissions(Permissions::from_mode(0o644)).unwrap();
+        let _turn = Turn::wait(dir.path(), &KEY, PATIENCE).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}
