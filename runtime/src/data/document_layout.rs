@@ -22,6 +22,8 @@ pub(super) struct Kept {
     pub(super) lens: Vec<usize>,
     pub(super) n_empty: usize,
     pub(super) n_dropped: usize,
+    /// Tokens of the shortest and the longest document that was dropped as too long.
+    pub(super) dropped_lens: Option<(usize, usize)>,
     pub(super) n_short: usize,
     pub(super) n_repeated: usize,
     pub(super) n_truncated: usize,
@@ -58,6 +60,8 @@ pub(super) fn kept(tokens: &TokenFile, config: &DataConfig, is_cut: bool, seen: 
                 }
                 ExcessLength::Drop => {
                     kept.n_dropped += 1;
+                    let (least, most) = kept.dropped_lens.unwrap_or((all.len(), all.len()));
+                    kept.dropped_lens = Some((least.min(all.len()), most.max(all.len())));
                     continue;
                 }
                 ExcessLength::Truncate => kept.n_truncated += 1,

@@ -9,7 +9,9 @@ use thiserror::Error;
 use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::DatasetConfig;
 use super::conversation::ConversationReader;
+use super::exact_json;
 use super::pretokenized;
+use super::records::LeftOut;
 use super::segments::{Segment, segments};
 use crate::config::datasets::DatasetType;
 use crate::config::prompts::{NamedPrompt, Prompt};
@@ -22,11 +24,14 @@ pub enum RecordError {
     #[error("a record must be a JSON object with named fields, found {found}")]
     NotAnObject { found: &'static str },
     /// A field is missing.
-    #[error("field {wanted:?} is missing; the record has {}", listed(present))]
+    #[error("field {wanted:?} is missing; the record has {}{}", listed(present), way_out(present))]
     MissingField { wanted: String, present: Vec<String> },
     /// A field has another type.
     #[error("field {field:?} must be {wanted}, found {found}")]
     WrongType { field: String, wanted: &'static str, found: &'static str },
+    /// The field is there, but no text.
+    #[error("column {field:?} has the type {kind}, which is not read; store it as text (string)")]
+    ColumnType { field: String, kind: String },
     /// A part of a message is an image, a sound, …
     #[error("a message has a content part of type {kind:?}, but only parts with a `text` can be trained on")]
     NotText { kind: String },
@@ -50,6 +55,19 @@ pub enum RecordError {
     /// The chat template refuses the conversation.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
+}
+
+impl RecordError {
+    /// The type of the column, if the missing field is one that is not read.
+    pub(super) fn with_type_of_column(self, left_out: &[LeftOut]) -> Self {
+        match self {
+            Self::MissingField { wanted, present } => match left_out.iter().find(|column| column.name == wanted) {
+                Some(column) => Self::ColumnType { field: wanted, kind: column.kind.clone() },
+                None => Self::MissingField { wanted, present },
+            },
+            other => other,
+        }
+    }
 }
 
 /// A document before it is tokenised.
@@ -107,6 +125,14 @@ impl RecordReader {
                 Self::Chat(Box::new(ConversationReader::new(&dataset.conversation, template()?, train_on_inputs)))
             }
         })
+    }
+
+    /// The field with the messages of conversations; empty for other records.
+    pub(super) fn field_messages(&self) -> &str {
+        match self {
+            Self::Chat(reader) => reader.field_messages(),
+            _ => "",
+        }
     }
 
     /// A reader for each type of data set. For fuzz targets.
@@ -185,7 +211,19 @@ pub(super) fn type_name(value: &Value) -> &'static str {
         Value::Number(_) => "a number",
         Value::String(_) => "text",
         Value::Array(_) => "a list",
+        Value::Object(_) if exact_json::number(value).is_some() => "a number",
         Value::Object(_) => "an object",
+    }
+}
+
+/// The setting for records of the form that TRL calls prompt-completion.
+fn way_out(present: &[String]) -> &'static str {
+    let is_there = |name: &str| present.iter().any(|field| field == name);
+    match is_there("prompt") && is_there("completion") {
+        true => {
+            "; for prompts and completions set `type: {field_instruction: prompt, field_output: completion, format: '{instruction}', no_input_format: '{instruction}'}`"
+        }
+        false => "",
     }
 }
 

@@ -9,8 +9,9 @@ use rayon::prelude::*;
 use serde_json::Value;
 use thiserror::Error;
 
+use super::data_file::DataFile;
 use super::record::{Document, RecordError, RecordReader, Sample};
-use super::records::{Content, Numbered, ReadError, RecordFile, json_error};
+use super::records::{LeftOut, Numbered, ReadError, RecordFile};
 use super::sources::choice::Choice;
 use super::text_chunks::{self, Cut};
 use super::token_cache::{TRAINED, TokenCacheError, TokenWriter};
@@ -27,6 +28,9 @@ pub enum TokenizeError {
     /// A record does not have the fields that its type requires.
     #[error("{}:{line}: {reason}", path.display())]
     Record { path: PathBuf, line: u64, reason: RecordError },
+    /// Several records cannot be used.
+    #[error("{}", listed(first, *is_all))]
+    Records { first: Vec<TokenizeError>, is_all: bool },
     /// A text file is not UTF-8.
     #[error(
         "{} is not UTF-8 text at byte {offset}; convert it, or train with the byte tokenizer, which takes any file",
@@ -115,9 +119,9 @@ fn encode_bytes(
     Ok(shifted(pieces, start as usize + skipped))
 }
 
-/// Tokenises the chosen records of the file at `path`.
+/// Tokenises the chosen records of a file.
 pub(crate) fn tokenize_records(
-    path: &Path,
+    file: &DataFile,
     format: FileFormat,
     choice: &Choice,
     reader: &RecordReader,
@@ -125,37 +129,109 @@ pub(crate) fn tokenize_records(
     writer: &mut TokenWriter,
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<(), TokenizeError> {
-    let total_bytes = path.metadata().map_err(|error| read_error(path, &error))?.len();
-    let mut records = RecordFile::open(path, format)?;
-    let encode = |Numbered { line, content }| {
-        let record = match content {
-            Content::Fields(record) => record,
-            Content::Json(bytes) => serde_json::from_slice(&bytes).map_err(|error| json_error(path, line, &error))?,
-        };
-        encode_record(path, line, &record, reader, tokenizer)
+    let (path, total_bytes) = (file.path(), file.len());
+    let mut records = RecordFile::open(file, format, reader.field_messages())?;
+    let encode = |numbered: Numbered| {
+        let line = numbered.line;
+        encode_record(path, line, &numbered.into_value(path)?, reader, tokenizer)
     };
-    let mut n_read = 0;
+    let (mut n_read, mut unusable) = (0, Unusable::default());
     loop {
-        let batch = records.next_batch()?;
+        let batch = match records.next_batch() {
+            Err(error) if !unusable.errors.is_empty() => {
+                unusable.add(error.into(), &records.left_out());
+                return unusable.end(true);
+            }
+            batch => batch?,
+        };
         let done_bytes = records.done_bytes();
         if batch.is_empty() || choice.ends_before(n_read) {
             progress(Progress { path, done_bytes, total_bytes });
-            return Ok(());
+            return unusable.end(true);
         }
         let first = n_read;
         n_read += batch.len() as u64;
         let chosen = (first..).zip(batch).filter(|(record, _)| choice.has(*record));
         let batch: Vec<Numbered> = chosen.map(|(_, numbered)| numbered).collect();
-        write_documents(batch.into_par_iter().map(encode).collect::<Result<_, _>>()?, writer)?;
+        let encoded: Vec<Result<Vec<Encoded>, TokenizeError>> = batch.into_par_iter().map(encode).collect();
+        for documents in encoded {
+            match documents {
+                Ok(documents) if unusable.errors.is_empty() => write_documents(documents, writer)?,
+                Ok(_) => {}
+                Err(error) => unusable.add(error, &records.left_out()),
+            }
+        }
+        if unusable.is_enough(done_bytes) {
+            return unusable.end(done_bytes >= total_bytes);
+        }
         progress(Progress { path, done_bytes, total_bytes });
     }
+}
+
+/// Records that cannot be used: as many as a message names, so that a user does not meet them one by one.
+#[derive(Default)]
+struct Unusable {
+    errors: Vec<TokenizeError>,
+    n_more: usize,
+    /// Bytes of the file that were read when the first one was met.
+    met_at: Option<u64>,
+}
+
+impl Unusable {
+    /// Records that are named.
+    const N_MAX: usize = 10;
+
+    /// Bytes of the file that are searched for more after the first.
+    const BYTES_MAX: u64 = 64 << 20;
+
+    fn add(&mut self, error: TokenizeError, left_out: &[LeftOut]) {
+        let error = match error {
+            TokenizeError::Record { path, line, reason } => {
+                TokenizeError::Record { path, line, reason: reason.with_type_of_column(left_out) }
+            }
+            other => other,
+        };
+        let column = |error: &TokenizeError| match error {
+            TokenizeError::Record { reason: RecordError::ColumnType { field, .. }, .. } => Some(field.clone()),
+            _ => None,
+        };
+        // All records of a file have the same columns.
+        if column(&error).is_some() && self.errors.iter().any(|known| column(known) == column(&error)) {
+            return;
+        }
+        if self.errors.len() < Self::N_MAX { self.errors.push(error) } else { self.n_more += 1 }
+    }
+
+    /// Whether the message is complete; `done_bytes` of the file are read.
+    fn is_enough(&mut self, done_bytes: u64) -> bool {
+        if self.errors.is_empty() {
+            return false;
+        }
+        let met_at = *self.met_at.get_or_insert(done_bytes);
+        self.errors.len() == Self::N_MAX || done_bytes - met_at > Self::BYTES_MAX
+    }
+
+    /// The error, if a record cannot be used; `is_all` is whether all of the file was read.
+    fn end(mut self, is_all: bool) -> Result<(), TokenizeError> {
+        match self.errors.len() {
+            0 => Ok(()),
+            1 => Err(self.errors.remove(0)),
+            _ => Err(TokenizeError::Records { first: self.errors, is_all: is_all && self.n_more == 0 }),
+        }
+    }
+}
+
+fn listed(errors: &[TokenizeError], is_all: bool) -> String {
+    let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
+    let at_least = if is_all { "" } else { "at least " };
+    format!("{at_least}{} records cannot be used:\n{}", errors.len(), lines.join("\n"))
 }
 
 /// The tokens of one document and the line that it came from.
 type Encoded = (u64, Vec<u32>);
 
-fn write_documents(documents: Vec<Vec<Encoded>>, writer: &mut TokenWriter) -> Result<(), TokenCacheError> {
-    for (line, tokens) in documents.into_iter().flatten() {
+fn write_documents(documents: Vec<Encoded>, writer: &mut TokenWriter) -> Result<(), TokenCacheError> {
+    for (line, tokens) in documents {
         writer.push(&tokens)?;
         writer.end_document(line);
     }
@@ -238,7 +314,8 @@ mod tests {
         let reader =
             RecordReader::new(&DatasetConfig::new(&path, kind), false, || ChatTemplate::parse(CHATML, "", "")).unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
-        tokenize_records(&path, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| ())?;
+        let file = DataFile::open(&path)?;
+        tokenize_records(&file, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| ())?;
         Ok(writer.finish()?)
     }
 
@@ -314,6 +391,21 @@ mod tests {
         let error = records(DatasetType::Completion, "{\"text\":\"ab\"}\n{\"text\":\n").unwrap_err();
 
         assert!(matches!(error, TokenizeError::Read(ReadError::Record { line: 2, .. })), "{error}");
+    }
+
+    #[test]
+    fn records_that_cannot_be_used_are_named_together() {
+        let few = records(DatasetType::Completion, "{\"body\":1}\n{\"text\":\"a\"}\n{\"text\":2}\n{")
+            .unwrap_err()
+            .to_string();
+        let many = records(DatasetType::Completion, &"{\"body\":\"\"}\n".repeat(100)).unwrap_err().to_string();
+
+        assert!(few.starts_with("3 records cannot be used:\n"), "{few}");
+        for named in [":1: field \"text\" is missing", ":3: field \"text\" must be text", ":4: this is not valid JSON"]
+        {
+            assert!(few.contains(named), "{few}");
+        }
+        assert!(many.starts_with("at least 10 records") && many.lines().count() == 11, "{many}");
     }
 
     #[test]

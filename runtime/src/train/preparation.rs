@@ -5,7 +5,7 @@ use super::inputs::{INPUTS_JSON, RunInputs};
 use super::plan::{self, ModelPlan};
 use super::vocabulary;
 use crate::config::JobConfig;
-use crate::data::prepare::{PrepareError, Prepared, Summary, prepare};
+use crate::data::prepare::{PrepareError, Prepared, Summary, in_tokens, prepare};
 use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
@@ -81,9 +81,10 @@ pub(crate) fn prepare_ahead(data: &Prepared) -> Result<(), JobError> {
 fn describe(s: &Summary, row_len: usize) -> String {
     let padding = 100.0 - 100.0 * s.n_kept_tokens as f64 / (s.n_rows * row_len) as f64;
     let mut text = format!("{}: {} tokens, {} rows ({padding:.1}% padding)", s.path.display(), s.n_tokens, s.n_rows);
+    let dropped = format!("dropped as longer than sequence_len{}", in_tokens(s.dropped_lens));
     for (n, what) in [
         (s.n_empty, "without a token to predict"),
-        (s.n_dropped, "dropped as longer than sequence_len"),
+        (s.n_dropped, dropped.as_str()),
         (s.n_short, "dropped as shorter than min_sample_len"),
         (s.n_repeated, "repeated and kept once"),
         (s.n_truncated, "truncated"),

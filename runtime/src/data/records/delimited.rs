@@ -1,14 +1,24 @@
 //! Records in CSV and TSV: the first line names the fields, every value is text.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use csv::{ErrorKind, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};
 
-use super::{BATCH_BYTES, Content, Numbered, RECORD_BYTES_MAX, ReadError, Records};
+use super::input::Expansion;
+use super::{
+    BATCH_BYTES, Content, DataFile, Numbered, RECORD_BYTES_MAX, ReadError, Records, STORED_BYTES, VALUE_BYTES,
+};
+
+/// Columns of a table. Every record has a field for each, however few characters it has.
+const COLUMNS_MAX: usize = 1 << 14;
+
+/// Bytes of the names of all columns.
+const NAMES_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that may still be read for the current record.
 type Allowance = Rc<Cell<u64>>;
@@ -40,26 +50,36 @@ pub(super) struct Delimited {
     format: &'static str,
     /// 1 if lines end with CR LF: the reader counts a line there only when it reads the next one.
     late: u64,
+    expansion: Expansion,
 }
 
 impl Delimited {
     /// Reads the names of the fields from the first line.
-    pub(super) fn open(path: &Path, delimiter: u8, input: Box<dyn Read>) -> Result<Self, ReadError> {
+    pub(super) fn open(file: &DataFile, delimiter: u8, input: Box<dyn Read>) -> Result<Self, ReadError> {
+        let (path, expansion) = (file.path(), Expansion::of_records(file));
         let allowance = Allowance::new(Cell::new(RECORD_BYTES_MAX));
         let input = Bounded { input, allowance: Rc::clone(&allowance) };
         let reader = ReaderBuilder::new().delimiter(delimiter).has_headers(true).from_reader(input);
         let format = if delimiter == b'\t' { "TSV" } else { "CSV" };
-        let mut file = Self { path: path.to_owned(), reader, allowance, fields: Vec::new(), format, late: 0 };
+        let mut file =
+            Self { path: path.to_owned(), reader, allowance, fields: Vec::new(), format, late: 0, expansion };
         let fields = file.reader.headers().cloned().map_err(|error| file.error(1, &error))?;
         file.fields = fields.iter().map(str::to_owned).collect();
         let n_lines = 1 + file.fields.concat().matches('\n').count() as u64;
         file.late = (1 + n_lines).saturating_sub(file.reader.position().line());
-        for (i, field) in file.fields.iter().enumerate() {
-            if file.fields[..i].contains(field) {
-                return Err(file.refused(1, format!("two columns have the name {field:?}")));
-            }
+        let n_bytes: usize = file.fields.iter().map(String::len).sum();
+        if file.fields.len() > COLUMNS_MAX || n_bytes > NAMES_BYTES_MAX {
+            let (n, limit) = (file.fields.len(), NAMES_BYTES_MAX >> 20);
+            let reason = format!(
+                "the first line names {n} fields in {n_bytes} bytes; at most {COLUMNS_MAX} in {limit} MiB are read"
+            );
+            return Err(file.refused(1, reason));
         }
-        Ok(file)
+        let mut names = HashSet::new();
+        match file.fields.iter().find(|field| !names.insert(field.as_str())) {
+            Some(field) => Err(file.refused(1, format!("two columns have the name {field:?}"))),
+            None => Ok(file),
+        }
     }
 
     fn error(&self, line: u64, error: &csv::Error) -> ReadError {
@@ -90,6 +110,8 @@ impl Delimited {
 impl Records for Delimited {
     fn next_batch(&mut self) -> Result<Vec<Numbered>, ReadError> {
         let (mut records, mut n_bytes, mut record) = (Vec::new(), 0, StringRecord::new());
+        // A record without a character has its fields, too.
+        let n_bytes_of_fields: usize = self.fields.iter().map(|name| name.len() + VALUE_BYTES as usize).sum();
         while n_bytes < BATCH_BYTES {
             self.allowance.set(RECORD_BYTES_MAX);
             let line = |position: &csv::Position| position.line() + self.late;
@@ -99,7 +121,8 @@ impl Records for Delimited {
                 Ok(true) => {}
                 Err(error) => return Err(self.error(error.position().map_or(next, line), &error)),
             }
-            n_bytes += record.as_slice().len();
+            self.expansion.spend(record.as_slice().len() as u64 + STORED_BYTES * self.fields.len() as u64)?;
+            n_bytes += record.as_slice().len() + n_bytes_of_fields + size_of::<Numbered>();
             // As in the peers, a cell without a character has no value.
             let value = |cell: &str| if cell.is_empty() { Value::Null } else { Value::String(cell.to_owned()) };
             let fields: Map<String, Value> = self.fields.iter().cloned().zip(record.iter().map(value)).collect();

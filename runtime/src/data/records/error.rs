@@ -11,6 +11,15 @@ pub enum ReadError {
     /// The file cannot be read, or is not compressed as its name says.
     #[error("cannot read {}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
+    /// A pipe, a device or a file of the kernel: it has no end, or cannot be read twice.
+    #[error("dataset {} is {kind}, but must be a file, which every rank can read from its beginning", path.display())]
+    NoFile { path: PathBuf, kind: &'static str },
+    /// Git has the name of the content instead of the content.
+    #[error("{} is a pointer of Git LFS, not the file itself; run `git lfs pull` in its folder", path.display())]
+    LfsPointer { path: PathBuf },
+    /// The content is not what its tokens would be stored for.
+    #[error("{} changed while it was read; start again when it is complete", path.display())]
+    Changed { path: PathBuf },
     /// A record is not valid JSON, CSV or TSV.
     #[error("{}:{line}: this is not valid {format}: {reason}", path.display())]
     Record { path: PathBuf, line: u64, format: &'static str, reason: String },
@@ -23,15 +32,9 @@ pub enum ReadError {
         path.display()
     )]
     TooLarge { path: PathBuf, line: u64, limit_mib: u64 },
-    /// A list does not fit into memory.
+    /// A small file becomes records that no disk holds.
     #[error(
-        "the JSON list in {} is larger than {limit_mib} MiB; write one object per line (.jsonl) instead",
-        path.display()
-    )]
-    ListTooLarge { path: PathBuf, limit_mib: u64 },
-    /// A small file becomes a text that no disk holds.
-    #[error(
-        "{} expands to more than {ratio} times its size, which no text does; decompress it yourself if it is intact",
+        "{} expands to more than {ratio} times its size, which no text does; if it is intact, convert it to .jsonl",
         path.display()
     )]
     Expands { path: PathBuf, ratio: u64 },

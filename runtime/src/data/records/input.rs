@@ -1,15 +1,21 @@
 //! The bytes of a data file, decompressed.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{DoneBytes, ReadError};
+use super::{DataFile, DoneBytes, ReadError};
 
-/// The largest factor by which a plain text may expand; no format expands text that people wrote as much.
+/// The largest factor by which a file may expand; no format expands text that people wrote as much.
 const EXPANSION_MAX: u64 = 1000;
+
+/// Bytes of records to which a small file may expand in any case.
+const RECORDS_BYTES_MIN: u64 = 64 << 20;
+
+/// Bytes of plain text to which a small file may expand in any case.
+const TEXT_BYTES_MIN: u64 = 1 << 20;
 
 /// How a data file is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,54 +37,94 @@ impl Compression {
 }
 
 /// Counts the bytes that are read from a file.
-struct Counted {
-    file: File,
+struct Counted<R> {
+    input: R,
     done: DoneBytes,
 }
 
-impl Read for Counted {
+impl<R: Read> Read for Counted<R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let n = self.file.read(bytes)?;
+        let n = self.input.read(bytes)?;
         self.done.fetch_add(n as u64, Ordering::Relaxed);
         Ok(n)
     }
 }
 
-/// The decompressed bytes of a file; `done` counts those read from the file.
-pub(super) fn open(path: &Path, compression: Compression, done: &DoneBytes) -> Result<Box<dyn Read>, ReadError> {
-    let read_error = |error| ReadError::file(path, &error);
-    let file = Counted { file: File::open(path).map_err(read_error)?, done: Arc::clone(done) };
-    Ok(match compression {
-        Compression::None => Box::new(file),
+/// How far a file may still expand.
+pub(super) struct Expansion {
+    path: PathBuf,
+    n_left: u64,
+}
+
+impl Expansion {
+    /// That of a file whose records are small.
+    pub(super) fn of_records(file: &DataFile) -> Self {
+        Self::of(file, RECORDS_BYTES_MIN)
+    }
+
+    fn of(file: &DataFile, n_bytes_min: u64) -> Self {
+        let n_left = file.len().saturating_mul(EXPANSION_MAX).max(n_bytes_min);
+        Self { path: file.path().to_owned(), n_left }
+    }
+
+    /// Counts what was read: the bytes of texts, and eight for each value.
+    pub(super) fn spend(&mut self, n_bytes: u64) -> Result<(), ReadError> {
+        let expands = || ReadError::Expands { path: self.path.clone(), ratio: EXPANSION_MAX };
+        self.n_left = self.n_left.checked_sub(n_bytes).ok_or_else(expands)?;
+        Ok(())
+    }
+}
+
+/// Ends with an error where a small file becomes bytes that no memory or disk holds.
+struct Expanded<R> {
+    input: R,
+    expansion: Expansion,
+}
+
+impl<R: Read> Read for Expanded<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let n = self.input.read(bytes)?;
+        self.expansion.spend(n as u64).map_err(io::Error::other)?;
+        Ok(n)
+    }
+}
+
+/// The decompressed bytes of a file of records; `done` counts those read from the file.
+pub(super) fn open(file: &DataFile, done: &DoneBytes) -> Result<Box<dyn Read>, ReadError> {
+    decompressed(file, done, RECORDS_BYTES_MIN)
+}
+
+fn decompressed(file: &DataFile, done: &DoneBytes, n_bytes_min: u64) -> Result<Box<dyn Read>, ReadError> {
+    let input = Counted { input: file.reader(), done: Arc::clone(done) };
+    let expansion = Expansion::of(file, n_bytes_min);
+    Ok(match Compression::of(file.path()) {
+        Compression::None => Box::new(input),
         // Both formats allow several streams after each other, as `cat a.gz b.gz` writes them.
-        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(1 << 18, file))),
-        Compression::Zstd => Box::new(zstd::Decoder::new(file).map_err(read_error)?),
+        Compression::Gzip => {
+            let input = flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(1 << 18, input));
+            Box::new(Expanded { input, expansion })
+        }
+        Compression::Zstd => {
+            let input = zstd::Decoder::new(input).map_err(|error| ReadError::file(file.path(), &error))?;
+            Box::new(Expanded { input, expansion })
+        }
     })
 }
 
-/// A decompressed copy of a plain text in `dir`, without a name, so that it ends with the process. Texts are read in pieces
-/// by several threads, which a compressed file does not allow.
-pub(crate) fn plain_copy(path: &Path, dir: &Path) -> Result<File, ReadError> {
-    let read_error = |error| ReadError::file(path, &error);
-    let mut input = open(path, Compression::of(path), &DoneBytes::default())?;
-    let limit = path.metadata().map_err(read_error)?.len().saturating_mul(EXPANSION_MAX).max(1 << 20);
-    let copy_path = dir.join(format!("decompressed-{}", std::process::id()));
-    let write_error = |error| ReadError::file(&copy_path, &error);
+/// A decompressed copy of a plain text in `dir`, without a name, so that nobody else opens it and it ends with the process. Texts
+/// are read in pieces by several threads, which a compressed file does not allow.
+pub(crate) fn plain_copy(file: &DataFile, dir: &Path) -> Result<File, ReadError> {
+    let read_error = |error| ReadError::file(file.path(), &error);
+    let write_error = |error| ReadError::file(dir, &error);
+    let mut input = decompressed(file, &DoneBytes::default(), TEXT_BYTES_MIN)?;
     std::fs::create_dir_all(dir).map_err(write_error)?;
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(true);
-    let mut copy = options.open(&copy_path).map_err(write_error)?;
-    std::fs::remove_file(&copy_path).map_err(write_error)?;
-    let (mut bytes, mut n_copied) = (vec![0; 1 << 18], 0);
+    let mut copy = tempfile::tempfile_in(dir).map_err(write_error)?;
+    let mut bytes = vec![0; 1 << 18];
     loop {
         let n = input.read(&mut bytes).map_err(read_error)?;
         if n == 0 {
             copy.rewind().map_err(write_error)?;
             return Ok(copy);
-        }
-        n_copied += n as u64;
-        if n_copied > limit {
-            return Err(ReadError::Expands { path: path.to_owned(), ratio: EXPANSION_MAX });
         }
         copy.write_all(&bytes[..n]).map_err(write_error)?;
     }

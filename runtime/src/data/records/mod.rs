@@ -1,28 +1,37 @@
 //! The records of a data file, whatever its format, in batches of bounded size.
 
+mod column_values;
 mod columns;
 mod delimited;
 mod error;
 mod input;
 mod json;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::Value;
 
+use super::data_file::DataFile;
 use crate::config::datasets::FileFormat;
 
 pub(crate) use error::ReadError;
 pub(crate) use input::{Compression, plain_copy};
-pub(crate) use json::json_error;
 
 /// Bytes of records that are in memory at a time; enough to keep many cores busy between two writes.
 const BATCH_BYTES: usize = 8 << 20;
 
 /// The largest record. A compressed file of a few kilobytes, or one quote that is never closed, could fill any memory.
 const RECORD_BYTES_MAX: u64 = 256 << 20;
+
+/// Bytes of one value in a file, without its text.
+const STORED_BYTES: u64 = 8;
+
+/// Bytes of one value in memory, without its text, fields or items.
+const VALUE_BYTES: u64 = size_of::<Value>() as u64;
+
+/// The largest record in memory. Small texts become large there: a list of digits has a value for every second byte.
+const DECODED_BYTES_MAX: u64 = 1 << 30;
 
 /// A record and its number in the file: the line that it begins at, or the count of records where there are no lines.
 pub(crate) struct Numbered {
@@ -32,10 +41,18 @@ pub(crate) struct Numbered {
 
 /// A record as its format gives it.
 pub(crate) enum Content {
-    /// The text of one JSON value, so that threads can share the parsing.
-    Json(Vec<u8>),
+    /// The text of one JSON value, so that threads can share the parsing, and the line of the file that it begins at.
+    Json { bytes: Vec<u8>, first_line: u64 },
     /// Named fields.
     Fields(Value),
+}
+
+/// A column, or a field of a struct, that records lack because no value of theirs has its type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    pub(crate) name: String,
+    /// Its type in the file.
+    pub(crate) kind: String,
 }
 
 /// Bytes of a file that have been read, before decompression.
@@ -45,6 +62,11 @@ pub(crate) type DoneBytes = Arc<AtomicU64>;
 pub(crate) trait Records {
     /// The next records; none at the end of the file.
     fn next_batch(&mut self) -> Result<Vec<Numbered>, ReadError>;
+
+    /// The columns that records lack.
+    fn left_out(&self) -> Vec<LeftOut> {
+        Vec::new()
+    }
 }
 
 /// A file of records that is being read.
@@ -54,16 +76,17 @@ pub(crate) struct RecordFile {
 }
 
 impl RecordFile {
-    /// Opens the file of records at `path`, which is not plain text.
-    pub(crate) fn open(path: &Path, format: FileFormat) -> Result<Self, ReadError> {
+    /// Opens a file of records, which is not plain text. `messages` is the field with the messages of conversations.
+    pub(crate) fn open(file: &DataFile, format: FileFormat, messages: &str) -> Result<Self, ReadError> {
         let done = DoneBytes::default();
-        let input = || input::open(path, Compression::of(path), &done);
+        let path = file.path();
+        let input = || input::open(file, &done);
         let records: Box<dyn Records> = match format {
             FileFormat::Json => json::open(path, input()?)?,
-            FileFormat::Csv => Box::new(delimited::Delimited::open(path, b',', input()?)?),
-            FileFormat::Tsv => Box::new(delimited::Delimited::open(path, b'\t', input()?)?),
-            FileFormat::Arrow => Box::new(columns::ArrowFile::open(path, input()?)?),
-            FileFormat::Parquet => Box::new(columns::ParquetFile::open(path, &done)?),
+            FileFormat::Csv => Box::new(delimited::Delimited::open(file, b',', input()?)?),
+            FileFormat::Tsv => Box::new(delimited::Delimited::open(file, b'\t', input()?)?),
+            FileFormat::Arrow => Box::new(columns::ArrowFile::open(file, messages, input()?)?),
+            FileFormat::Parquet => Box::new(columns::ParquetFile::open(file, messages, &done)?),
             FileFormat::Text => unreachable!("plain text has no records; `prepare` cuts it into rows"),
         };
         Ok(Self { records, done })
@@ -74,21 +97,26 @@ impl RecordFile {
         self.records.next_batch()
     }
 
+    /// The columns that records lack.
+    pub(crate) fn left_out(&self) -> Vec<LeftOut> {
+        self.records.left_out()
+    }
+
     /// Bytes of the file that have been read.
     pub(crate) fn done_bytes(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 }
 
-/// The number of records of the file at `path`, which is not plain text.
-pub(crate) fn count(path: &Path, format: FileFormat) -> Result<u64, ReadError> {
+/// The number of records of a file, which is not plain text.
+pub(crate) fn count(file: &DataFile, format: FileFormat) -> Result<u64, ReadError> {
     if format == FileFormat::Parquet {
-        return Ok(columns::ParquetFile::open(path, &DoneBytes::default())?.n_records());
+        return Ok(columns::ParquetFile::open(file, "", &DoneBytes::default())?.n_records());
     }
-    let mut file = RecordFile::open(path, format)?;
+    let mut records = RecordFile::open(file, format, "")?;
     let mut n_records = 0;
     loop {
-        match file.next_batch()?.len() {
+        match records.next_batch()?.len() {
             0 => return Ok(n_records),
             n => n_records += n as u64,
         }

@@ -2,22 +2,21 @@
 
 use super::*;
 use serde_json::json;
-use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 /// The records of a file with their numbers.
 fn read(path: &Path, format: FileFormat) -> Result<Vec<(u64, Value)>, ReadError> {
-    let (mut file, mut records) = (RecordFile::open(path, format)?, Vec::new());
+    let (mut file, mut records) = (RecordFile::open(&DataFile::open(path)?, format, "messages")?, Vec::new());
     loop {
         let batch = file.next_batch()?;
         if batch.is_empty() {
             assert_eq!(file.done_bytes(), path.metadata().unwrap().len(), "progress ends at the end");
             return Ok(records);
         }
-        records.extend(batch.into_iter().map(|Numbered { line, content }| match content {
-            Content::Json(bytes) => (line, serde_json::from_slice(&bytes).unwrap()),
-            Content::Fields(record) => (line, record),
-        }));
+        for numbered in batch {
+            records.push((numbered.line, numbered.into_value(path)?));
+        }
     }
 }
 
@@ -136,13 +135,16 @@ fn compressed_records_are_those_of_the_plain_file() {
 fn record_that_never_ends_is_refused_before_it_fills_the_memory() {
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
     encoder.write_all(b"text\n\"").unwrap();
-    std::io::copy(&mut std::io::repeat(b'a').take(RECORD_BYTES_MAX + (1 << 20)), &mut encoder).unwrap();
+    // Not so regular that the expansion alone is refused.
+    for n in 0..=(RECORD_BYTES_MAX + (1 << 20)) / 2048 {
+        encoder.write_all(format!("{:a<2048}", n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).as_bytes()).unwrap();
+    }
     let bytes = encoder.finish().unwrap();
 
     let quoted = error("a.csv.zst", FileFormat::Csv, &bytes);
     let line = error("a.jsonl.zst", FileFormat::Json, &bytes);
 
-    assert!(bytes.len() < 1 << 20, "{} bytes", bytes.len());
+    assert!(bytes.len() < 16 << 20, "{} bytes", bytes.len());
     assert!(quoted.contains("a.csv.zst:2: this record is larger than 256 MiB"), "{quoted}");
     assert!(line.contains("a.jsonl.zst:2: this record is larger than 256 MiB"), "{line}");
 }
@@ -153,12 +155,62 @@ fn compressed_text_that_expands_like_no_text_is_refused() {
     let (_dir, short) = written("b.txt.gz", &gzip(b"Once upon a time."));
     let (_dir, zeros) = written("c.txt.zst", &zstd::encode_all(&vec![b'a'; 4 << 20][..], 1).unwrap());
 
-    let whole = plain_copy(&path, dir.path()).unwrap();
-    let text = std::io::read_to_string(plain_copy(&short, dir.path()).unwrap());
-    let refused = plain_copy(&zeros, dir.path()).unwrap_err();
+    let copy = |path: &Path| plain_copy(&DataFile::open(path).unwrap(), dir.path());
+    let whole = copy(&path).unwrap();
+    let text = std::io::read_to_string(copy(&short).unwrap());
+    let refused = copy(&zeros).unwrap_err();
 
     assert_eq!(whole.metadata().unwrap().len(), 4 << 20);
     assert_eq!(text.unwrap(), "Once upon a time.");
     assert!(refused.to_string().contains("expands to more than 1000 times its size"), "{refused}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "copies have no names");
+}
+
+#[test]
+fn list_is_divided_into_its_items_without_parsing_them() {
+    let text = "\n[ {\"a\": \"],[\\\"\"},\n\n {\"b\": [1, {\"c\": [2]}]} , 3\n]\n ";
+    let (_dir, path) = written("a.json", text.as_bytes());
+
+    let records = read(&path, FileFormat::Json).unwrap();
+
+    assert_eq!(records, [(1, json!({ "a": "],[\"" })), (2, json!({ "b": [1, { "c": [2] }] })), (3, json!(3))]);
+    let (_dir, empty) = written("a.json", b" [ ]");
+    assert_eq!(read(&empty, FileFormat::Json), Ok(Vec::new()));
+}
+
+#[test]
+fn list_that_is_not_json_is_refused_by_the_line_of_the_file() {
+    let refused = |text: &str| error("a.json", FileFormat::Json, text.as_bytes());
+
+    assert!(refused("[1,\n2").ends_with("a.json:2: this is not valid JSON: the list is not closed"));
+    assert!(refused("[1,\n,2]").ends_with("a.json:2: this is not valid JSON: expected a value between commas"));
+    assert!(refused("[1,]").ends_with("a.json:1: this is not valid JSON: expected a value between commas"));
+    assert!(refused("[1]\n[2]").ends_with("there is more after the end of the list"));
+    assert!(refused("[1,\n{\"a\":\n x}]").contains("a.json:3: this is not valid JSON: expected value at column 2"));
+}
+
+/// Small files that would fill the memory.
+#[test]
+fn size_in_memory_is_what_a_batch_and_a_record_are_bounded_by() {
+    let list = format!("[{}1]", "1,".repeat(1 << 20));
+    let (_dir, list) = written("a.json", list.as_bytes());
+    let (_dir, empty) = written("e.csv", format!("text,b\n{}", ",\n".repeat(1 << 20)).as_bytes());
+    let longest_batch = |path: &Path, format| {
+        let mut file = RecordFile::open(&DataFile::open(path).unwrap(), format, "").unwrap();
+        std::iter::from_fn(|| Some(file.next_batch().unwrap().len()).filter(|n| *n > 0)).max().unwrap()
+    };
+
+    assert!(longest_batch(&list, FileFormat::Json) <= BATCH_BYTES / size_of::<Numbered>() + 1);
+    assert!(longest_batch(&empty, FileFormat::Csv) <= BATCH_BYTES / size_of::<Numbered>() + 1);
+    let digits = format!("{{\"a\": [{}1]}}", "1,".repeat((DECODED_BYTES_MAX / VALUE_BYTES) as usize + 1));
+    assert!(error("a.jsonl", FileFormat::Json, digits.as_bytes()).contains("larger than 1024 MiB"));
+    let header: Vec<String> = (0..=1 << 14).map(|n| n.to_string()).collect();
+    assert!(error("a.csv", FileFormat::Csv, header.join(",").as_bytes()).contains("names 16385 fields"));
+    let cells = zstd::encode_all(format!("text,b\n{}", ",\n".repeat(4 << 20)).as_bytes(), 1).unwrap();
+    let (_dir, cells) = written("e.csv.zst", &cells);
+    let mut file = RecordFile::open(&DataFile::open(&cells).unwrap(), FileFormat::Csv, "").unwrap();
+    let refused = std::iter::repeat_with(|| file.next_batch().map(|batch| batch.len())).find(|n| !matches!(n, Ok(1..)));
+    assert!(refused.unwrap().unwrap_err().to_string().contains("expands to more than 1000 times"));
+    let blanks = zstd::encode_all(&vec![b' '; 65 << 20][..], 1).unwrap();
+    assert!(error("a.jsonl.zst", FileFormat::Json, &blanks).contains("expands to more than 1000 times"));
 }
