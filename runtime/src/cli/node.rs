@@ -83,7 +83,9 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         asked.store(true, Ordering::Release);
         terminal.say("\ndraining: exiting once other nodes hold this node's state (Ctrl-C again exits at once)");
     };
-    on_signal(drain, || true)?;
+    let has_ranks = Arc::new(AtomicBool::new(false));
+    let followed = Arc::clone(&has_ranks);
+    on_signal(drain, move || followed.load(Ordering::Acquire))?;
     let (text, origin) = join_string(args)?;
     let parsed: JoinString = text.trim().parse().map_err(|source| CommandError::Join { origin, source })?;
     if args.ranks == 0 {
@@ -94,8 +96,15 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let folder = NodeFolder::lock(&dir)?;
     let credential = enter(&parsed, &folder)?;
     let how = JoinAs { join: parsed, credential, folder, n_slots: args.ranks, advertise: args.advertise, program };
+    if leaves.load(Ordering::Acquire) {
+        return Ok(());
+    }
     let asked = Cell::new(None);
-    let leaves = || Leave::after_signal(leaves.load(Ordering::Acquire), &asked);
+    // Polled once the node takes part.
+    let leaves = || {
+        has_ranks.store(true, Ordering::Release);
+        Leave::after_signal(leaves.load(Ordering::Acquire), &asked)
+    };
     let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let outcome = join(how, &leaves, &mut |event| {
         tokenising.see(event);

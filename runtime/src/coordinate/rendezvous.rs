@@ -135,8 +135,11 @@ impl Rendezvous<'_> {
                     let (program, n_slots, here) = (self.program.clone(), self.n_slots, towards(&join_string));
                     let how = JoinAs { join: join_string, credential, folder, n_slots, advertise: None, program };
                     let asked = Cell::new(None);
-                    let leaves = || Leave::after_signal(control.stops(), &asked);
-                    control.set_has_ranks();
+                    // Polled once the node takes part.
+                    let leaves = || {
+                        control.set_has_ranks();
+                        Leave::after_signal(control.stops(), &asked)
+                    };
                     return self.beside_standby(here, control, || join(how, &leaves, on_event));
                 }
                 Some(Err(error)) => last = Some(error),
