@@ -1,6 +1,7 @@
 //! One GPU: its context, its streams, its memory, and copies between it and the host.
 
 use crate::error::{CudaError, OpenError};
+use crate::estimate::Rates;
 use crate::gpu_info::GpuInfo;
 use crate::health;
 use crate::library::{Libraries, Search};
@@ -8,7 +9,7 @@ use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
 use phalanx_device::{Activity, RawBuffer};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ const DRIVER_MIN: i32 = 12_000;
 enum Attribute {
     ClockRate = 13,
     MultiprocessorCount = 16,
+    MemoryClockRate = 36,
+    MemoryBusWidth = 37,
     ComputeCapabilityMajor = 75,
     ComputeCapabilityMinor = 76,
 }
@@ -49,6 +52,8 @@ pub(crate) struct Gpu {
     pub(crate) model: String,
     /// Its compute capability.
     pub(crate) capability: (i32, i32),
+    /// For estimates of the time that work takes.
+    pub(crate) rates: Rates,
     /// Who else uses it is found with these.
     search: Search,
     uuid: Option<String>,
@@ -76,8 +81,11 @@ struct Marks {
     enqueued: Mutex<u32>,
     /// The same number, to be read without the lock.
     last: AtomicU32,
-    /// Address of the last mark that the stream has reached, in pinned memory that lives as long as the process.
-    reached: usize,
+    /// Address of two words in pinned memory that lives as long as the process: the last mark that the stream has reached, and
+    /// the last place inside of a segment.
+    words: usize,
+    /// The longest estimated time between two marks, in microseconds.
+    expected_us: AtomicU64,
 }
 
 // SAFETY: the context and its streams may be used from any thread to which the context is bound; see `Gpu::bind`. The
@@ -138,6 +146,10 @@ fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
             call.check("cuDeviceGetAttribute", (driver.cuDeviceGetAttribute)(&raw mut value, which as u32, device))?;
             Ok(value)
         };
+        // The clock of the memory in kHz, with two transfers in a cycle; drivers may know neither.
+        let memory_clock_khz = attribute(Attribute::MemoryClockRate).unwrap_or(0);
+        let memory_bits = attribute(Attribute::MemoryBusWidth).unwrap_or(0);
+        let memory_bytes_per_s = 2e3 * f64::from(memory_clock_khz) * f64::from(memory_bits) / 8.0;
         Ok(GpuInfo {
             name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
             uuid: is_whole.then(|| uuid_name(&uuid)),
@@ -146,6 +158,7 @@ fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
             capability: (attribute(Attribute::ComputeCapabilityMajor)?, attribute(Attribute::ComputeCapabilityMinor)?),
             n_multiprocessors: attribute(Attribute::MultiprocessorCount)? as u32,
             clock_khz: attribute(Attribute::ClockRate)? as u32,
+            memory_bytes_per_s: Some(memory_bytes_per_s).filter(|rate| *rate > 0.0),
         })
     }
 }
@@ -191,7 +204,7 @@ impl Gpu {
         };
         let compute = opened.and_then(|()| Stream::new(&call)).map_err(taken)?;
         let marks = Marks::new(&call).map_err(OpenError::Context)?;
-        let capability = info.capability;
+        let (capability, rates) = (info.capability, Rates::of(&info));
         let model = format!("{} with {} multiprocessors", info.name, info.n_multiprocessors);
         let (idle_streams, idle_pinned) = (Mutex::default(), Mutex::default());
         let is_given_up = AtomicBool::default();
@@ -203,6 +216,7 @@ impl Gpu {
             name,
             model,
             capability,
+            rates,
             search: search.clone(),
             uuid: info.uuid,
             idle_streams,
@@ -249,15 +263,36 @@ impl Gpu {
         *enqueued = enqueued.wrapping_add(1);
         self.marks.last.store(*enqueued, Release);
         // SAFETY: the word lives as long as the process.
-        unsafe { self.write_word(self.marks.reached as u64, *enqueued, self.compute) }
+        unsafe { self.write_word(self.marks.words as u64, *enqueued, self.compute) }
+    }
+
+    /// Enqueues a sign of progress on a stream or in the graph that it is captured into; `place` differs from those of its
+    /// neighbours. Unlike [`Gpu::mark`], it is the same in every launch of the graph.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn mark_place(&self, place: u32, stream: Stream) -> Result<(), CudaError> {
+        let at = self.marks.words as u64 + size_of::<u32>() as u64;
+        // SAFETY: the word lives as long as the process. A memory set, since not every driver captures other writes of words.
+        let code = unsafe { (self.libraries.driver.cuMemsetD32Async)(at, place, 1, stream.0) };
+        self.check("cuMemsetD32Async", code)
+    }
+
+    /// Work may come whose marks are as far apart as this.
+    pub(crate) fn expect(&self, between_marks: Duration) {
+        self.marks.expected_us.fetch_max(between_marks.as_micros() as u64, Release);
     }
 
     /// How far the compute stream is, by its marks.
     pub(crate) fn activity(&self) -> Activity {
-        let reached = std::ptr::with_exposed_provenance_mut::<u32>(self.marks.reached);
-        // SAFETY: an aligned word of pinned memory that lives as long as the process and is written as a whole.
-        let completed = unsafe { AtomicU32::from_ptr(reached) }.load(Acquire);
-        Activity { completed, is_busy: completed != self.marks.last.load(Acquire) }
+        let [reached, place] = [0, 1].map(|i| {
+            let at = std::ptr::with_exposed_provenance_mut::<u32>(self.marks.words + i * size_of::<u32>());
+            // SAFETY: an aligned word of pinned memory that lives as long as the process and is written as a whole.
+            unsafe { AtomicU32::from_ptr(at) }.load(Acquire)
+        });
+        let expected = Duration::from_micros(self.marks.expected_us.load(Acquire));
+        let completed = reached.rotate_left(16).wrapping_add(place);
+        Activity { completed, is_busy: reached != self.marks.last.load(Acquire), expected }
     }
 
     /// A library has got stuck: this process cannot use the GPU with others any more.
@@ -525,13 +560,14 @@ impl Stream {
 
 impl Marks {
     fn new(call: &Call<'_>) -> Result<Marks, CudaError> {
-        let mut word: *mut c_void = std::ptr::null_mut();
+        let mut words: *mut c_void = std::ptr::null_mut();
         // SAFETY: a pointer to a local; the context is current.
-        let code = unsafe { (call.driver.cuMemHostAlloc)(&raw mut word, size_of::<u32>(), PORTABLE_AND_MAPPED) };
+        let code = unsafe { (call.driver.cuMemHostAlloc)(&raw mut words, size_of::<[u32; 2]>(), PORTABLE_AND_MAPPED) };
         call.check("cuMemHostAlloc", code)?;
         // SAFETY: just allocated.
-        unsafe { word.cast::<u32>().write(0) };
-        Ok(Marks { enqueued: Mutex::default(), last: AtomicU32::default(), reached: word.expose_provenance() })
+        unsafe { words.cast::<[u32; 2]>().write([0; 2]) };
+        let (enqueued, last, expected_us) = (Mutex::default(), AtomicU32::default(), AtomicU64::default());
+        Ok(Marks { enqueued, last, words: words.expose_provenance(), expected_us })
     }
 }
 

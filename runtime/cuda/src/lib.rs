@@ -24,6 +24,7 @@ mod command;
 mod cudnn;
 mod device;
 mod error;
+mod estimate;
 mod gpu;
 mod gpu_info;
 mod graph;

@@ -17,11 +17,16 @@ use phalanx_strategies::passes::memory::{Layout, Region};
 use phalanx_strategies::program::{Instr, Op, Program, ValueId};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Segments of fewer commands are enqueued one by one: the launch of a graph costs about as much.
 const GRAPH_COMMANDS_MIN: usize = 4;
-/// Most instructions of a segment. Marks of the GPU's progress lie between graphs, and one that comes late looks like a hang.
+/// Most instructions of a segment: a rank that leaves its world waits for the segments that it has launched.
 const GRAPH_INSTRS_MAX: usize = 128;
+/// Commands, and their estimated time, between two marks of the GPU's progress. A mark costs the GPU one or two microseconds,
+/// and one that comes late looks like a hang.
+const MARK_COMMANDS: usize = 16;
+const MARK_TIME: Duration = Duration::from_millis(20);
 
 /// The regions that outlast a step.
 pub(crate) const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
@@ -37,6 +42,8 @@ pub(crate) struct Lowered {
     /// First command of each instruction, and the number of commands.
     starts: Vec<usize>,
     is_merged: Vec<bool>,
+    /// Before which instructions the GPU marks its progress.
+    is_marked: Vec<bool>,
     /// Which instructions write state that outlasts a step.
     changes_state: Vec<bool>,
     commands: Vec<Ready>,
@@ -97,7 +104,10 @@ impl Lowered {
         let outlasts = |v: &ValueId| layout.locations[v.0 as usize].is_some_and(|at| LASTING.contains(&at.region));
         let changes_state = program.instrs.iter().map(|instr| instr.writes.iter().any(outlasts)).collect();
         let identity = c.identity.clone();
-        Ok(Lowered { identity, program, layout, packing, starts, is_merged, changes_state, commands, segments })
+        let times = program.instrs.iter().map(|instr| shared.gpu.rates.time_of(&program, instr));
+        let (is_marked, between_marks) = marks(&starts, times);
+        shared.gpu.expect(between_marks);
+        Ok(Lowered { identity, program, layout, packing, starts, is_merged, is_marked, changes_state, commands, segments })
     }
 
     /// Which of these programs a compiled program is, for batches of a packing. One that was compiled again is the one that it equals.
@@ -136,13 +146,18 @@ impl Lowered {
         self.changes_state[instrs].contains(&true)
     }
 
+    /// Whether the GPU marks its progress before an instruction.
+    pub(crate) fn is_marked(&self, instr: usize) -> bool {
+        self.is_marked[instr]
+    }
+
     /// Segments that run as graphs.
     #[cfg(test)]
     pub(crate) fn n_graphs(&self) -> usize {
         self.segments.iter().filter(|segment| matches!(segment.state, State::Captured(_))).count()
     }
 
-    /// Enqueues the commands of instructions one by one.
+    /// Enqueues the commands of instructions one by one, with marks of progress between them.
     ///
     /// # Errors
     /// When a library or the GPU fails.
@@ -155,9 +170,15 @@ impl Lowered {
         instrs: Range<usize>,
         stream: Stream,
     ) -> Result<(), CudaError> {
-        let commands = &self.commands[self.starts[instrs.start]..self.starts[instrs.end]];
-        // SAFETY: the caller's contract.
-        commands.iter().try_for_each(|command| unsafe { shared.enqueue(command, stream) })
+        for i in instrs.clone() {
+            if i > instrs.start && self.is_marked[i] {
+                shared.gpu.mark_place(i as u32, stream)?;
+            }
+            let commands = &self.commands[self.starts[i]..self.starts[i + 1]];
+            // SAFETY: the caller's contract.
+            commands.iter().try_for_each(|command| unsafe { shared.enqueue(command, stream) })?;
+        }
+        Ok(())
     }
 
     /// Enqueues a segment on the compute stream: as a graph, from its second run on. `capture` is a stream without work.
@@ -208,6 +229,20 @@ fn has_free_order(program: &Program) -> bool {
     !is_reproducible(program) && program.mesh_rank.mesh.tp == 1
 }
 
+/// Before which instructions the GPU marks its progress, and the longest estimated time between two marks. `starts` are the first
+/// commands of instructions, `times` their estimated durations.
+fn marks(starts: &[usize], times: impl Iterator<Item = Duration>) -> (Vec<bool>, Duration) {
+    let (mut n_commands, mut since, mut longest) = (MARK_COMMANDS, Duration::ZERO, Duration::ZERO);
+    let mark = |(i, time): (usize, Duration)| {
+        let own = starts[i + 1] - starts[i];
+        let is_marked = own > 0 && (n_commands + own > MARK_COMMANDS || since + time > MARK_TIME);
+        (n_commands, since) = if is_marked { (own, time) } else { (n_commands + own, since + time) };
+        longest = longest.max(since);
+        is_marked
+    };
+    (times.enumerate().map(mark).collect(), longest)
+}
+
 /// The longest runs of instructions that are commands on the GPU alone, within a phase.
 fn segments(c: &Compiled) -> Vec<Range<usize>> {
     let instrs = &c.program.instrs;
@@ -228,6 +263,20 @@ mod tests {
     use super::*;
     use phalanx_strategies::mesh::{Mesh, MeshRank};
     use phalanx_strategies::program::{DType, Kind, Phase, Site};
+
+    #[test]
+    fn marks_are_few_commands_and_little_time_apart() {
+        let n_commands = [1, 15, 1, 0, 0, 2, 40, 1, 1];
+        let starts: Vec<usize> =
+            (0..=n_commands.len()).map(|i| n_commands[..i].iter().sum()).collect();
+        let ms = Duration::from_millis;
+        let times = [0, 1, 0, 0, 0, 300, 1, 15, 10].map(ms);
+
+        let (is_marked, longest) = marks(&starts, times.into_iter());
+
+        assert_eq!(is_marked, [true, false, true, false, false, true, true, true, true]);
+        assert_eq!(longest, ms(300));
+    }
 
     #[test]
     fn order_of_sums_is_free_unless_a_program_is_reproducible_or_tensor_parallel() {

@@ -25,9 +25,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Instructions between two marks of the GPU's progress. A mark costs the GPU one or two microseconds.
-const MARK_EVERY: usize = 16;
-
 /// Bytes of a region: those of the largest of the programs.
 pub(crate) fn region_bytes(programs: &[&Compiled], region: Region) -> usize {
     programs.iter().map(|c| c.layout.bytes(region)).max().unwrap_or(0)
@@ -206,11 +203,9 @@ impl CudaMachine {
         with: &mut Run<'_>,
         changes: &mut bool,
     ) -> Result<(), ExecError> {
-        let mut n_unmarked = MARK_EVERY;
         let mut next = part.start;
         while next < part.end {
-            if n_unmarked >= MARK_EVERY {
-                n_unmarked = 0;
+            if next == part.start || self.lowered[lowered].is_marked(next) {
                 self.shared.gpu.mark().map_err(|e| failed(&e))?;
             }
             let segment = self.capture.as_ref().filter(|_| with.timings.is_none());
@@ -221,7 +216,7 @@ impl CudaMachine {
                 self.fence.before_change(&self.shared.gpu).map_err(|e| failed(&e))?;
             }
             self.advance(c, lowered, next, segment, with)?;
-            (next, n_unmarked) = (now.end, n_unmarked + now.len());
+            next = now.end;
             if with.timings.is_some() {
                 self.mark(next - part.start).map_err(|e| failed(&e))?;
             }

@@ -20,6 +20,8 @@ pub struct Activity {
     pub completed: u32,
     /// Whether the device has work that is not complete.
     pub is_busy: bool,
+    /// The longest time without a change of `completed` that its work is estimated to have.
+    pub expected: Duration,
 }
 
 /// A kind of device of this machine, such as its processors.

@@ -562,8 +562,11 @@ impl<'a> Device<'a> {
         let buffer_bytes = instance.trainer.buffer_bytes()?;
         let n_rows = (self.data.train.n_of_run(), self.data.validation.as_ref().map_or(0, |rows| rows.len()));
         let (generation, rank) = (instance.generation.0, instance.memory.rank as u32);
-        let (actor, outbox) = (&self.rank, &self.outbox);
+        let (actor, outbox, watch) = (&self.rank, &self.outbox, &self.device_watch);
         let mut on_event = |event: &Event| {
+            if let Event::Step(_) = event {
+                watch.commit();
+            }
             if let Event::Saved { step, .. } = event {
                 actor.tell(DeviceEvent::Saved(*step));
             }

@@ -32,6 +32,8 @@ use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::member::{Member, Schedule};
+use phalanx_strategies::elastic::progress::Patience;
+use phalanx_strategies::elastic::timing::Timing;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -103,7 +105,8 @@ fn serve(
     // Before the first status report, because other members may wait for this rank after it.
     let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
     if model.device.activity().is_some() {
-        device_watch.clone().start(begin.timing.suspicion)?;
+        let Timing { suspicion, first_step, .. } = begin.timing;
+        device_watch.clone().start(Patience { first_step, stuck: suspicion })?;
     }
     model.device.on_device_thread(begin.n_threads, || {
         let (counter, watch) = (progress_counter.clone(), device_watch.clone());

@@ -97,7 +97,7 @@ fn init(at: *mut P, n_ranks: c_int, id: UniqueId, rank: c_int, is_blocking: bool
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommGetAsyncError(comm: P, at: *mut Code) -> Code {
-    code(find(comm as usize).and_then(|c| put(at, c.state())))
+    code(find(comm as usize).and_then(|c| put(at, c.look())))
 }
 
 #[unsafe(no_mangle)]
@@ -119,7 +119,7 @@ pub extern "C" fn ncclCommCuDevice(comm: P, at: *mut c_int) -> Code {
 pub extern "C" fn ncclCommFinalize(comm: P) -> Code {
     let finalize = |c: std::sync::Arc<Communicator>| {
         abort::finalize(&c)?;
-        match if c.is_blocking { c.settle() } else { c.state() } {
+        match if c.is_blocking { c.settle() } else { c.look() } {
             SUCCESS => Ok(()),
             other => Err(other),
         }
@@ -144,6 +144,7 @@ pub extern "C" fn ncclCommAbort(comm: P) -> Code {
     group::within(|| {
         let communicator = find(comm as usize)?;
         communicator.is_aborted.store(true, SeqCst);
+        communicator.ensure_ready();
         group::add_abort(communicator);
         Ok(())
     })
@@ -156,7 +157,7 @@ pub extern "C" fn ncclCommRevoke(comm: P, flags: c_int) -> Code {
     }
     let revoke = |c: std::sync::Arc<Communicator>| {
         abort::revoke(&c)?;
-        match if c.is_blocking { c.settle() } else { c.state() } {
+        match if c.is_blocking { c.settle() } else { c.look() } {
             IN_PROGRESS => Err(IN_PROGRESS),
             _ => Ok(()),
         }

@@ -1,5 +1,6 @@
 //! Communicators: one rank's view of a group, and its initialisation.
 
+use super::job::Pending;
 use super::order::Ticket;
 use super::shared::{RANKS_MAX, Shared};
 use super::{
@@ -36,6 +37,8 @@ pub struct Communicator {
     /// Launches, and whether one of them is late.
     pub n_launches: AtomicU64,
     pub is_late: AtomicBool,
+    /// The job of its last group of calls.
+    pub pending: Pending,
     /// Held by every graph that captured the communicator.
     pub captured: Arc<()>,
     /// The result of the initialisation: success, an error, or `ncclInProgress`.
@@ -117,6 +120,7 @@ impl Communicator {
             n_receives: [const { AtomicU64::new(0) }; RANKS_MAX],
             n_launches: AtomicU64::new(0),
             is_late: AtomicBool::new(false),
+            pending: Pending::default(),
             captured: Arc::new(()),
             initialized: AtomicU32::new(IN_PROGRESS),
             failed: AtomicU32::new(allocated.err().unwrap_or(SUCCESS)),
@@ -193,11 +197,31 @@ impl Communicator {
             let is_final = |rank| self.shared.rank(rank).finalized.load(SeqCst) != 0;
             self.is_finalized.load(SeqCst) && (!self.ranks().all(is_final) || Ticket::exists(|t| t.is_of(self.id)))
         };
-        let is_revoking = || {
-            let before = self.revoked_before.load(SeqCst);
-            before > 0 && Ticket::exists(|t| t.is_of(self.id) && t.is_before(before))
-        };
-        if self.is_late.load(SeqCst) || is_finalizing() || is_revoking() { IN_PROGRESS } else { SUCCESS }
+        if self.is_late.load(SeqCst) || is_finalizing() || self.is_revoking() { IN_PROGRESS } else { SUCCESS }
+    }
+
+    /// The state, as `ncclCommGetAsyncError` looks at it: success completes the pending job.
+    pub fn look(&self) -> Code {
+        let state = self.state();
+        if state == SUCCESS {
+            self.pending.complete();
+        }
+        state
+    }
+
+    /// Ends the pending job if the communicator is aborted or being revoked, and else looks at the state.
+    pub fn ensure_ready(&self) -> Code {
+        if self.is_aborted.load(SeqCst) || self.is_revoking() {
+            self.pending.abort();
+            return SUCCESS;
+        }
+        self.look()
+    }
+
+    /// Whether operations are under way that a revoke has told to end.
+    fn is_revoking(&self) -> bool {
+        let before = self.revoked_before.load(SeqCst);
+        before > 0 && Ticket::exists(|t| t.is_of(self.id) && t.is_before(before))
     }
 
     /// Connects to its peers with the first launch, which needs memory; returns the number of this launch, from 0.
@@ -235,7 +259,7 @@ impl Communicator {
         if self.is_aborted.load(SeqCst) || self.is_finalized.load(SeqCst) || self.revoked_before.load(SeqCst) > 0 {
             return Err(refuse(INVALID_USAGE, "an operation of a communicator that was revoked, finalized or aborted"));
         }
-        match self.state() {
+        match self.ensure_ready() {
             SUCCESS => Ok(()),
             IN_PROGRESS => {
                 let text = "attempt to use a communicator before the previous operation returned ncclSuccess";

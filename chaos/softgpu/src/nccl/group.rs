@@ -4,6 +4,7 @@ use super::abort;
 use super::batch::{self, Work};
 use super::collective::{Collective, Kind};
 use super::communicator::Communicator;
+use super::job::Job;
 use super::transfer::Transfer;
 use super::{Code, IN_PROGRESS, INVALID_USAGE, SUCCESS, refuse};
 use std::cell::RefCell;
@@ -32,20 +33,20 @@ pub fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Does everything when the outermost group ends.
+/// Does everything when the outermost group ends. `ncclGroupEnd` does not look at what it has begun.
 pub fn end() -> Code {
-    let ended = GROUP.with_borrow_mut(|group| {
+    close().map_or_else(|code| code, |group| group.map_or(SUCCESS, |group| group.run(false)))
+}
+
+/// Ends a group; what was called in it, if it is the outermost one.
+fn close() -> Result<Option<Group>, Code> {
+    GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
             return Err(refuse(INVALID_USAGE, "ncclGroupEnd without ncclGroupStart"));
         }
         group.depth -= 1;
         Ok((group.depth == 0).then(|| std::mem::take(group)))
-    });
-    match ended {
-        Err(code) => code,
-        Ok(None) => SUCCESS,
-        Ok(Some(group)) => group.run(),
-    }
+    })
 }
 
 /// Runs a call in a group of its own, unless there is one; a failed call fails the whole group.
@@ -59,7 +60,8 @@ pub fn within(call: impl FnOnce() -> Result<(), Code>) -> Code {
             }
         });
     }
-    match (end(), outcome) {
+    let ended = close().map_or_else(|code| code, |group| group.map_or(SUCCESS, |group| group.run(true)));
+    match (ended, outcome) {
         (SUCCESS, Err(code)) => code,
         (code, _) => code,
     }
@@ -100,22 +102,24 @@ pub fn add(communicator: &Arc<Communicator>, stream: u64, operation: Operation) 
 }
 
 impl Group {
-    fn run(self) -> Code {
+    /// Does everything. A single call looks at the state of its communicator afterwards.
+    fn run(self, is_single: bool) -> Code {
+        let launched = self.works.iter().map(|(communicator, _, _)| communicator);
+        let with_job: Vec<_> = self.new.iter().chain(launched).filter(|c| !c.is_blocking).collect();
         let mut code = self.failed;
         if code == SUCCESS {
+            Job::start(with_job.iter().copied());
             code = self.launch().err().unwrap_or(SUCCESS);
         }
-        let blocking = |c: &&Arc<Communicator>| c.is_blocking;
-        for communicator in self.new.iter().filter(blocking) {
+        for communicator in self.new.iter().filter(|c| c.is_blocking) {
             let state = communicator.settle();
             code = if code == SUCCESS { state } else { code };
         }
         if !self.aborts.is_empty() {
             abort::abort(&self.aborts);
         }
-        let is_pending = |c: &Arc<Communicator>| !c.is_aborted.load(SeqCst) && c.state() == IN_PROGRESS;
-        let launched = self.works.iter().map(|(communicator, _, _)| communicator);
-        if code == SUCCESS && self.new.iter().chain(launched).any(is_pending) { IN_PROGRESS } else { code }
+        let is_pending = |c: &Arc<Communicator>| !c.is_aborted.load(SeqCst) && (!is_single || c.look() == IN_PROGRESS);
+        if code == SUCCESS && with_job.into_iter().any(is_pending) { IN_PROGRESS } else { code }
     }
 
     fn launch(&self) -> Result<(), Code> {

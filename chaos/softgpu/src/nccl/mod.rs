@@ -6,7 +6,10 @@
 //!   wait for each other. `ncclCommRevoke` ends what is under way and refuses further operations.
 //! - Operations of a group: collectives of a communicator run in their order, then all its sends and receives at once.
 //! - Communicators that do not block launch some operations a little later, as NCCL does while it connects peers; their
-//!   state is `ncclInProgress` until then.
+//!   state is `ncclInProgress` until then. `ncclGroupEnd` gives `ncclInProgress` for them in any case.
+//! - A group of calls on such communicators has a job, which the next look at their state completes. `ncclCommRevoke` and
+//!   `ncclCommAbort` before it free the job and keep the pointer, as NCCL does: the second of them uses freed memory, which
+//!   ends the process with exit code 88.
 //! - Sums run over ranks in order, in f32 for narrower floats, which are rounded once: the result has the same bits at every
 //!   rank. NCCL's order depends on the topology.
 //! - Members that issue different operations get an error that names both, on stderr and as a failure of the device; NCCL
@@ -27,6 +30,7 @@
 //! | `group` | operations between `ncclGroupStart` and `ncclGroupEnd` |
 //! | `batch`, `collective`, `transfer`, `arithmetic` | the operations, as the engine runs them |
 //! | `abort` | abort, revoke, finalize, destroy |
+//! | `job` | the thread behind a group of calls that do not block |
 //! | `order` | what is launched, and in which order it runs |
 //! | `shared` | the memory between the ranks |
 //! | `host` | what the rest of the software GPU offers |
@@ -42,6 +46,7 @@ mod collective;
 mod communicator;
 mod group;
 mod host;
+mod job;
 mod order;
 mod shared;
 mod transfer;

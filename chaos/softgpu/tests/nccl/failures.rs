@@ -167,6 +167,52 @@ fn revoke_ends_what_is_under_way_and_refuses_what_comes() {
     });
 }
 
+/// A communicator that does not block and whose peer never comes.
+fn connecting() -> P {
+    let (config, mut comm) = (Config::new(0), std::ptr::null_mut());
+    Thread::new(0);
+    // SAFETY: valid arguments.
+    let begun = unsafe { (api().ncclCommInitRankConfig)(&raw mut comm, 2, unique_id(), 0, &raw const config) };
+    assert_eq!(begun, IN_PROGRESS);
+    comm
+}
+
+#[test]
+fn abort_of_a_pending_job_frees_it_once() {
+    passes("failures::abort_of_a_pending_job_frees_it_once", &[], || ok!(ncclCommAbort(connecting())));
+}
+
+#[test]
+fn abort_after_a_revoke_of_a_pending_job_uses_freed_memory() {
+    let ran = alone("failures::abort_after_a_revoke_of_a_pending_job_uses_freed_memory", &[], || {
+        let comm = connecting();
+        // SAFETY: valid arguments.
+        unsafe { (api().ncclCommRevoke)(comm, 0) };
+        // SAFETY: the process ends here, where NCCL would read freed memory.
+        unsafe { (api().ncclCommAbort)(comm) };
+    });
+
+    if let Some(output) = ran {
+        assert_eq!(output.status.code(), Some(88), "{}", text(&output));
+        assert!(text(&output).contains("use after free"), "{}", text(&output));
+    }
+}
+
+#[test]
+fn revoke_after_a_look_that_found_success_frees_nothing_twice() {
+    passes("failures::revoke_after_a_look_that_found_success_frees_nothing_twice", &[], || {
+        let (id, config, mut comm) = (unique_id(), Config::new(0), std::ptr::null_mut());
+        Thread::new(0);
+        // SAFETY: valid arguments.
+        unsafe { (api().ncclCommInitRankConfig)(&raw mut comm, 2, id, 0, &raw const config) };
+        join(id, 2, 1);
+        assert!(until(LONG, || state(comm) == 0));
+
+        ok!(ncclCommRevoke(comm, 0));
+        ok!(ncclCommAbort(comm));
+    });
+}
+
 #[test]
 fn finalized_communicator_is_in_progress_until_its_peer_finalizes() {
     passes("failures::finalized_communicator_is_in_progress_until_its_peer_finalizes", &[], || {

@@ -65,7 +65,6 @@ functions! {
         fn ncclCommInitRankConfig(*mut Comm, c_int, UniqueId, c_int, *const Config) -> Code;
         fn ncclCommGetAsyncError(Comm, *mut Code) -> Code;
         fn ncclCommFinalize(Comm) -> Code;
-        fn ncclCommDestroy(Comm) -> Code;
         fn ncclCommAbort(Comm) -> Code;
         fn ncclGetErrorString(Code) -> *const c_char;
         fn ncclGetLastError(Comm) -> *const c_char;
@@ -79,9 +78,7 @@ functions! {
         fn ncclSend(u64, usize, c_int, c_int, Comm, CUstream) -> Code;
         fn ncclRecv(u64, usize, c_int, c_int, Comm, CUstream) -> Code;
     }
-    optional {
-        fn ncclCommRevoke(Comm, c_int) -> Code;
-    }
+    optional {}
 }
 
 impl Nccl {

@@ -134,14 +134,9 @@ impl Member {
     pub(super) fn abort(self: &Arc<Member>, reason: &str) {
         self.aborted.get_or_init(|| reason.to_owned());
         let Some(handle) = lock(&self.handle).take() else { return };
-        self.end("nccl-abort", move |member| {
-            // A revoke returns at once, so that no communicator hangs while the abort of another one waits for it.
-            if let Some(revoke) = member.nccl.ncclCommRevoke {
-                // SAFETY: the handle was taken, so it is alive and this thread's.
-                unsafe { revoke(handle.0, 0) };
-            }
-            member.free(&handle);
-        });
+        // An abort tells its operations to end before it waits for anything, so no other abort waits for them. A revoke before
+        // it would free the job of a pending call, which the abort frees too.
+        self.end("nccl-abort", move |member| member.free(&handle));
     }
 
     /// Frees it after its last operation, once all members have come so far; after an abort, `abort` frees it. Does not
@@ -198,12 +193,8 @@ impl Member {
             pause();
         }
         let is_clean = code == 0 && state == 0;
-        if is_clean {
-            // SAFETY: as above, for the last time.
-            unsafe { (nccl.ncclCommDestroy)(handle.0) };
-        } else {
-            self.free(handle);
-        }
+        // After a finalize, an abort frees what a destroy frees, and waits for no peer: one may end just now.
+        self.free(handle);
         is_clean
     }
 
