@@ -11,7 +11,7 @@ const ATTENTION: f64 = 0.1;
 const MEMORY: f64 = 0.25;
 
 /// The rate of memory where the driver does not tell it: that of the slowest cards.
-const MEMORY_BYTES_PER_S: f64 = 200e9;
+const MEMORY_BYTES_PER_S: u64 = 200_000_000_000;
 
 /// Rates that a GPU surely reaches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +30,7 @@ impl Rates {
         Rates {
             products: peaks.map(|peak| peak * PRODUCTS),
             attention: peaks.map(|peak| peak * ATTENTION),
-            bytes_per_s: gpu.memory_bytes_per_s.unwrap_or(MEMORY_BYTES_PER_S) * MEMORY,
+            bytes_per_s: gpu.memory_bytes_per_s.unwrap_or(MEMORY_BYTES_PER_S) as f64 * MEMORY,
         }
     }
 

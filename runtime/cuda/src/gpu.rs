@@ -1,9 +1,11 @@
 //! One GPU: its context, its streams, its memory, and copies between it and the host.
 
+use crate::command::{Args, Launch};
 use crate::error::{CudaError, OpenError};
 use crate::estimate::Rates;
 use crate::gpu_info::GpuInfo;
 use crate::health;
+use crate::kernels::{Instance, PROGRESS};
 use crate::library::{Libraries, Search};
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
 use phalanx_device::{Activity, RawBuffer};
@@ -149,7 +151,7 @@ fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
         // The clock of the memory in kHz, with two transfers in a cycle; drivers may know neither.
         let memory_clock_khz = attribute(Attribute::MemoryClockRate).unwrap_or(0);
         let memory_bits = attribute(Attribute::MemoryBusWidth).unwrap_or(0);
-        let memory_bytes_per_s = 2e3 * f64::from(memory_clock_khz) * f64::from(memory_bits) / 8.0;
+        let memory_bytes_per_s = 2000 * i64::from(memory_clock_khz) * i64::from(memory_bits) / 8;
         Ok(GpuInfo {
             name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
             uuid: is_whole.then(|| uuid_name(&uuid)),
@@ -158,7 +160,7 @@ fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
             capability: (attribute(Attribute::ComputeCapabilityMajor)?, attribute(Attribute::ComputeCapabilityMinor)?),
             n_multiprocessors: attribute(Attribute::MultiprocessorCount)? as u32,
             clock_khz: attribute(Attribute::ClockRate)? as u32,
-            memory_bytes_per_s: Some(memory_bytes_per_s).filter(|rate| *rate > 0.0),
+            memory_bytes_per_s: u64::try_from(memory_bytes_per_s).ok().filter(|rate| *rate > 0),
         })
     }
 }
@@ -266,16 +268,12 @@ impl Gpu {
         unsafe { self.write_word(self.marks.words as u64, *enqueued, self.compute) }
     }
 
-    /// Enqueues a sign of progress on a stream or in the graph that it is captured into; `place` differs from those of its
-    /// neighbours. Unlike [`Gpu::mark`], it is the same in every launch of the graph.
-    ///
-    /// # Errors
-    /// When the GPU has failed.
-    pub(crate) fn mark_place(&self, place: u32, stream: Stream) -> Result<(), CudaError> {
-        let at = self.marks.words as u64 + size_of::<u32>() as u64;
-        // SAFETY: the word lives as long as the process. A memory set, since not every driver captures other writes of words.
-        let code = unsafe { (self.libraries.driver.cuMemsetD32Async)(at, place, 1, stream.0) };
-        self.check("cuMemsetD32Async", code)
+    /// A command that writes `place` where the host reads it, as a sign of progress between marks. `place` differs from those of
+    /// its neighbours. It is a kernel, since not every driver captures writes of words into graphs.
+    pub(crate) fn place(&self, place: u32) -> Launch {
+        let word = self.marks.words as u64 + size_of::<u32>() as u64;
+        let args = Args::new().words(&[word]).bits(place);
+        Launch { kernel: Instance::of(PROGRESS, "mark_place"), grid: [1; 3], threads: 1, shared_bytes: 0, args }
     }
 
     /// Work may come whose marks are as far apart as this.

@@ -17,7 +17,7 @@ pub struct GpuInfo {
     /// Its highest clock rate.
     pub(crate) clock_khz: u32,
     /// The rate at which it reads its memory at most; none if the driver does not tell.
-    pub(crate) memory_bytes_per_s: Option<f64>,
+    pub(crate) memory_bytes_per_s: Option<u64>,
 }
 
 impl GpuInfo {

@@ -3,7 +3,7 @@
 //! Commands between collectives form *segments*. A segment runs eagerly once, because libraries prepare themselves in their first
 //! call, which a capture does not allow; then it is captured, and from then on launched as a graph.
 
-use crate::command::Ready;
+use crate::command::{Command, Ready};
 use crate::cudnn::{Packing, Shape};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Stream};
@@ -42,8 +42,8 @@ pub(crate) struct Lowered {
     /// First command of each instruction, and the number of commands.
     starts: Vec<usize>,
     is_merged: Vec<bool>,
-    /// Before which instructions the GPU marks its progress.
-    is_marked: Vec<bool>,
+    /// The marks of the GPU's progress, before their instructions.
+    marks: Vec<Option<Ready>>,
     /// Which instructions write state that outlasts a step.
     changes_state: Vec<bool>,
     commands: Vec<Ready>,
@@ -107,7 +107,12 @@ impl Lowered {
         let times = program.instrs.iter().map(|instr| shared.gpu.rates.time_of(&program, instr));
         let (is_marked, between_marks) = marks(&starts, times);
         shared.gpu.expect(between_marks);
-        Ok(Lowered { identity, program, layout, packing, starts, is_merged, is_marked, changes_state, commands, segments })
+        let mark = |(i, is_marked): (u32, bool)| {
+            // SAFETY: the word is the GPU's.
+            is_marked.then(|| unsafe { shared.ready(Command::Launch(shared.gpu.place(i)), Choice::First) }).transpose()
+        };
+        let marks = (0..).zip(is_marked).map(mark).collect::<Result<_, _>>()?;
+        Ok(Lowered { identity, program, layout, packing, starts, is_merged, marks, changes_state, commands, segments })
     }
 
     /// Which of these programs a compiled program is, for batches of a packing. One that was compiled again is the one that it equals.
@@ -148,7 +153,7 @@ impl Lowered {
 
     /// Whether the GPU marks its progress before an instruction.
     pub(crate) fn is_marked(&self, instr: usize) -> bool {
-        self.is_marked[instr]
+        self.marks[instr].is_some()
     }
 
     /// Segments that run as graphs.
@@ -171,12 +176,10 @@ impl Lowered {
         stream: Stream,
     ) -> Result<(), CudaError> {
         for i in instrs.clone() {
-            if i > instrs.start && self.is_marked[i] {
-                shared.gpu.mark_place(i as u32, stream)?;
-            }
+            let mark = self.marks[i].as_ref().filter(|_| i > instrs.start);
             let commands = &self.commands[self.starts[i]..self.starts[i + 1]];
             // SAFETY: the caller's contract.
-            commands.iter().try_for_each(|command| unsafe { shared.enqueue(command, stream) })?;
+            mark.into_iter().chain(commands).try_for_each(|command| unsafe { shared.enqueue(command, stream) })?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! stream, in the order of the program; copies of lasting state run beside it ([`ring`](crate::ring)), and the first
 //! instruction of a run that changes the state waits for them.
 
-use crate::command::{Command, Ready};
+use crate::command::{Command, Launch, Ready};
 use crate::cudnn::{Direction, Packing, Shape};
 use crate::error::CudaError;
 use crate::gpu::{DeviceMemory, Event, Stream};
@@ -138,15 +138,19 @@ impl CudaMachine {
         programs: &[&Compiled],
         graphs: bool,
     ) -> Result<CudaMachine, AllocError> {
+        // The first step reports what cannot be loaded.
+        let load = |launch: &Launch| {
+            if let Err(error) = shared.kernels.load(&shared.gpu, &launch.kernel, launch.shared_bytes) {
+                tracing::debug!(%error, "cannot load a kernel in advance");
+            }
+        };
+        load(&shared.gpu.place(0));
         for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
             // Kernels do not depend on addresses, except that two operands may be the same memory.
             let (commands, _) = lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0, None).finish();
             for command in commands {
-                if let Command::Launch(launch) = command
-                    && let Err(error) = shared.kernels.load(&shared.gpu, &launch.kernel, launch.shared_bytes)
-                {
-                    // The first step reports it.
-                    tracing::debug!(%error, "cannot load a kernel in advance");
+                if let Command::Launch(launch) = command {
+                    load(&launch);
                 }
             }
         }

@@ -126,6 +126,8 @@ sources! {
     CROSS_ENTROPY = "cross_entropy.cu", &["X=float", "X=bf16", "X=f16"];
     /// Updates by rules that work element by element, or in blocks of elements.
     OPTIMIZER = "optimizer.cu" after "runs.cuh", &[""];
+    /// Signs of progress.
+    PROGRESS = "progress.cu", &[""];
     /// Adafactor.
     ADAFACTOR = "adafactor.cu", &[""];
 }

@@ -78,7 +78,6 @@ functions! {
         fn ncclSend(u64, usize, c_int, c_int, Comm, CUstream) -> Code;
         fn ncclRecv(u64, usize, c_int, c_int, Comm, CUstream) -> Code;
     }
-    optional {}
 }
 
 impl Nccl {
