@@ -1,13 +1,12 @@
 // Causal grouped-query attention in f32 arithmetic, for all element types and head widths, and its adjoint.
 // Source: Dao 2023, FlashAttention-2 (arXiv:2307.08691), algorithms 1 and 2.
 //
-// Macros: X, element type of queries, keys and values; Y, that of outputs and gradients; HEAD_DIM.
+// Macros: X, element type of queries, keys and values; Y, that of outputs and gradients; HEAD_DIM; TILE, tokens of a tile.
 // Blocks of 256 threads have a tile of queries (or of keys); thread (tx, ty) has the rows ty + 16 i of it and the columns
 // tx + 16 j. Tiles are f32 in shared memory. The adjoint has one kernel for queries and one for keys, each with a fixed order
 // of sums: no atomics.
 constexpr int THREADS = 256, EDGE = 16;
 constexpr int D = HEAD_DIM;
-constexpr int TILE = D <= 128 ? 64 : D <= 256 ? 32 : 16;
 // Rows of tiles, filled with zeros, and their pitch: eight neighbouring rows start in different banks.
 constexpr int WIDTH = (D + 15) / 16 * 16, PITCH = WIDTH + 4, SCORE_PITCH = TILE + 4;
 constexpr int ROWS = TILE / EDGE, COLUMNS = TILE / EDGE, WIDE = WIDTH / EDGE;

@@ -12,7 +12,7 @@ use phalanx_device::{Activity, RawBuffer};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy stream.
@@ -38,6 +38,7 @@ enum Attribute {
     MemoryBusWidth = 37,
     ComputeCapabilityMajor = 75,
     ComputeCapabilityMinor = 76,
+    MaxSharedMemoryPerBlockOptin = 97,
 }
 
 /// A GPU that is in use by this process. Its context stays until the process ends.
@@ -54,13 +55,23 @@ pub(crate) struct Gpu {
     pub(crate) model: String,
     /// Its compute capability.
     pub(crate) capability: (i32, i32),
+    /// Most bytes of shared memory that a block may have.
+    pub(crate) shared_bytes_max: usize,
     /// For estimates of the time that work takes.
     pub(crate) rates: Rates,
     /// Who else uses it is found with these.
     search: Search,
     uuid: Option<String>,
+    /// Its address on the PCI bus.
+    pub(crate) pci_address: String,
     /// Streams without work, for reuse: streams are never destroyed.
     idle_streams: Mutex<Vec<Stream>>,
+    /// The same, of the highest priority.
+    idle_urgent_streams: Mutex<Vec<Stream>>,
+    /// The end of what [`Gpu::end_ordered`] was called for last.
+    ordered: OnceLock<Ordered>,
+    /// Whether a reason for copies through host memory was given.
+    tells_staging: AtomicBool,
     /// Pinned memory of rings that were dropped, for reuse: allocating it takes milliseconds.
     idle_pinned: Mutex<Vec<PinnedPiece>>,
     marks: Marks,
@@ -160,6 +171,7 @@ fn info(call: &Call<'_>, ordinal: c_int) -> Result<GpuInfo, CudaError> {
             capability: (attribute(Attribute::ComputeCapabilityMajor)?, attribute(Attribute::ComputeCapabilityMinor)?),
             n_multiprocessors: attribute(Attribute::MultiprocessorCount)? as u32,
             clock_khz: attribute(Attribute::ClockRate)? as u32,
+            shared_bytes_max: attribute(Attribute::MaxSharedMemoryPerBlockOptin)? as usize,
             memory_bytes_per_s: u64::try_from(memory_bytes_per_s).ok().filter(|rate| *rate > 0),
         })
     }
@@ -208,8 +220,8 @@ impl Gpu {
         let marks = Marks::new(&call).map_err(OpenError::Context)?;
         let (capability, rates) = (info.capability, Rates::of(&info));
         let model = format!("{} with {} multiprocessors", info.name, info.n_multiprocessors);
-        let (idle_streams, idle_pinned) = (Mutex::default(), Mutex::default());
-        let is_given_up = AtomicBool::default();
+        let (idle_streams, idle_urgent_streams, idle_pinned) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (is_given_up, tells_staging, ordered) = (AtomicBool::default(), AtomicBool::default(), OnceLock::new());
         Ok(Gpu {
             libraries,
             context,
@@ -218,10 +230,15 @@ impl Gpu {
             name,
             model,
             capability,
+            shared_bytes_max: info.shared_bytes_max,
             rates,
             search: search.clone(),
             uuid: info.uuid,
+            pci_address: info.pci_address,
             idle_streams,
+            idle_urgent_streams,
+            ordered,
+            tells_staging,
             idle_pinned,
             marks,
             is_given_up,
@@ -441,6 +458,62 @@ impl Gpu {
         Stream::new(&Call { driver: self.libraries.driver, device: &self.name })
     }
 
+    /// A stream without work whose kernels come before those of other streams: for collectives, which wait for few
+    /// multiprocessors and which peers wait for.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn take_urgent_stream(&self) -> Result<Stream, CudaError> {
+        let idle = self.idle_urgent_streams.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(stream) = idle {
+            return Ok(stream);
+        }
+        self.bind()?;
+        let mut stream: CUstream = std::ptr::null_mut();
+        // SAFETY: a pointer to a local; the context is current. The driver takes the highest priority that it has.
+        let code = unsafe {
+            (self.libraries.driver.cuStreamCreateWithPriority)(&raw mut stream, NON_BLOCKING, c_int::MIN)
+        };
+        self.check("cuStreamCreateWithPriority", code)?;
+        Ok(Stream(stream))
+    }
+
+    /// Returns an urgent stream that has done its work.
+    pub(crate) fn return_urgent_stream(&self, stream: Stream) {
+        self.idle_urgent_streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+    }
+
+    /// Makes a stream wait for all earlier work that was ordered.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn begin_ordered(&self, stream: Stream) -> Result<(), CudaError> {
+        let Some(Ordered(end)) = self.ordered.get() else { return Ok(()) };
+        // SAFETY: both are alive.
+        self.check("cuStreamWaitEvent", unsafe { (self.libraries.driver.cuStreamWaitEvent)(stream.0, *end, 0) })
+    }
+
+    /// Orders the stream's work so far before what begins in order later. One thread orders work.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub(crate) fn end_ordered(&self, stream: Stream) -> Result<(), CudaError> {
+        if self.ordered.get().is_none() {
+            let mut end: CUevent = std::ptr::null_mut();
+            // SAFETY: a pointer to a local. Like streams, the event lives as long as the process.
+            self.check("cuEventCreate", unsafe { (self.libraries.driver.cuEventCreate)(&raw mut end, NO_TIMING) })?;
+            self.ordered.get_or_init(|| Ordered(end));
+        }
+        let Ordered(end) = self.ordered.get().expect("there is one now");
+        // SAFETY: both are alive.
+        self.check("cuEventRecord", unsafe { (self.libraries.driver.cuEventRecord)(*end, stream.0) })
+    }
+
+    /// Whether this process tells why tensors go through host memory: once.
+    pub(crate) fn tells_staging(&self) -> bool {
+        !self.tells_staging.swap(true, Release)
+    }
+
     /// Returns a stream that has done its work.
     pub(crate) fn return_stream(&self, stream: Stream) {
         self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
@@ -568,6 +641,15 @@ impl Marks {
         Ok(Marks { enqueued, last, words: words.expose_provenance(), expected_us })
     }
 }
+
+/// The end of ordered work: an event.
+#[derive(Debug)]
+struct Ordered(CUevent);
+
+// SAFETY: events may be used from any thread to which the context is bound.
+unsafe impl Send for Ordered {}
+// SAFETY: as above; the driver's functions are safe to call concurrently.
+unsafe impl Sync for Ordered {}
 
 /// A point in a stream's work, for waiting and for measuring time.
 #[derive(Debug)]

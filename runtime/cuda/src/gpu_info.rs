@@ -16,6 +16,8 @@ pub struct GpuInfo {
     pub(crate) n_multiprocessors: u32,
     /// Its highest clock rate.
     pub(crate) clock_khz: u32,
+    /// Most bytes of shared memory that a block may have.
+    pub(crate) shared_bytes_max: usize,
     /// The rate at which it reads its memory at most; none if the driver does not tell.
     pub(crate) memory_bytes_per_s: Option<u64>,
 }
@@ -65,6 +67,7 @@ mod tests {
                 capability,
                 n_multiprocessors,
                 clock_khz,
+                shared_bytes_max: 0,
                 memory_bytes_per_s,
             };
             let peak = gpu.peak_flops(true);

@@ -4,12 +4,12 @@
 //! call, which a capture does not allow; then it is captured, and from then on launched as a graph.
 
 use crate::command::{Command, Ready};
-use crate::cudnn::{Packing, Shape};
+use crate::cudnn::Packing;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Stream};
 use crate::graph::Graph;
 use crate::kernels::CompileError;
-use crate::lower::{Commands, is_reproducible, lower_all};
+use crate::lower::{Attends, Commands, is_reproducible, lower_all};
 use crate::product::Choice;
 use crate::shared::Shared;
 use phalanx_strategies::compile::{Compiled, Identity};
@@ -70,8 +70,8 @@ enum State {
 }
 
 impl Lowered {
-    /// Lowers a program for batches of a packing. Its values are at `place`, its scratch at `scratch`; cuDNN runs the instructions
-    /// for which `cudnn` gives a shape. With `may_run`, products may be run to find their fastest algorithms.
+    /// Lowers a program for batches of a packing. Its values are at `place`, its scratch at `scratch`; `attends` tells how
+    /// attention runs. With `may_run`, products may be run to find their fastest algorithms.
     ///
     /// # Errors
     /// When a kernel cannot be compiled, or the library refuses a product.
@@ -85,10 +85,10 @@ impl Lowered {
         packing: Packing,
         place: impl Fn(ValueId) -> u64,
         scratch: u64,
-        cudnn: impl Fn(&Instr) -> Option<Shape>,
+        attends: impl Fn(&Instr) -> Attends,
         may_run: bool,
     ) -> Result<Lowered, CompileError> {
-        let Commands { starts, is_merged, commands } = lower_all(c, place, scratch, cudnn);
+        let Commands { starts, is_merged, commands } = lower_all(c, place, scratch, attends);
         let choice = match (has_free_order(&c.program), may_run) {
             (false, _) => Choice::First,
             (true, false) => Choice::Known,

@@ -9,7 +9,7 @@ use crate::cudnn::{Direction, Packing, Shape};
 use crate::error::CudaError;
 use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::kernels::CompileError;
-use crate::lower::{cudnn_shape, lower};
+use crate::lower::{Attends, cudnn_shape, lower};
 use crate::lowered::{LASTING, Lowered};
 use crate::product::Choice;
 use crate::shared::Shared;
@@ -147,7 +147,7 @@ impl CudaMachine {
         load(&shared.gpu.place(0));
         for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
             // Kernels do not depend on addresses, except that two operands may be the same memory.
-            let (commands, _) = lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0, None).finish();
+            let (commands, _) = lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0, shared.attends(None)).finish();
             for command in commands {
                 if let Command::Launch(launch) = command {
                     load(&launch);
@@ -179,11 +179,12 @@ impl CudaMachine {
         }
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
         let scratch = self.regions[&Region::Work].address + c.layout.scratch.0 as u64;
-        let cudnn = |instr: &Instr| self.shared.offered(cudnn_shape(&c.program, instr, packing), &instr.op);
+        let offered = |instr: &Instr| self.shared.offered(cudnn_shape(&c.program, instr, packing), &instr.op);
+        let attends = |instr: &Instr| self.shared.attends(offered(instr));
         // SAFETY: all values lie in this machine's regions; before the first instruction of a step only inputs and what outlasts
         // steps have contents.
         let lowered =
-            unsafe { Lowered::new(&self.shared, c, packing, |v| self.address(c, v), scratch, cudnn, first == 0) };
+            unsafe { Lowered::new(&self.shared, c, packing, |v| self.address(c, v), scratch, attends, first == 0) };
         let lowered = lowered.map_err(|e| failed(&e))?;
         self.lowered.push(lowered);
         Ok(self.lowered.len() - 1)
@@ -380,6 +381,11 @@ impl Shared {
         let is_adjoint = matches!(op, Op::AttentionBackward(_));
         let direction = if is_adjoint { Direction::Backward } else { Direction::Forward };
         cudnn.offers(&shape, direction).then_some(shape)
+    }
+
+    /// How attention runs on this GPU; through cuDNN if there is a shape.
+    fn attends(&self, cudnn: Option<Shape>) -> Attends {
+        Attends { cudnn, shared_bytes_max: self.gpu.shared_bytes_max }
     }
 
     /// Compiles the kernel or plans the product of a command.

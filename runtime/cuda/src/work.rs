@@ -4,7 +4,7 @@
 use crate::command::{Args, Command};
 use crate::cudnn::{Call, Direction, Packing};
 use crate::kernels::Source;
-use crate::lower::{Lowering, cudnn_shape, lower, lower_all};
+use crate::lower::{Attends, Lowering, cudnn_shape, lower, lower_all};
 use crate::product;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::{Attention, DType, Instr, Op, Program, ValueId};
@@ -123,7 +123,7 @@ pub struct Matrix {
 /// Lowers an instruction to kernels of this crate. `place` gives the address of each value, `scratch` is that of the scratch;
 /// all are multiples of 256.
 pub fn work_of(program: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, scratch: u64) -> WorkOfInstr {
-    work(lower(program, instr, place, scratch, None))
+    work(lower(program, instr, place, scratch, Attends::WIDE))
 }
 
 /// Lowers attention, or its adjoint, to cuDNN for a batch with these starts of documents, and to the kernels around the call;
@@ -137,7 +137,7 @@ pub fn work_beside_cudnn(
 ) -> Option<WorkOfInstr> {
     let (Op::Attention(heads) | Op::AttentionBackward(heads)) = &instr.op else { return None };
     let shape = cudnn_shape(program, instr, Packing::of(doc_start, heads.seq_len))?;
-    Some(work(lower(program, instr, place, scratch, Some(shape))))
+    Some(work(lower(program, instr, place, scratch, Attends { cudnn: Some(shape), ..Attends::WIDE })))
 }
 
 fn work(lowering: Lowering) -> WorkOfInstr {
@@ -148,7 +148,7 @@ fn work(lowering: Lowering) -> WorkOfInstr {
 
 /// Lowers all instructions of a program, as a machine does: some share launches.
 pub fn work_of_program(c: &Compiled, place: impl Fn(ValueId) -> u64, scratch: u64) -> Vec<Work> {
-    lower_all(c, place, scratch, |_| None).commands.into_iter().map(Work::from).collect()
+    lower_all(c, place, scratch, |_| Attends::WIDE).commands.into_iter().map(Work::from).collect()
 }
 
 impl From<Command> for Work {

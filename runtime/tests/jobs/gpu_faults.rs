@@ -339,3 +339,18 @@ fn twenty_kills_in_one_run_leave_weights_and_metrics_unchanged() {
         assert!(p.model_bytes("out") == straight.model_bytes("out"), "{collectives:?}: the weights differ");
     }
 }
+
+/// Kernels of 8 ms, as those of long rows are on small GPUs: a segment of 128 instructions takes twice the time after which a GPU
+/// without a sign of progress counts as hung.
+#[test]
+fn slow_gpu_trains_with_the_default_detection_time() {
+    let p = Project::new();
+    let mut command = command(&p, 3, Collectives::Staged);
+    command.args(["--dp_replicate_size", "1", "--elastic.detection_time", "1", "--gradient_accumulation_steps", "1"]);
+    command.args(["--model.num_hidden_layers", "6"]).env("SOFTGPU_SLOW_US", "8000");
+    let child = command.spawn().expect("the binary is built");
+
+    let (run, incidents, _) = Job { p, child }.ends();
+
+    assert!(incidents.is_empty() && !run.stdout.contains("it hangs"), "{}", run.stdout);
+}

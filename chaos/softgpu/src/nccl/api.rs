@@ -28,9 +28,6 @@ pub struct Config {
 }
 
 const MAGIC: u32 = 0xcafe_beef;
-/// 2.28.9, as the library numbers it.
-const VERSION: c_int = 22809;
-
 fn put<T>(at: *mut T, value: T) -> Result<(), Code> {
     if at.is_null() {
         return Err(refuse(INVALID_ARGUMENT, "a result has no place: null pointer"));
@@ -46,7 +43,7 @@ fn code(outcome: Result<(), Code>) -> Code {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetVersion(version: *mut c_int) -> Code {
-    code(put(version, VERSION))
+    code(put(version, host::version() as c_int))
 }
 
 #[unsafe(no_mangle)]

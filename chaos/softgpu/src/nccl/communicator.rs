@@ -162,7 +162,8 @@ impl Communicator {
         outcome
     }
 
-    /// As NCCL, refuses two ranks on one device.
+    /// As NCCL, refuses two ranks on one device. Before 2.30 a rank compares others with itself only: a rank with a device of
+    /// its own waits for those that have left.
     fn check_devices(&self) -> Code {
         if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|v| v == "1") {
             return SUCCESS;
@@ -171,16 +172,21 @@ impl Communicator {
             let words = self.shared.rank(rank);
             (words.host.load(SeqCst), words.device.load(SeqCst))
         };
+        let mut outcome = SUCCESS;
         for a in self.ranks() {
             if let Some(b) = (a + 1..self.n_ranks).find(|b| of(a) == of(*b)) {
                 let device = of(a).1;
+                if host::version() < 23_000 && of(self.rank) != of(a) {
+                    outcome = IN_PROGRESS;
+                    continue;
+                }
                 return refuse(
                     INVALID_USAGE,
                     &format!("duplicate GPU detected: rank {a} and rank {b} both on device {device}"),
                 );
             }
         }
-        SUCCESS
+        outcome
     }
 
     /// The state that `ncclCommGetAsyncError` reports.

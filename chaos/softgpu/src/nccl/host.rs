@@ -53,6 +53,11 @@ pub fn is_accessible(address: usize, bytes: usize) -> bool {
     bytes == 0 || memory::is_device_accessible(address, bytes)
 }
 
+/// The library's version, as it numbers it: 2.28.9 unless the settings say otherwise.
+pub fn version() -> u64 {
+    setting("SOFTGPU_NCCL_VERSION", 22_809)
+}
+
 /// A number from the settings.
 pub fn setting(name: &str, otherwise: u64) -> u64 {
     crate::setting(name, otherwise)

@@ -18,6 +18,7 @@
 //! | setting | meaning |
 //! |---|---|
 //! | `SOFTGPU_NCCL_INIT_MS` | milliseconds that a communicator takes longer to initialise |
+//! | `SOFTGPU_NCCL_VERSION` | what `ncclGetVersion` gives; 22809; before 22600 `NCCL_LAUNCH_ORDER_IMPLICIT` is unknown, before 23000 only the ranks that share a device notice it |
 //! | `SOFTGPU_NCCL_LATE` | every which launch of a communicator that does not block is late, the first one always; 16; 0: none |
 //! | `SOFTGPU_NCCL_ORDER` | 1: a device runs one operation at a time, as it may when they fill it; ranks that wait for each other because their devices run operations of two communicators in different orders get an error. Operations run in the order of their launches if `NCCL_LAUNCH_ORDER_IMPLICIT` is 1, else in any order that streams allow |
 //! | `SOFTGPU_NCCL_FAULT` | number of a launch of this process, from 1, from which on its communicator reports `ncclRemoteError` |

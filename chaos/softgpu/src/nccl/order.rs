@@ -43,7 +43,8 @@ fn is_strict() -> bool {
 }
 
 fn is_by_launch() -> bool {
-    std::env::var("NCCL_LAUNCH_ORDER_IMPLICIT").is_ok_and(|v| v == "1")
+    // The variable exists since 2.26.
+    host::version() >= 22_600 && std::env::var("NCCL_LAUNCH_ORDER_IMPLICIT").is_ok_and(|v| v == "1")
 }
 
 impl Launch {

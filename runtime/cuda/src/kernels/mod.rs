@@ -53,11 +53,13 @@ sources! {
     UNPACK = "unpack.cu", &["Y=float", "Y=bf16", "Y=f16"];
     /// Attention in f32 arithmetic, and its adjoint.
     ATTENTION = "attention.cu" after "attention.cuh", &[
-        "X=float Y=float HEAD_DIM=64",
-        "X=float Y=float HEAD_DIM=128",
-        "X=float Y=float HEAD_DIM=256",
-        "X=bf16 Y=bf16 HEAD_DIM=96",
-        "X=f16 Y=float HEAD_DIM=20",
+        "X=float Y=float HEAD_DIM=64 TILE=64",
+        "X=float Y=float HEAD_DIM=128 TILE=64",
+        "X=float Y=float HEAD_DIM=128 TILE=32",
+        "X=float Y=float HEAD_DIM=256 TILE=32",
+        "X=float Y=float HEAD_DIM=256 TILE=16",
+        "X=bf16 Y=bf16 HEAD_DIM=96 TILE=64",
+        "X=f16 Y=float HEAD_DIM=20 TILE=64",
     ];
     /// Attention on tensor cores.
     ATTENTION_MMA_FORWARD = "attention_mma_forward.cu" after "attention.cuh" "attention_mma.cuh", &[

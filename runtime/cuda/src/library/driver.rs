@@ -38,6 +38,7 @@ functions! {
         fn cuFuncSetAttribute(CUfunction, c_uint, c_int) -> Code;
         fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> Code;
         fn cuStreamCreate(*mut CUstream, c_uint) -> Code;
+        fn cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int) -> Code;
         fn cuStreamSynchronize(CUstream) -> Code;
         fn cuStreamBeginCapture_v2(CUstream, c_uint) -> Code;
         fn cuStreamEndCapture(CUstream, *mut CUgraph) -> Code;

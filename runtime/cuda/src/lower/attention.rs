@@ -106,32 +106,54 @@ fn from_column(x: Buffer, column: usize) -> Buffer {
     if x.len() == 0 { x } else { x.elements(column, x.len() - column) }
 }
 
-/// The tiles of the kernels in f32: their edge, and the bytes of a tile of tokens and of a tile of weights. A block of heads wider
-/// than 64 takes up to 153 KiB, which GPUs have whose blocks may take more than 99 KiB (sm_80, sm_90, sm_100, but not sm_89).
-/// The kernels on tensor cores take at most 99 KiB.
-#[derive(Clone, Copy, Debug)]
+/// The tiles of the kernels in f32: their edge, and the bytes of a tile of tokens and of a tile of weights. The kernels on tensor
+/// cores take at most 99 KiB, which every GPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tiles {
     edge: usize,
     of_tokens: usize,
     of_weights: usize,
 }
 
+/// Bytes of shared variables of the kernels, for tiles of this edge.
+const fn static_bytes(edge: usize) -> usize {
+    edge * (size_of::<i32>() + size_of::<[f32; 2]>())
+}
+
 impl Tiles {
-    fn of(head_dim: usize) -> Tiles {
+    /// The largest tiles with which all kernels fit in the shared memory of a block.
+    ///
+    /// # Panics
+    /// If heads are too wide for the GPU.
+    fn of(head_dim: usize, shared_bytes_max: usize) -> Tiles {
         assert!(
             head_dim <= HEAD_DIM_MAX,
             "the CUDA machine has heads of at most {HEAD_DIM_MAX} columns, not {head_dim}"
         );
-        let edge = if head_dim <= 128 {
+        // Sums of wider heads would not stay in registers.
+        let largest = if head_dim <= 128 {
             64
         } else if head_dim <= 256 {
             32
         } else {
             16
         };
+        let fits = |tiles: &Tiles| tiles.of_adjoint() + static_bytes(tiles.edge) <= shared_bytes_max;
+        let found = [64, 32, 16].into_iter().filter(|edge| *edge <= largest).map(|edge| Tiles::with(edge, head_dim));
+        found.into_iter().find(fits).unwrap_or_else(|| {
+            panic!("heads of {head_dim} columns need more shared memory than the {shared_bytes_max} bytes of this GPU")
+        })
+    }
+
+    fn with(edge: usize, head_dim: usize) -> Tiles {
         let pitch = head_dim.next_multiple_of(16) + 4;
         let f32s = size_of::<f32>();
         Tiles { edge, of_tokens: edge * pitch * f32s, of_weights: edge * (edge + 4) * f32s }
+    }
+
+    /// What the kernel with the most tiles takes.
+    fn of_adjoint(&self) -> usize {
+        4 * self.of_tokens + self.of_weights
     }
 
     /// A tile of tokens whose memory a tile of weights takes later.
@@ -156,7 +178,7 @@ struct Gradients {
 impl Lowering {
     /// `[qkv, doc_start] -> [o, lse]`.
     pub(super) fn attention(&mut self, a: &Attention) {
-        if let Some(shape) = self.cudnn {
+        if let Some(shape) = self.attends.cudnn {
             return self.forward_by_library(a, shape);
         }
         let x = Operands::whole(a, self.reads[0], self.reads[1]);
@@ -172,7 +194,7 @@ impl Lowering {
 
     /// `[qkv, doc_start, o, lse, do] -> [dqkv]`.
     pub(super) fn attention_backward(&mut self, a: &Attention) {
-        if let Some(shape) = self.cudnn {
+        if let Some(shape) = self.attends.cudnn {
             return self.backward_by_library(a, shape);
         }
         let (qkv, dqkv) = (self.reads[0], self.writes[0]);
@@ -206,9 +228,10 @@ impl Lowering {
                 (kernel, mma.queries, mma::THREADS, mma.shared_bytes)
             }
             None => {
-                let tiles = Tiles::of(heads.head_dim);
+                let tiles = Tiles::of(heads.head_dim, self.attends.shared_bytes_max);
                 let shared_bytes = 2 * tiles.of_tokens + tiles.of_either();
-                (x.kernel(ATTENTION, "attention_forward", o.dtype), tiles.edge, THREADS, shared_bytes)
+                let kernel = x.kernel(ATTENTION, "attention_forward", o.dtype).with("TILE", tiles.edge);
+                (kernel, tiles.edge, THREADS, shared_bytes)
             }
         };
         let grid = [(x.rows() * heads.n_heads) as u32, x.query_tiles(tile) as u32, 1];
@@ -217,7 +240,7 @@ impl Lowering {
 
     fn backward(&mut self, x: &Operands, [o, lse, dout]: [Buffer; 3], to: &Gradients) {
         let heads = x.part.heads;
-        let kernels = BackwardKernels::of(x);
+        let kernels = BackwardKernels::of(x, self.attends.shared_bytes_max);
         // Tensor cores want gradients of outputs in the type of the other operand.
         let rounded = (kernels.source == ATTENTION_MMA_BACKWARD && dout.dtype != x.q.dtype)
             .then(|| self.take(dout.rows, dout.cols, x.q.dtype));
@@ -227,14 +250,14 @@ impl Lowering {
         let args = Args::new().ptr(x.q).ptr(x.k).ptr(x.v).ptr(x.doc_start).ptr(statistics).ptr(dout);
         let args = args.ptr_or_null(to.dq0).ptr(to.dq).words(&x.geometry()).long(to.dq_stride).float(heads.scale);
         let grid = [(x.rows() * heads.n_heads) as u32, x.query_tiles(kernels.queries) as u32, 1];
-        let kernel = x.kernel(kernels.source, kernels.dq, to.dq.dtype);
+        let kernel = kernels.kernel(x, kernels.dq, to.dq.dtype);
         self.launch(kernel, grid, kernels.threads, kernels.dq_shared_bytes as u32, args);
 
         let args = Args::new().ptr(x.q).ptr(x.k).ptr(x.v).ptr(from).ptr(bounds).ptr(statistics).ptr(dout);
         let args = args.ptr_or_null(to.dk0).ptr_or_null(to.dv0).ptr(to.dk).ptr(to.dv);
         let args = args.words(&x.geometry()).long(to.dkv_stride).float(heads.scale);
         let grid = [(x.rows() * heads.n_kv_heads) as u32, x.key_tiles(kernels.keys) as u32, 1];
-        let kernel = x.kernel(kernels.source, kernels.dkv, to.dk.dtype);
+        let kernel = kernels.kernel(x, kernels.dkv, to.dk.dtype);
         self.launch(kernel, grid, kernels.threads, kernels.dkv_shared_bytes as u32, args);
     }
 
@@ -284,7 +307,13 @@ struct BackwardKernels {
 }
 
 impl BackwardKernels {
-    fn of(x: &Operands) -> BackwardKernels {
+    /// One of the two kernels; those in f32 are compiled for the edge of their tiles.
+    fn kernel(&self, x: &Operands, name: &'static str, of_output: DType) -> Instance {
+        let kernel = x.kernel(self.source, name, of_output);
+        if self.source == ATTENTION { kernel.with("TILE", self.queries) } else { kernel }
+    }
+
+    fn of(x: &Operands, shared_bytes_max: usize) -> BackwardKernels {
         if let Some(mma) = MmaBackward::of(x) {
             let MmaBackward { queries, keys, stage_queries, dq_shared_bytes, dkv_shared_bytes } = mma;
             let (dq, dkv) = ("attention_mma_dq", "attention_mma_dkv");
@@ -301,7 +330,7 @@ impl BackwardKernels {
                 dkv_shared_bytes,
             };
         }
-        let tiles = Tiles::of(x.part.heads.head_dim);
+        let tiles = Tiles::of(x.part.heads.head_dim, shared_bytes_max);
         BackwardKernels {
             source: ATTENTION,
             dq: "attention_dq",
@@ -311,7 +340,22 @@ impl BackwardKernels {
             keys: tiles.edge,
             stage_queries: tiles.edge,
             dq_shared_bytes: 3 * tiles.of_tokens + tiles.of_either(),
-            dkv_shared_bytes: 4 * tiles.of_tokens + tiles.of_weights,
+            dkv_shared_bytes: tiles.of_adjoint(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_the_largest_that_fit_in_a_block_of_the_gpu() {
+        let edges = |head_dim| [99, 163, 227].map(|kib| Tiles::of(head_dim, kib << 10).edge);
+
+        assert_eq!(edges(64), [64, 64, 64]);
+        assert_eq!([96, 128].map(edges), [[32, 64, 64]; 2]);
+        assert_eq!([136, 256].map(edges), [[32; 3], [16, 32, 32]]);
+        assert_eq!(edges(384), [16, 16, 16]);
     }
 }

@@ -50,25 +50,39 @@ pub(crate) struct Lowering {
     /// What is taken of it, in order.
     taken: Vec<Buffer>,
     commands: Vec<Command>,
-    /// The shape for which cuDNN runs the instruction.
-    cudnn: Option<Shape>,
+    attends: Attends,
 }
 
-/// Lowers an instruction; `place` is the address of a value, `scratch` that of the scratch. Attention runs through cuDNN if there is a
-/// shape.
+/// How attention runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attends {
+    /// The shape for which cuDNN runs the instruction.
+    pub(crate) cudnn: Option<Shape>,
+    /// Most bytes of shared memory that a block of this crate's kernels may have.
+    pub(crate) shared_bytes_max: usize,
+}
+
+impl Attends {
+    /// The GPUs with the least shared memory: sm_86, sm_89, sm_120.
+    const NARROW: Attends = Attends { cudnn: None, shared_bytes_max: 99 << 10 };
+    /// The GPUs with the most: sm_90, sm_100.
+    pub(crate) const WIDE: Attends = Attends { cudnn: None, shared_bytes_max: 227 << 10 };
+}
+
+/// Lowers an instruction; `place` is the address of a value, `scratch` that of the scratch.
 pub(crate) fn lower(
     p: &Program,
     instr: &Instr,
     place: impl Fn(ValueId) -> u64,
     scratch: u64,
-    cudnn: Option<Shape>,
+    attends: Attends,
 ) -> Lowering {
     let buffer = |v: &ValueId| {
         let value = p.value(*v);
         Buffer { address: place(*v), rows: value.n_rows(), cols: value.n_columns(), dtype: value.dtype }
     };
     let (reads, writes) = (instr.reads.iter().map(buffer).collect(), instr.writes.iter().map(buffer).collect());
-    let mut lowering = Lowering { reads, writes, scratch, taken: Vec::new(), commands: Vec::new(), cudnn };
+    let mut lowering = Lowering { reads, writes, scratch, taken: Vec::new(), commands: Vec::new(), attends };
     lowering.op(p, &instr.op);
     lowering
 }
@@ -76,11 +90,12 @@ pub(crate) fn lower(
 /// Bytes of scratch that an instruction needs: the most that its lowerings take.
 pub(crate) fn scratch_bytes(p: &Program, instr: &Instr, has_cudnn: bool) -> usize {
     // Different addresses, so that no operand is taken for the memory of another.
-    let taken = |shape| lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0, shape).taken_bytes();
+    let taken = |attends| lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0, attends).taken_bytes();
     let documents = Packing::Documents { n: 1, longest: 2 };
     let packings = [Packing::Whole { rows: 0, seq_len: 0 }, documents].into_iter().filter(|_| has_cudnn);
     let shapes = packings.filter_map(|packing| cudnn_shape(p, instr, packing));
-    shapes.map(|shape| taken(Some(shape))).chain([taken(None)]).max().unwrap_or(0)
+    let of_library = shapes.map(|shape| Attends { cudnn: Some(shape), ..Attends::WIDE });
+    of_library.chain([Attends::NARROW, Attends::WIDE]).map(taken).max().unwrap_or(0)
 }
 
 /// The shape for which cuDNN may run an instruction on a batch of this packing.

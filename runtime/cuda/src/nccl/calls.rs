@@ -3,6 +3,9 @@
 use phalanx_device::parts::part;
 use phalanx_device::{ElementType, Operand, Operation, OperationKind};
 
+/// The first version that keeps the order of launches of several communicators, as the library numbers it.
+pub(super) const VERSION_WITH_LAUNCH_ORDER: i32 = 22_600;
+
 /// `ncclSum`.
 pub(super) const SUM: i32 = 0;
 

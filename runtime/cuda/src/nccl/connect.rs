@@ -9,6 +9,7 @@ use crate::gpu::Gpu;
 use crate::library::nccl::{Comm, Config, IN_PROGRESS, INVALID_USAGE, UNHANDLED_CUDA_ERROR, UniqueId};
 use crate::library::{LibraryError, Nccl};
 use crate::staged::{Staged, failed};
+use phalanx_device::descriptor::digest;
 use phalanx_device::{Collective, CollectiveError, SliceOperations};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,43 +45,95 @@ pub(crate) fn connect(
     let is_required = choice == Choice::Nccl;
     let library = library();
     let versions = gathered(&mut *host, library.as_ref().map_or(0, |nccl| nccl.version()))?;
-    let nccl = match library {
-        Ok(nccl) if versions.iter().all(|version| *version == versions[0] && *version > 0) => nccl,
-        _ if !is_required => return Ok(Box::new(Staged::new(gpu.clone(), host))),
-        Ok(_) => {
-            let reason = format!("members have different versions of NCCL, or none: {versions:?}");
-            return Err(CollectiveError::Library { call: "ncclGetVersion", reason });
-        }
-        Err(error) => return Err(CollectiveError::Library { call: "NCCL", reason: error.to_string() }),
-    };
-    match initialize(gpu, nccl, &mut *host)? {
-        Ok(member) => Ok(Box::new(NcclCommunicator::new(gpu.clone(), host, member).map_err(|e| failed(&e))?)),
-        Err(codes) if !is_required && codes.iter().all(|code| *code == INVALID_USAGE as i32) => {
-            tracing::info!("ranks share a GPU, which NCCL refuses: collectives are copied through host memory");
-            Ok(Box::new(Staged::new(gpu.clone(), host)))
-        }
-        Err(codes) => {
-            let found = codes.iter().enumerate().find(|(_, code)| **code != 0 && **code != IN_PROGRESS as i32);
-            let (position, code) = found.expect("one has failed");
-            let own = host.position() as usize;
-            let text = match *code {
-                TOO_LONG => format!("not done after {} s", INIT_MAX.as_secs()),
-                NO_MEMORY => "the GPU is out of memory for NCCL's buffers".to_owned(),
-                // What the library tells about its last error is about this member's.
-                code if code == codes[own] => nccl.text(code as u32),
-                code => nccl.meaning(code as u32),
-            };
-            if codes[own] == TOO_LONG {
-                gpu.give_up();
+    let nccl = match of_all(library, &versions) {
+        Ok(nccl) => nccl,
+        Err(reason) if is_required => return Err(CollectiveError::Library { call: "NCCL", reason }),
+        Err(reason) => {
+            if host.position() == 0 && gpu.tells_staging() {
+                tracing::warn!(%reason, "ranks exchange tensors through host memory, which is slower than NCCL");
             }
-            let reason = format!("position {position}: {text}");
+            return Ok(Box::new(Staged::new(gpu.clone(), host)));
+        }
+    };
+    let codes = match initialize(gpu, nccl, &mut *host)? {
+        Ok(member) => {
+            return Ok(Box::new(NcclCommunicator::new(gpu.clone(), host, member).map_err(|e| failed(&e))?));
+        }
+        Err(codes) => codes,
+    };
+    // Members with a GPU of their own may still wait for those that share one, or have lost their connection to them.
+    let sharing = if codes.contains(&(INVALID_USAGE as i32)) { sharing(gpu, &mut *host)? } else { None };
+    match sharing {
+        Some([a, b]) if is_required => {
+            let reason = format!("positions {a} and {b} share a GPU, which NCCL refuses");
             Err(CollectiveError::Library { call: "ncclCommInitRankConfig", reason })
         }
+        Some([a, b]) => {
+            tracing::info!(a, b, "ranks share a GPU, which NCCL refuses: collectives are copied through host memory");
+            Ok(Box::new(Staged::new(gpu.clone(), host)))
+        }
+        None => Err(failure(gpu, nccl, &*host, &codes)),
     }
 }
 
-/// Longest time for the initialisation of a communicator. A member whose NCCL is not done by then ends its process.
-const INIT_MAX: Duration = Duration::from_secs(20);
+/// The library, if all members have the same version of it.
+///
+/// # Errors
+/// Why they cannot use it, as a sentence.
+fn of_all(library: Result<&'static Nccl, LibraryError>, versions: &[i32]) -> Result<&'static Nccl, String> {
+    if let Some(without) = versions.iter().position(|version| *version <= 0) {
+        return Err(match library {
+            Err(error) => error.to_string(),
+            Ok(_) => format!("position {without} has no NCCL"),
+        });
+    }
+    if let Some(other) = versions.iter().position(|version| *version != versions[0]) {
+        let [first, other_version] = [versions[0], versions[other]].map(version_text);
+        return Err(format!("position 0 has NCCL {first} and position {other} has NCCL {other_version}"));
+    }
+    library.map_err(|error| error.to_string())
+}
+
+/// A version as users write it: 22809 is 2.28.9.
+fn version_text(version: i32) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// Two members whose processes use the same GPU, or parts of it. Every member calls it.
+fn sharing(gpu: &Gpu, host: &mut dyn Collective) -> Result<Option<[usize; 2]>, CollectiveError> {
+    let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let own = digest(machine.bytes().chain(gpu.pci_address.bytes()).map(u64::from));
+    let mut all = vec![0; 2 * host.size() as usize];
+    host.all_gather(&[own as i32, (own >> 32) as i32], &mut all, 2)?;
+    let all: Vec<&[i32]> = all.chunks(2).collect();
+    let pair = |(a, of_a): (usize, &&[i32])| all[..a].iter().position(|of_b| of_b == of_a).map(|b| [b, a]);
+    Ok(all.iter().enumerate().find_map(pair))
+}
+
+/// The error of an initialisation that ended with these codes.
+fn failure(gpu: &Gpu, nccl: &Nccl, host: &dyn Collective, codes: &[i32]) -> CollectiveError {
+    let found = codes.iter().enumerate().find(|(_, code)| **code != 0 && **code != IN_PROGRESS as i32);
+    let (position, code) = found.expect("one has failed");
+    let own = host.position() as usize;
+    let text = match *code {
+        TOO_LONG => format!("not done after {} s", init_max(host.size()).as_secs()),
+        NO_MEMORY => "the GPU is out of memory for NCCL's buffers".to_owned(),
+        // What the library tells about its last error is about this member's.
+        code if code == codes[own] => nccl.text(code as u32),
+        code => nccl.meaning(code as u32),
+    };
+    if codes[own] == TOO_LONG {
+        gpu.give_up();
+    }
+    let reason = format!("position {position}: {text}");
+    CollectiveError::Library { call: "ncclCommInitRankConfig", reason }
+}
+
+/// Longest time for the initialisation of a communicator of this many members. A member whose NCCL is not done by then ends its
+/// process. Members meet one after the other at the first of them.
+fn init_max(size: u32) -> Duration {
+    Duration::from_secs(20) + size * Duration::from_millis(500)
+}
 
 /// Rounds in which members wait for the outcome at others after one has failed: half a second.
 const FAILED_ROUNDS_MAX: u32 = 50;
@@ -133,7 +186,7 @@ fn agreed(
     first: u32,
     host: &mut dyn Collective,
 ) -> Result<Result<(), Vec<i32>>, CollectiveError> {
-    let (mut pause, give_up, mut n_failed) = (PAUSE[0], Instant::now() + INIT_MAX, 0);
+    let (mut pause, give_up, mut n_failed) = (PAUSE[0], Instant::now() + init_max(host.size()), 0);
     loop {
         // The call returns success also for what has not happened yet.
         let state = if first == 0 || first == IN_PROGRESS { async_error(nccl, comm) } else { first };

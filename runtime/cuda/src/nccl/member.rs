@@ -57,6 +57,11 @@ impl Member {
         }))
     }
 
+    /// The library's version, as it numbers it.
+    pub(super) fn version(&self) -> i32 {
+        self.nccl.version()
+    }
+
     /// Address of the count of operations that the GPU has begun.
     pub(super) fn begun_word(&self) -> u64 {
         self.words.address
@@ -149,7 +154,7 @@ impl Member {
         };
         self.end("nccl-leave", move |member| {
             if member.finalize(&handle, last.as_ref()) {
-                member.gpu.return_stream(stream);
+                member.gpu.return_urgent_stream(stream);
             }
             drop((last, scratch));
         });

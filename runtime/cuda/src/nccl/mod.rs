@@ -12,7 +12,8 @@
 //! - `NCCL-1`: operations of one communicator run in the order of their starts, whatever their stream in the sense of
 //!   [`Stream`]. So the starts of all ranks, over all groups, must have a common order, which `WORLD-4` of `phalanx-strategies`
 //!   proves for every mesh. Different communicators start in the order of their launches only where
-//!   `NCCL_LAUNCH_ORDER_IMPLICIT` is 1 (since 2.26): set it for every rank.
+//!   `NCCL_LAUNCH_ORDER_IMPLICIT` is 1, which every rank sets. NCCL before 2.26 does not know it: there each operation waits
+//!   for the end of the one before, in whatever communicator.
 //! - `NCCL-2`: once a communicator is aborted, its handle belongs to one thread, which frees it.
 //! - `NCCL-3`: the stream gets no event while NCCL has not launched everything before it.
 //!
@@ -47,6 +48,8 @@ pub(crate) struct NcclCommunicator {
     host: Box<dyn Collective>,
     member: Arc<Member>,
     stream: GpuStream,
+    /// Whether its operations wait for those of other communicators, because NCCL does not keep their order.
+    is_ordered_here: bool,
     in_flight: Vec<InFlight>,
     /// Events for reuse.
     events: Vec<Event>,
@@ -77,12 +80,14 @@ struct InFlight {
 
 impl NcclCommunicator {
     fn new(gpu: Arc<Gpu>, host: Box<dyn Collective>, member: Arc<Member>) -> Result<NcclCommunicator, CudaError> {
-        let stream = gpu.take_stream()?;
+        let stream = gpu.take_urgent_stream()?;
+        let is_ordered_here = member.version() < calls::VERSION_WITH_LAUNCH_ORDER;
         Ok(NcclCommunicator {
             gpu,
             host,
             member,
             stream,
+            is_ordered_here,
             in_flight: Vec::new(),
             events: Vec::new(),
             last: None,
@@ -144,6 +149,9 @@ impl NcclCommunicator {
         let before = || {
             event.record(gpu.compute)?;
             event.hold(stream)?;
+            if self.is_ordered_here {
+                gpu.begin_ordered(stream)?;
+            }
             // SAFETY: the words live as long as the member, which is freed after the stream's last operation.
             unsafe { gpu.write_word(self.member.begun_word(), n_started, stream) }?;
             // SAFETY: the caller's contract; the copies come before the calls in the stream.
@@ -157,6 +165,9 @@ impl NcclCommunicator {
         let after = || {
             // SAFETY: as above.
             unsafe { gpu.write_word(self.member.done_word(), n_started, stream) }?;
+            if self.is_ordered_here {
+                gpu.end_ordered(stream)?;
+            }
             event.record(stream)
         };
         after().map_err(|e| failed(&e))?;

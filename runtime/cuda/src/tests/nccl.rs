@@ -5,6 +5,7 @@ use crate::gpu::DeviceMemory;
 use crate::nccl::{Choice, connect};
 use phalanx_collective::local::LocalWorld;
 use phalanx_device::communicator::Behind;
+use phalanx_softgpu::Installation;
 use phalanx_device::world::World;
 use phalanx_device::{
     Collective, CollectiveControl, CollectiveError, ElementType, Operand, Operation, OperationKind, Progress,
@@ -267,8 +268,29 @@ fn ranks_that_share_a_gpu_stage_in_host_memory_unless_nccl_is_required() {
     assert_eq!(outcomes[0], [Ok(2.0), Ok(2.0)]);
     for outcome in &outcomes[1] {
         let text = outcome.as_ref().unwrap_err().to_string();
-        assert!(text.contains("duplicate GPU"), "{text}");
+        assert!(text.contains("positions 0 and 1 share a GPU"), "{text}");
     }
+}
+
+/// Ranks on two GPUs, of which the first two share one: NCCL before 2.30 refuses only these.
+#[test]
+fn ranks_that_share_gpus_unevenly_stage_in_host_memory() {
+    let local = LocalWorld::new(World::of_one_group(ID, 3).unwrap());
+    let gpus = [BorrowedGpu::take(), BorrowedGpu::take()];
+    let sum = |rank: u32| {
+        let host = Box::new(local.communicator(0, rank).unwrap());
+        let mut group = connect(&gpus[rank as usize / 2].0, || Ok(libnccl()), host, Choice::Best).unwrap();
+        let mut values = [1.0f32];
+        group.all_reduce(&mut values).unwrap();
+        values[0]
+    };
+
+    let sums = std::thread::scope(|scope| {
+        let sum = &sum;
+        [0, 1, 2].map(|rank| scope.spawn(move || sum(rank))).map(|thread| thread.join().unwrap())
+    });
+
+    assert_eq!(sums, [3.0; 3]);
 }
 
 #[test]
@@ -347,6 +369,39 @@ fn equal_orders_of_starts_pass_on_gpus_that_run_one_operation_at_a_time() {
         Some((output, text)) => assert!(output.status.success(), "{text}"),
         None => sums_in_two_groups(false),
     }
+}
+
+/// NCCL 2.18 does not know the variable.
+#[test]
+fn equal_orders_of_starts_pass_with_an_nccl_that_keeps_no_order() {
+    let test = "equal_orders_of_starts_pass_with_an_nccl_that_keeps_no_order";
+    let settings = [&ONE_AT_A_TIME[..], &[("SOFTGPU_NCCL_VERSION", "21805")]].concat();
+    for seed in ["1", "2", "3", "4"] {
+        match again(test, &[&settings[..], &[("SOFTGPU_SEED", seed)]].concat()) {
+            Some((output, text)) => assert!(output.status.success(), "{text}"),
+            None => return sums_in_two_groups(false),
+        }
+    }
+}
+
+#[test]
+fn streams_of_collectives_have_the_highest_priority() {
+    let gpu = BorrowedGpu::take();
+    let priority = |stream: crate::gpu::Stream| {
+        let mut priority = 0;
+        let path = Installation::new().unwrap().library("libcuda.so.1");
+        // SAFETY: the library is loaded; the function has this signature.
+        unsafe {
+            let library = libloading::os::unix::Library::new(path).unwrap();
+            let get = library.get::<unsafe extern "C" fn(cudarc::driver::sys::CUstream, *mut i32) -> u32>(b"cuStreamGetPriority");
+            assert_eq!(get.unwrap()(stream.0, &raw mut priority), 0);
+        }
+        priority
+    };
+
+    let [of_collectives, of_copies] = [gpu.0.take_urgent_stream().unwrap(), gpu.0.take_stream().unwrap()].map(priority);
+
+    assert_eq!((of_collectives, of_copies), (-5, 0));
 }
 
 #[test]

@@ -123,6 +123,9 @@ pub(super) fn cases() -> Vec<Case> {
     ] {
         cases.extend(whole(shape, DType::F32));
     }
+    // Wide heads, whose tiles are smaller where blocks have less shared memory; those in half width exceed tensor cores.
+    cases.extend(whole(shape(128, (2, 1), 1, 70).documents(50), DType::F32));
+    cases.extend(whole(shape(256, (1, 1), 1, 40), DType::Bf16));
     // Elements that are loaded one by one.
     cases.extend(whole(shape(20, (2, 1), 2, 70).documents(1), DType::F16));
     // On tensor cores: wide tiles, narrow ones, padded ones; the last one has its adjoint in f32 arithmetic.

@@ -1,0 +1,20 @@
+//! Attention of wide heads where blocks have little shared memory: sm_86, sm_89 and sm_120. All operations run on an architecture by
+//! `SOFTGPU_ARCH=89 cargo test --release -p phalanx-gpu --test cases`.
+
+use phalanx_cpu::CpuDevice;
+use phalanx_gpu::{cases, open};
+
+#[test]
+fn attention_of_wide_heads_agrees_with_the_cpu_where_blocks_have_little_shared_memory() {
+    open::set("SOFTGPU_ARCH", "89").unwrap();
+    let gpu = open::software_gpu().unwrap();
+    let is_wide = |name: &str| ["heads of 128", "heads of 136", "heads of 256"].iter().any(|wide| name.contains(wide));
+    let wide: Vec<_> = cases::all().into_iter().filter(|case| is_wide(&case.name)).collect();
+
+    let failures: Vec<String> = wide
+        .iter()
+        .filter_map(|case| case.compare(&CpuDevice, &gpu).err().map(|error| format!("{error:#}")))
+        .collect();
+
+    assert!(wide.len() >= 8 && failures.is_empty(), "{} cases: {}", wide.len(), failures.join("\n"));
+}
