@@ -471,9 +471,8 @@ impl Gpu {
         self.bind()?;
         let mut stream: CUstream = std::ptr::null_mut();
         // SAFETY: a pointer to a local; the context is current. The driver takes the highest priority that it has.
-        let code = unsafe {
-            (self.libraries.driver.cuStreamCreateWithPriority)(&raw mut stream, NON_BLOCKING, c_int::MIN)
-        };
+        let code =
+            unsafe { (self.libraries.driver.cuStreamCreateWithPriority)(&raw mut stream, NON_BLOCKING, c_int::MIN) };
         self.check("cuStreamCreateWithPriority", code)?;
         Ok(Stream(stream))
     }

@@ -270,8 +270,7 @@ mod tests {
     #[test]
     fn marks_are_few_commands_and_little_time_apart() {
         let n_commands = [1, 15, 1, 0, 0, 2, 40, 1, 1];
-        let starts: Vec<usize> =
-            (0..=n_commands.len()).map(|i| n_commands[..i].iter().sum()).collect();
+        let starts: Vec<usize> = (0..=n_commands.len()).map(|i| n_commands[..i].iter().sum()).collect();
         let ms = Duration::from_millis;
         let times = [0, 1, 0, 0, 0, 300, 1, 15, 10].map(ms);
 

@@ -147,7 +147,8 @@ impl CudaMachine {
         load(&shared.gpu.place(0));
         for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
             // Kernels do not depend on addresses, except that two operands may be the same memory.
-            let (commands, _) = lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0, shared.attends(None)).finish();
+            let (commands, _) =
+                lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0, shared.attends(None)).finish();
             for command in commands {
                 if let Command::Launch(launch) = command {
                     load(&launch);

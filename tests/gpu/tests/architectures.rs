@@ -11,10 +11,8 @@ fn attention_of_wide_heads_agrees_with_the_cpu_where_blocks_have_little_shared_m
     let is_wide = |name: &str| ["heads of 128", "heads of 136", "heads of 256"].iter().any(|wide| name.contains(wide));
     let wide: Vec<_> = cases::all().into_iter().filter(|case| is_wide(&case.name)).collect();
 
-    let failures: Vec<String> = wide
-        .iter()
-        .filter_map(|case| case.compare(&CpuDevice, &gpu).err().map(|error| format!("{error:#}")))
-        .collect();
+    let failures: Vec<String> =
+        wide.iter().filter_map(|case| case.compare(&CpuDevice, &gpu).err().map(|error| format!("{error:#}"))).collect();
 
     assert!(wide.len() >= 8 && failures.is_empty(), "{} cases: {}", wide.len(), failures.join("\n"));
 }

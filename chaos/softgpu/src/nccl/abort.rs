@@ -18,7 +18,10 @@ pub fn abort(communicators: &[Arc<Communicator>]) {
     let _one = ONE_AT_A_TIME.lock().expect("nothing panics here");
     let now = Ticket::next();
     for c in communicators {
-        while c.is_late.load(SeqCst) || is_captured(c) || Ticket::exists(|launch| launch.is_on(c.device) && launch.is_before(now)) {
+        while c.is_late.load(SeqCst)
+            || is_captured(c)
+            || Ticket::exists(|launch| launch.is_on(c.device) && launch.is_before(now))
+        {
             std::thread::sleep(POLL);
         }
         c.shared.unlink();

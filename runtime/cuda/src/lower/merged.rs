@@ -158,7 +158,8 @@ mod tests {
         let all = lower_all(c, place(c), SCRATCH, |_| Attends::WIDE);
         let of = |i: usize| all.starts[i + 1] - all.starts[i];
         let instrs = || (0..c.program.instrs.len()).filter(|i| is_it(&c.program.instrs[*i].op));
-        let alone = |i: usize| lower(&c.program, &c.program.instrs[i], place(c), SCRATCH, Attends::WIDE).finish().0.len();
+        let alone =
+            |i: usize| lower(&c.program, &c.program.instrs[i], place(c), SCRATCH, Attends::WIDE).finish().0.len();
         (instrs().map(of).sum(), instrs().map(alone).sum(), instrs().count())
     }
 

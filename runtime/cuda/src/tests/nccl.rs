@@ -5,12 +5,12 @@ use crate::gpu::DeviceMemory;
 use crate::nccl::{Choice, connect};
 use phalanx_collective::local::LocalWorld;
 use phalanx_device::communicator::Behind;
-use phalanx_softgpu::Installation;
 use phalanx_device::world::World;
 use phalanx_device::{
     Collective, CollectiveControl, CollectiveError, ElementType, Operand, Operation, OperationKind, Progress,
     RawBuffer, SliceOperations, Stream, Ticket,
 };
+use phalanx_softgpu::Installation;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -393,7 +393,8 @@ fn streams_of_collectives_have_the_highest_priority() {
         // SAFETY: the library is loaded; the function has this signature.
         unsafe {
             let library = libloading::os::unix::Library::new(path).unwrap();
-            let get = library.get::<unsafe extern "C" fn(cudarc::driver::sys::CUstream, *mut i32) -> u32>(b"cuStreamGetPriority");
+            let get = library
+                .get::<unsafe extern "C" fn(cudarc::driver::sys::CUstream, *mut i32) -> u32>(b"cuStreamGetPriority");
             assert_eq!(get.unwrap()(stream.0, &raw mut priority), 0);
         }
         priority
