@@ -2,6 +2,7 @@
 
 use crate::config::precision::{AttentionEngine, DeviceChoice, GpuCollectives, PrecisionSection};
 use crate::error::JobError;
+use crate::probe;
 use phalanx_cpu::CpuDevice;
 pub(crate) use phalanx_cpu::isa::isa as cpu_isa;
 pub(crate) use phalanx_cpu::kernels::fingerprint::fingerprint;
@@ -44,12 +45,17 @@ pub fn chosen(config: &PrecisionSection) -> Result<Chosen, JobError> {
     let requires_gpu = config.device == DeviceChoice::Cuda || attention == AttentionChoice::Cudnn;
     Ok(match config.device {
         DeviceChoice::Cpu => (host(), None),
-        _ if requires_gpu => (shared(configured(gpu()?)?), None),
-        _ => match gpu().and_then(CudaDevice::free).and_then(configured) {
+        _ if requires_gpu => (shared(configured(tried(gpu()?)?)?), None),
+        _ => match gpu().and_then(CudaDevice::free).and_then(tried).and_then(configured) {
             Ok(gpu) => (shared(gpu), None),
             Err(reason) => (host(), Some(reason)),
         },
     })
+}
+
+/// The same GPU, which works.
+fn tried(gpu: CudaDevice) -> Result<CudaDevice, OpenError> {
+    probe::gpu().map(|()| gpu)
 }
 
 /// The choice for processes of a node that uses this device: they must not choose another.

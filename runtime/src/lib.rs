@@ -35,6 +35,7 @@ pub mod launch;
 pub(crate) mod lock_file;
 pub(crate) mod node;
 pub(crate) mod process_limits;
+pub(crate) mod probe;
 pub(crate) mod rank;
 pub(crate) mod serve;
 pub mod train;

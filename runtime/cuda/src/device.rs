@@ -6,7 +6,7 @@ use crate::error::OpenError;
 use crate::gpu::{self, Gpu};
 use crate::gpu_info::GpuInfo;
 use crate::health::{self, Monitor};
-use crate::kernels::Kernels;
+use crate::kernels::{CompileError, Kernels};
 use crate::library::{LibraryError, Nccl, Search};
 use crate::lower::{ALIGN_BYTES, scratch_bytes};
 use crate::machine::{self, CudaMachine};
@@ -162,6 +162,21 @@ impl CudaDevice {
     /// See [`OpenError`]; the same error every time.
     pub fn open(&self) -> Result<(), OpenError> {
         self.shared().map(drop)
+    }
+
+    /// Opens the GPU and loads a kernel that is compiled for it.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn probe(&self) -> Result<(), OpenError> {
+        let shared = self.shared()?;
+        let (gpu, launch) = (&shared.gpu, shared.gpu.place(0));
+        let refused = |error: CompileError| OpenError::Kernel {
+            device: gpu.name.clone(),
+            compiler: gpu.libraries.nvrtc.path.display().to_string(),
+            reason: error.to_string(),
+        };
+        shared.kernels.load(gpu, &launch.kernel, launch.shared_bytes).map(drop).map_err(refused)
     }
 
     fn shared(&self) -> Result<&Arc<Shared>, OpenError> {

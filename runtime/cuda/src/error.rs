@@ -75,6 +75,22 @@ pub enum OpenError {
     /// cuDNN is requested and cannot be used.
     #[error("attention through cuDNN is requested: {0}")]
     Cudnn(#[source] DnnError),
+    /// A process that opened the GPU has failed.
+    #[error("{reason}")]
+    Probe {
+        /// Why, as a sentence.
+        reason: String,
+    },
+    /// The GPU refuses a kernel that was compiled for it.
+    #[error("{device} does not run kernels that {compiler} compiles: {reason}")]
+    Kernel {
+        /// The GPU.
+        device: String,
+        /// The file of the compiler.
+        compiler: String,
+        /// The compiler's or the driver's reason.
+        reason: String,
+    },
     /// The driver fails before a GPU is opened.
     #[error("{0}")]
     Driver(CudaError),

@@ -49,5 +49,5 @@ pub use device::{AttentionChoice, CudaDevice};
 pub use error::{CudaError, DnnError, OpenError};
 pub use gpu_info::GpuInfo;
 pub use kernels::{PRELUDE, SOURCES, Source};
-pub use library::{LibraryError, Search};
+pub use library::{CudaVersion, LibraryError, Search};
 pub use nccl::Choice;

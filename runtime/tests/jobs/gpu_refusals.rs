@@ -30,9 +30,13 @@ type Obstacle<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
 fn obstacle_is_one_sentence_and_auto_continues_on_the_cpu_and_says_so() {
     let (p, gpu) = (Project::new(), software_gpu());
     let bytes_taken = ((4u64 << 30) - (1 << 20)).to_string();
-    let obstacles: [Obstacle<'_>; 5] = [
+    let obstacles: [Obstacle<'_>; 7] = [
         (&[("SOFTGPU_DEVICES", "0")], &["this machine has no GPU"]),
         (&[("SOFTGPU_DRIVER_VERSION", "11040")], &["the driver supports CUDA 11.4; at least 12.0 is required"]),
+        // The driver cannot make a context.
+        (&[("SOFTGPU_CONTEXT_CODE", "999")], &["cuDevicePrimaryCtxRetain failed", "CUDA_ERROR_UNKNOWN (999)"]),
+        // The libraries are newer than the driver.
+        (&[("SOFTGPU_DRIVER_VERSION", "12040")], &["CUDA 13 only", "the NVIDIA driver supports CUDA 12.4"]),
         // Another process has the GPU to itself.
         (
             &[

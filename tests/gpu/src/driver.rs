@@ -134,6 +134,20 @@ impl Driver {
         Ok(call!(self, cuStreamSynchronize(stream => P)))
     }
 
+    /// Writes bytes once everything that was enqueued is done.
+    ///
+    /// # Errors
+    /// When the driver refuses it.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let codes = [
+            call!(self, cuCtxSynchronize()),
+            call!(self, cuMemcpyHtoD_v2(at => u64, bytes.as_ptr() => *const u8, bytes.len() => usize)),
+            call!(self, cuCtxSynchronize()),
+        ];
+        ensure!(codes == [0; 3], "writing {} bytes: codes {codes:?}", bytes.len());
+        Ok(())
+    }
+
     /// Reads words once everything that was enqueued is done.
     ///
     /// # Errors

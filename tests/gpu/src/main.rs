@@ -4,6 +4,8 @@ mod all;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use phalanx_gpu::nccl_rank::NcclRank;
+use phalanx_gpu::stages::nccl_jobs::{self, NcclJobs};
 use phalanx_gpu::stages::{self, Options, Stage};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,12 +42,20 @@ enum Action {
     /// Runs one stage.
     #[command(flatten)]
     One(One),
+    /// A rank of the stage `nccl`.
+    #[command(hide = true)]
+    NcclRank(NcclRank),
+    /// The jobs of the stage `nccl`.
+    #[command(hide = true)]
+    NcclJobs(NcclJobs),
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum One {
     /// Finds the libraries and the GPU.
     Libraries(Out),
+    /// Runs NCCL between ranks that share the GPU: operations, aborts, deaths, costs, whole jobs.
+    Nccl(Out),
     /// Checks what is taken for granted of the driver and of NCCL.
     Driver(Out),
     /// Measures copies and products: the ceilings of everything else.
@@ -77,16 +87,26 @@ struct Out {
 }
 
 fn main() -> ExitCode {
-    // The ranks of `faults` are processes of this program.
+    if std::env::var_os(phalanx_gpu::APART).is_some() {
+        // SAFETY: the process has one thread yet.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::env::set_var("NCCL_HOSTID", std::process::id().to_string());
+        }
+    }
+    // The ranks of jobs are processes of this program.
     phalanx::rank_process();
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let done = match Cli::parse().command {
         Action::All { out, minutes, options } => all::run(&out, Duration::from_secs_f64(minutes * 60.0), &options),
+        Action::NcclRank(args) => phalanx_gpu::nccl_rank::run(&args),
+        Action::NcclJobs(args) => phalanx_gpu::open::gpu().and_then(|gpu| nccl_jobs::run(&args, &gpu)),
         Action::One(one) => {
             let (stage, out) = match one {
                 One::Libraries(out) => (Stage::Libraries, out),
+                One::Nccl(out) => (Stage::Nccl, out),
                 One::Driver(out) => (Stage::Driver, out),
                 One::Ceilings(out) => (Stage::Ceilings, out),
                 One::Operations(out) => (Stage::Operations, out),

@@ -11,6 +11,7 @@ pub mod product;
 use crate::driver;
 use crate::engine::{Op, engine};
 use crate::memory;
+use crate::settings;
 use crate::stats::{Stat, count};
 use algorithm::{Algorithm, Found};
 use attributes::{Attributes, Description, Layout, Preference};
@@ -92,7 +93,8 @@ fn get_attribute<T: Attributes>(at: P, attribute: u32, to: *mut u8, bytes: usize
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtCreate(at: *mut P) -> Status {
-    match driver::current_device() {
+    // The libraries are those of CUDA 13.
+    match driver::current_device().filter(|_| settings::number("SOFTGPU_DRIVER_VERSION") >= 13_000) {
         Some(device) => create(at, device),
         None => NOT_INITIALIZED,
     }

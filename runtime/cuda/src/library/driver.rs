@@ -1,5 +1,6 @@
 //! The CUDA driver.
 
+use super::CudaVersion;
 use super::binding::functions;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
@@ -63,6 +64,14 @@ functions! {
 }
 
 impl Driver {
+    /// The newest version of CUDA that it supports; 0 if it gives none.
+    pub(crate) fn version(&self) -> CudaVersion {
+        let mut version = 0;
+        // SAFETY: a pointer to a local.
+        let code = unsafe { (self.cuDriverGetVersion)(&raw mut version) };
+        CudaVersion(if code == 0 { version } else { 0 })
+    }
+
     /// Name of an error code.
     pub(crate) fn text(&self, code: Code) -> String {
         let mut name: *const c_char = std::ptr::null();

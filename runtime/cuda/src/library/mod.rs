@@ -18,7 +18,7 @@ pub(crate) use driver::Driver;
 pub(crate) use nccl::Nccl;
 pub(crate) use nvml::Nvml;
 pub(crate) use nvrtc::Nvrtc;
-pub use search::Search;
+pub use search::{CudaVersion, Search};
 
 use std::path::PathBuf;
 
@@ -34,6 +34,22 @@ pub enum LibraryError {
         names: String,
         /// Folders that were searched.
         searched: Vec<PathBuf>,
+    },
+    /// The library is newer than the driver.
+    #[error(
+        "{library} is there for CUDA {major} only ({}), and the NVIDIA driver supports CUDA {driver}: install the library for CUDA {}, or update the driver",
+        path.display(),
+        driver.major()
+    )]
+    TooNew {
+        /// What it is.
+        library: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Its major version of CUDA.
+        major: i32,
+        /// The newest version that the driver supports.
+        driver: CudaVersion,
     },
     /// This program is a static executable, without a loader of shared libraries.
     #[error(
@@ -70,6 +86,9 @@ fn folders(all: &[PathBuf]) -> String {
     let names: Vec<String> = all.iter().map(|folder| folder.display().to_string()).collect();
     if names.is_empty() { "any folder".to_owned() } else { names.join(", ") }
 }
+
+/// The oldest major version of CUDA whose libraries are used.
+const MAJOR_MIN: i32 = 12;
 
 /// The libraries that every GPU rank needs.
 #[derive(Debug)]
@@ -140,12 +159,14 @@ impl Libraries {
     /// See [`LibraryError`].
     pub(crate) fn load(search: &Search) -> Result<Libraries, LibraryError> {
         let driver = Driver::load(search.driver()?)?;
+        // Drivers that are too old for all of them are refused later, by name.
+        let version = CudaVersion(driver.version().0.max(MAJOR_MIN * 1000));
+        let (nvrtc, blas) = (search.nvrtc(version)?, search.cublas_lt(version)?);
         // NVRTC loads its built-in functions by name; they are found if they are already loaded.
-        for path in search.nvrtc_builtins() {
+        for path in Search::nvrtc_builtins(&nvrtc) {
             binding::preload(&path)?;
         }
-        let nvrtc = Nvrtc::load(search.nvrtc()?)?;
-        let blas = Blas::load(search.cublas_lt()?)?;
+        let (nvrtc, blas) = (Nvrtc::load(nvrtc)?, Blas::load(blas)?);
         Ok(Libraries { driver, nvrtc, blas })
     }
 }

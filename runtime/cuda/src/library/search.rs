@@ -13,6 +13,25 @@ pub struct Search {
     site_packages: Vec<PathBuf>,
 }
 
+/// Major versions of CUDA whose libraries are used, the newest first.
+const MAJORS: [i32; 2] = [13, 12];
+
+/// A version of CUDA, as its driver numbers it: 12040 is 12.4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaVersion(pub i32);
+
+impl CudaVersion {
+    pub(super) const fn major(self) -> i32 {
+        self.0 / 1000
+    }
+}
+
+impl std::fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
 /// Folders where distributions and NVIDIA's installers put libraries.
 const SYSTEM: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu",
@@ -63,21 +82,42 @@ impl Search {
         find("NVML", &["libnvidia-ml.so.1"], folders)
     }
 
-    pub(super) fn nvrtc(&self) -> Result<PathBuf, LibraryError> {
-        self.find("NVRTC", &["libnvrtc.so.13", "libnvrtc.so.12"], &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"])
+    /// For a driver that supports this version of CUDA.
+    pub(super) fn nvrtc(&self, driver: CudaVersion) -> Result<PathBuf, LibraryError> {
+        self.find_for(driver, "NVRTC", "libnvrtc.so", &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"])
     }
 
     /// Libraries that NVRTC loads by name: beside it.
-    pub(super) fn nvrtc_builtins(&self) -> Vec<PathBuf> {
-        let Some(folder) = self.nvrtc().ok().and_then(|path| path.parent().map(Path::to_owned)) else {
-            return Vec::new();
-        };
+    pub(super) fn nvrtc_builtins(nvrtc: &Path) -> Vec<PathBuf> {
+        let Some(folder) = nvrtc.parent() else { return Vec::new() };
         let is_builtins = |name: &str| name.starts_with("libnvrtc-builtins.so") && !name.contains(".alt.");
-        entries(&folder).into_iter().filter(|entry| is_builtins(&name_of(entry))).collect()
+        entries(folder).into_iter().filter(|entry| is_builtins(&name_of(entry))).collect()
     }
 
-    pub(super) fn cublas_lt(&self) -> Result<PathBuf, LibraryError> {
-        self.find("cuBLASLt", &["libcublasLt.so.13", "libcublasLt.so.12"], &["nvidia/cu13/lib", "nvidia/cublas/lib"])
+    /// For a driver that supports this version of CUDA.
+    pub(super) fn cublas_lt(&self, driver: CudaVersion) -> Result<PathBuf, LibraryError> {
+        self.find_for(driver, "cuBLASLt", "libcublasLt.so", &["nvidia/cu13/lib", "nvidia/cublas/lib"])
+    }
+
+    /// The newest library that the driver runs: its major version is at most the driver's.
+    fn find_for(
+        &self,
+        driver: CudaVersion,
+        library: &'static str,
+        name: &str,
+        packages: &[&str],
+    ) -> Result<PathBuf, LibraryError> {
+        let named = |major: &i32| format!("{name}.{major}");
+        let (fits, newer): (Vec<i32>, Vec<i32>) = MAJORS.into_iter().partition(|major| *major <= driver.major());
+        let names = |majors: &[i32]| majors.iter().map(named).collect::<Vec<String>>();
+        let found = self.find(library, &names(&fits).iter().map(String::as_str).collect::<Vec<_>>(), packages);
+        let too_new = |major: &i32| Some((*major, self.find(library, &[&named(major)], packages).ok()?));
+        match (found, newer.iter().find_map(too_new)) {
+            (Err(LibraryError::Missing { .. }), Some((major, path))) => {
+                Err(LibraryError::TooNew { library, path, major, driver })
+            }
+            (found, _) => found,
+        }
     }
 
     pub(crate) fn nccl(&self) -> Result<PathBuf, LibraryError> {
@@ -137,6 +177,29 @@ mod tests {
     use super::*;
     use std::ffi::OsStr;
 
+    const NEW: CudaVersion = CudaVersion(13_000);
+
+    #[test]
+    fn library_of_a_newer_cuda_than_the_drivers_is_passed_over_and_named_if_there_is_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let newer = touch(root.path(), "a/libnvrtc.so.13");
+        let search = Search::only(["a", "b"].map(|folder| root.path().join(folder)).into());
+
+        let alone = search.nvrtc(CudaVersion(12_040)).unwrap_err().to_string();
+        let older = touch(root.path(), "b/libnvrtc.so.12");
+
+        assert_eq!(
+            alone,
+            format!(
+                "NVRTC is there for CUDA 13 only ({}), and the NVIDIA driver supports CUDA 12.4: install the library for \
+                 CUDA 12, or update the driver",
+                newer.display()
+            )
+        );
+        assert_eq!(search.nvrtc(CudaVersion(12_040)), Ok(older));
+        assert_eq!(search.nvrtc(NEW), Ok(newer));
+    }
+
     /// An empty file at `path` below `root`.
     fn touch(root: &Path, path: &str) -> PathBuf {
         let path = root.join(path);
@@ -156,7 +219,7 @@ mod tests {
 
         let search = Search::new(None, Some(path.as_os_str()));
 
-        assert_eq!((search.nvrtc(), search.cublas_lt()), (Ok(nvrtc), Ok(blas)));
+        assert_eq!((search.nvrtc(NEW), search.cublas_lt(NEW)), (Ok(nvrtc), Ok(blas)));
     }
 
     #[test]
@@ -169,14 +232,14 @@ mod tests {
 
         let search = Search::new(Some(OsStr::new(&folders)), Some(path.as_os_str()));
 
-        assert_eq!(search.nvrtc(), Ok(second));
+        assert_eq!(search.nvrtc(NEW), Ok(second));
     }
 
     #[test]
     fn missing_library_is_named_with_its_files_and_the_searched_folders() {
         let search = Search::only(vec!["/nowhere".into(), "/nothing".into()]);
 
-        let error = search.cublas_lt().unwrap_err().to_string();
+        let error = search.cublas_lt(NEW).unwrap_err().to_string();
 
         let expected = "cuBLASLt (libcublasLt.so.13, libcublasLt.so.12) was not found in /nowhere, /nothing; install it, or \
                         name its folder in PHALANX_CUDA_LIBS";
@@ -186,11 +249,11 @@ mod tests {
     #[test]
     fn built_in_functions_of_nvrtc_are_those_beside_it() {
         let root = tempfile::tempdir().unwrap();
-        touch(root.path(), "libnvrtc.so.13");
+        let nvrtc = touch(root.path(), "libnvrtc.so.13");
         touch(root.path(), "libnvrtc.alt.so.13");
         touch(root.path(), "libnvrtc-builtins.alt.so.13.0");
         let builtins = touch(root.path(), "libnvrtc-builtins.so.13.0");
 
-        assert_eq!(Search::only(vec![root.path().to_owned()]).nvrtc_builtins(), [builtins]);
+        assert_eq!(Search::nvrtc_builtins(&nvrtc), [builtins]);
     }
 }

@@ -57,6 +57,7 @@ pub(crate) fn connect(
     };
     let codes = match initialize(gpu, nccl, &mut *host)? {
         Ok(member) => {
+            tracing::debug!(version = nccl.version(), size = host.size(), "collectives over NCCL");
             return Ok(Box::new(NcclCommunicator::new(gpu.clone(), host, member).map_err(|e| failed(&e))?));
         }
         Err(codes) => codes,

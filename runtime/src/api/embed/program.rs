@@ -11,6 +11,7 @@ use crate::error::host::HostError;
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
 use crate::process_limits::prepare_process;
+use crate::probe;
 use crate::rank::process;
 use crate::train::plan::MakeModel;
 use std::ffi::{OsStr, OsString};
@@ -65,6 +66,7 @@ fn this_program(make: Option<&MakeModel>) -> RankProgram {
     if let Some(start) = RankStart::of(std::env::args_os().skip(1)) {
         std::process::exit(run(&start, make));
     }
+    probe::begin(std::env::args_os().skip(1));
     // `Runtime::new` rejects an empty path.
     RankProgram { executable: Executable::running(), makes_models: make.is_some() }
 }

@@ -17,10 +17,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 type Check = fn(&Driver) -> Result<()>;
 
-const CHECKS: [(&str, Check); 10] = [
+const CHECKS: [(&str, Check); 11] = [
     ("an event orders two streams", event_orders_streams),
     ("a wait means the latest record before it", wait_means_the_latest_record),
     ("an event without timing has no time", event_without_timing),
+    ("pageable memory may change once a copy from it is enqueued", pageable_copy),
     ("captured work runs at each launch and not before", captured_work),
     ("a capture that is not joined fails", unjoined_capture),
     ("synchronisation during a capture invalidates it", synchronisation_in_a_capture),
@@ -87,6 +88,23 @@ fn event_without_timing(d: &Driver) -> Result<()> {
     expect("recording", &codes, &[0; 3])?;
     let mut ms = 0f32;
     expect("time between them", &[call!(d, cuEventElapsedTime(&raw mut ms => *mut f32, a => P, b => P))], &[400])
+}
+
+/// Inputs of a step are copied from memory that is filled for the next step at once.
+fn pageable_copy(d: &Driver) -> Result<()> {
+    let (stream, x) = (d.stream()?, d.words(N)?);
+    let mut words = vec![0u32; N];
+    for run in 1..=N_RUNS {
+        words.fill(run);
+        // Work before it keeps the copy waiting.
+        let before = d.set(x, 0, N, stream)?;
+        let bytes = size_of_val(&words[..]);
+        let copied = call!(d, cuMemcpyAsync(x => u64, words.as_ptr() as u64 => u64, bytes => usize, stream => P));
+        words.fill(u32::MAX);
+        expect("enqueuing", &[before, copied, d.wait(stream)?], &[0; 3])?;
+        all_are(&d.read(x, N)?, run)?;
+    }
+    Ok(())
 }
 
 fn begin(d: &Driver, stream: P, mode: u32) -> Result<u32> {

@@ -17,7 +17,10 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const DETECTION_S: f64 = 4.0;
 
 /// After this step, the rank in this slot gets this signal.
-type Signal = (u64, usize, &'static str);
+pub(super) type Signal = (u64, usize, &'static str);
+
+/// Keys of a job's configuration, and their values.
+pub(super) type Keys<'a> = &'a [(&'a str, &'a str)];
 
 /// The scenarios and their signals.
 const SCENARIOS: [(&str, &[Signal]); 3] = [
@@ -27,12 +30,12 @@ const SCENARIOS: [(&str, &[Signal]); 3] = [
 ];
 
 /// What a job left.
-struct Ended {
+pub(super) struct Ended {
     /// Bits of each step's loss.
-    losses: Vec<u64>,
-    weights: Vec<u8>,
-    n_incidents: usize,
-    seconds: f64,
+    pub(super) losses: Vec<u64>,
+    pub(super) weights: Vec<u8>,
+    pub(super) n_incidents: usize,
+    pub(super) seconds: f64,
 }
 
 pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
@@ -42,7 +45,7 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting an event loop")?;
     let mut undisturbed: Option<Ended> = None;
     for (i, (name, signals)) in SCENARIOS.into_iter().enumerate() {
-        let ended = events.block_on(scenario(&folder, i, signals)).with_context(|| name.to_owned());
+        let ended = events.block_on(scenario(&folder, &i.to_string(), N_STEPS, KEYS, signals)).with_context(|| name.to_owned());
         let outcome = ended.and_then(|ended| {
             let (losses, weights) =
                 undisturbed.as_ref().map_or((&ended.losses, &ended.weights), |u| (&u.losses, &u.weights));
@@ -62,11 +65,20 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     Ok(report)
 }
 
-/// Runs a job to its end and sends the signals on the way.
-async fn scenario(folder: &Path, i: usize, signals: &[Signal]) -> Result<Ended> {
+/// Two ranks, with sums in a fixed order.
+const KEYS: Keys<'static> = &[("dp_replicate_size", "2"), ("reproducible", "true")];
+
+/// Runs a small job with these keys to its end and sends the signals on the way. Its output is below `folder`.
+pub(super) async fn scenario(
+    folder: &Path,
+    name: &str,
+    n_steps: u64,
+    keys: Keys<'_>,
+    signals: &[Signal],
+) -> Result<Ended> {
     let begin = Instant::now();
     let runtime = Runtime::new(RankProgram::at(std::env::current_exe().context("finding this program")?))?;
-    let job = runtime.start(job(folder, &folder.join(i.to_string()))?).await?;
+    let job = runtime.start(job(folder, &folder.join(name), n_steps, keys)?).await?;
     let follow = async {
         let (mut events, mut losses, mut n_incidents, mut next) =
             (job.events(), Vec::new(), 0, signals.iter().peekable());
@@ -114,8 +126,8 @@ async fn send(job: &RunningJob, slot: usize, signal: &str) -> Result<()> {
     Ok(())
 }
 
-/// A small model on two ranks, with sums in a fixed order.
-fn job(folder: &Path, output: &Path) -> Result<Job> {
+/// A small model.
+fn job(folder: &Path, output: &Path, n_steps: u64, more: Keys<'_>) -> Result<Job> {
     let text = folder.join("text.txt");
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     let lines: String = (0..400).map(|i| format!("The {i}th hoplite holds the line. ")).collect();
@@ -136,10 +148,8 @@ fn job(folder: &Path, output: &Path) -> Result<Job> {
         ("learning_rate", "1e-2"),
         ("warmup_steps", "2"),
         ("logging_steps", "1"),
-        ("dp_replicate_size", "2"),
-        ("reproducible", "true"),
     ];
-    let job = keys.into_iter().fold(Job::builder(), |job, (key, value)| job.set(key, value));
+    let job = keys.iter().chain(more).fold(Job::builder(), |job, (key, value)| job.set(*key, value));
     let job = job.set("datasets.0.path", text.display()).set("output_dir", output.display());
-    Ok(job.set("max_steps", N_STEPS).set("save_steps", N_STEPS).set("elastic.detection_time", DETECTION_S).build()?)
+    Ok(job.set("max_steps", n_steps).set("save_steps", n_steps).set("elastic.detection_time", DETECTION_S).build()?)
 }

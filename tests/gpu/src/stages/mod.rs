@@ -4,6 +4,8 @@ mod ceilings;
 mod driver;
 mod faults;
 mod libraries;
+mod nccl;
+pub mod nccl_jobs;
 mod operations;
 mod peers;
 mod rates;
@@ -66,6 +68,8 @@ impl Options {
 pub enum Stage {
     /// Finds the libraries and the GPU.
     Libraries,
+    /// Runs NCCL between ranks that share the GPU.
+    Nccl,
     /// Checks what is taken for granted of the driver and of NCCL.
     Driver,
     /// Measures copies and products.
@@ -86,8 +90,9 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in the order in which they run.
-    pub const ALL: [Stage; 9] = [
+    pub const ALL: [Stage; 10] = [
         Stage::Libraries,
+        Stage::Nccl,
         Stage::Compile,
         Stage::Driver,
         Stage::Operations,
@@ -102,6 +107,7 @@ impl Stage {
     pub const fn name(self) -> &'static str {
         match self {
             Stage::Libraries => "libraries",
+            Stage::Nccl => "nccl",
             Stage::Driver => "driver",
             Stage::Ceilings => "ceilings",
             Stage::Operations => "operations",
@@ -148,6 +154,7 @@ impl Stage {
             Stage::Libraries | Stage::Driver => 0.5,
             Stage::Ceilings | Stage::Compile => 1.0,
             Stage::Operations | Stage::Steps | Stage::Faults | Stage::Rates | Stage::Peers => 3.0,
+            Stage::Nccl => 6.0,
         }
     }
 }
@@ -235,6 +242,7 @@ pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> R
     let is_asked = |name: &str| only.is_none_or(|only| only == name);
     match stage {
         Stage::Libraries => libraries::run(&gpu),
+        Stage::Nccl => nccl::run(&gpu),
         Stage::Driver => driver::run(&gpu),
         Stage::Ceilings => ceilings::run(&gpu),
         Stage::Operations => operations::run(&gpu, is_asked),
