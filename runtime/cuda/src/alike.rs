@@ -1,4 +1,5 @@
-//! Equal arithmetic at all ranks: members of a group have the same model of GPU and the same versions of cuBLASLt and cuDNN.
+//! Equal arithmetic at all ranks: members of a group have the same model of GPU and the same versions of the driver, NVRTC,
+//! cuBLASLt and cuDNN.
 //!
 //! The algorithm that the library proposes first for a product is a function of the GPU, of the library's version and of the product. So
 //! ranks that have the first two in common have the same one, after every restart too; programs whose bits matter to other ranks use it
@@ -8,17 +9,24 @@
 
 use crate::cudnn::Cudnn;
 use crate::gpu::Gpu;
+use phalanx_device::descriptor::digest;
 use phalanx_device::{Collective, CollectiveError, SliceOperations};
 
-/// Words of the text that a member sends.
-const WORDS: usize = 24;
+/// Words that a member sends: a digest of its text, and as much of the text as there is room for.
+const WORDS: usize = 66;
+/// Words of the digest.
+const DIGEST_WORDS: usize = 2;
 
 /// What decides the algorithms of a GPU's products.
 pub(crate) fn arithmetic_of(gpu: &Gpu, cudnn: Option<&Cudnn>) -> String {
     // SAFETY: a call without arguments.
     let version = unsafe { (gpu.libraries.blas.cublasLtGetVersion)() };
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: pointers to locals.
+    unsafe { (gpu.libraries.nvrtc.nvrtcVersion)(&raw mut major, &raw mut minor) };
     let cudnn = cudnn.map_or_else(|| "no cuDNN".to_owned(), |cudnn| format!("cuDNN {}", cudnn.version()));
-    format!("{}, cuBLASLt {version} and {cudnn}", gpu.model)
+    let driver = gpu.libraries.driver.version();
+    format!("{}, a driver for CUDA {driver}, NVRTC {major}.{minor}, cuBLASLt {version} and {cudnn}", gpu.model)
 }
 
 /// Compares what the members of a group have, in one small collective.
@@ -27,14 +35,17 @@ pub(crate) fn arithmetic_of(gpu: &Gpu, cudnn: Option<&Cudnn>) -> String {
 /// Those of the communicator; [`CollectiveError::Library`] names two members that differ.
 pub(crate) fn check_alike(own: &str, host: &mut dyn Collective) -> Result<(), CollectiveError> {
     let mut bytes = [0u8; 4 * WORDS];
-    let len = own.len().min(bytes.len());
-    bytes[..len].copy_from_slice(&own.as_bytes()[..len]);
+    let (digest_bytes, text_bytes) = bytes.split_at_mut(4 * DIGEST_WORDS);
+    digest_bytes.copy_from_slice(&digest(own.bytes().map(u64::from)).to_le_bytes());
+    let len = own.len().min(text_bytes.len());
+    text_bytes[..len].copy_from_slice(&own.as_bytes()[..len]);
     let words: [i32; WORDS] = std::array::from_fn(|i| i32::from_le_bytes(std::array::from_fn(|b| bytes[4 * i + b])));
     let mut all = vec![0; WORDS * host.size() as usize];
     host.all_gather(&words, &mut all, WORDS)?;
     let Some(other) = all.chunks(WORDS).position(|words| *words != all[..WORDS]) else { return Ok(()) };
     let text = |i: usize| {
-        let bytes: Vec<u8> = all[WORDS * i..WORDS * (i + 1)].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let bytes: Vec<u8> =
+            all[WORDS * i + DIGEST_WORDS..WORDS * (i + 1)].iter().flat_map(|word| word.to_le_bytes()).collect();
         String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
     };
     let reason = format!(
@@ -65,6 +76,16 @@ mod tests {
     #[test]
     fn group_of_equal_gpus_and_libraries_is_accepted() {
         assert_eq!(outcomes(["NVIDIA H100 and cuBLASLt 130100"; 3]), [Ok(()), Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn texts_that_differ_at_their_end_only_are_told_apart() {
+        let text =
+            |version| format!("{} and cuDNN {version}", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition ".repeat(8));
+
+        let outcomes = outcomes([&text(91_900), &text(91_900), &text(91_901)]);
+
+        assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
     }
 
     #[test]

@@ -12,9 +12,7 @@ use phalanx_collective::tcp::listener::Listener;
 use phalanx_cuda::{Choice, CudaDevice};
 use phalanx_device::parts::part;
 use phalanx_device::world::{World, WorldId};
-use phalanx_device::{
-    Collective, CollectiveError, Device, ElementType, Operand, Operation, OperationKind, RawBuffer, SliceOperations,
-};
+use phalanx_device::{Collective, CollectiveError, Device, ElementType, Operand, Operation, OperationKind, RawBuffer};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -204,13 +202,14 @@ impl Rank<'_> {
 
     fn operations(&self) -> Result<Figures> {
         let Joined { tcp, hosts } = self.join(0, 2)?;
-        let [over_nccl, staged]: [Box<dyn Collective>; 2] = hosts.try_into().map_err(|_| anyhow::anyhow!("two groups"))?;
+        let [over_nccl, staged]: [Box<dyn Collective>; 2] =
+            hosts.try_into().map_err(|_| anyhow::anyhow!("two groups"))?;
         let mut over_nccl = self.over_nccl(over_nccl)?;
         let mut staged = self.gpu.clone().with_collectives(Choice::Staged).communicator(staged)?;
-        let types =
-            [ElementType::F32, ElementType::Bf16, ElementType::F16, ElementType::F64, ElementType::I32];
+        let types = [ElementType::F32, ElementType::Bf16, ElementType::F16, ElementType::F64, ElementType::I32];
         let mut n_compared = 0;
-        for (dtype, n) in types.into_iter().flat_map(|dtype| [N, 96 * self.args.ranks as usize, 1].map(|n| (dtype, n))) {
+        for (dtype, n) in types.into_iter().flat_map(|dtype| [N, 96 * self.args.ranks as usize, 1].map(|n| (dtype, n)))
+        {
             for kind in self.kinds() {
                 self.fill(dtype, self.args.rank + n as u32)?;
                 let [mine, reference] = [self.recv, self.other].map(|recv| self.operand(kind, dtype, n, recv));
@@ -286,7 +285,7 @@ impl Rank<'_> {
             let begin = Instant::now();
             match (connected, round % 3) {
                 (Err(CollectiveError::Aborted { .. }), 0) => n_connecting += 1,
-                (Ok(mut group), phase) => self.abort(&mut *group, phase)?,
+                (Ok(mut group), _) => self.abort(&mut *group, round)?,
                 (Err(error), _) => bail!("round {round}: {error}"),
             }
             self.synchronize()?;
@@ -299,14 +298,16 @@ impl Rank<'_> {
     }
 
     /// Aborts a connected group: with an operation in flight that only the first rank has started, or after one of all.
-    fn abort(&self, group: &mut dyn Collective, phase: u32) -> Result<()> {
+    fn abort(&self, group: &mut dyn Collective, round: u32) -> Result<()> {
+        let ended = self.args.folder.join(format!("aborted-{round}"));
         let operand = self.operand(OperationKind::AllReduce, ElementType::F32, N, self.recv);
         self.fill(ElementType::F32, 0)?;
-        let is_aborted = |outcome: &Result<(), CollectiveError>| matches!(outcome, Err(CollectiveError::Aborted { .. }));
+        let is_aborted =
+            |outcome: &Result<(), CollectiveError>| matches!(outcome, Err(CollectiveError::Aborted { .. }));
         let operation = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };
         // SAFETY: the memory lives as long as the process.
         let start = |group: &mut dyn Collective| unsafe { group.start(&operation, &[operand]) };
-        match (phase, self.args.rank) {
+        match (round % 3, self.args.rank) {
             (1, 0) => {
                 let control = group.control();
                 let outcome = std::thread::scope(|scope| {
@@ -317,10 +318,12 @@ impl Rank<'_> {
                     start(group).and_then(|ticket| group.finish(ticket))
                 });
                 ensure!(is_aborted(&outcome), "an operation without peers ends with {outcome:?}");
+                apart::write(&ended, "")?;
             }
             (1, _) => {
-                let outcome = group.barrier();
-                ensure!(is_aborted(&outcome), "a barrier of an aborted group ends with {outcome:?}");
+                apart::read(&ended, PATIENCE)?;
+                let outcome = start(group).and_then(|ticket| group.finish(ticket));
+                ensure!(is_aborted(&outcome), "an operation of an aborted group ends with {outcome:?}");
             }
             (2, _) => {
                 // A peer may abort before this rank has awaited the sum.

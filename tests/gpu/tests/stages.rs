@@ -16,7 +16,9 @@ fn all_stages_pass_on_the_software_gpu_and_leave_their_tables() {
     assert!(text.contains("PyTorch: not measured: it cannot use the software GPU"), "{text}");
     let summary = std::fs::read_to_string(out.path().join("summary.json")).unwrap();
     let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
-    for stage in ["libraries", "nccl", "compile", "driver", "operations", "steps", "faults", "ceilings", "rates", "peers"] {
+    for stage in
+        ["libraries", "nccl", "compile", "driver", "operations", "steps", "faults", "ceilings", "rates", "peers"]
+    {
         let report = &summary[stage]["report"];
         assert!(report["rows"].as_array().is_some_and(|rows| !rows.is_empty()), "{stage}: {text}");
         assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{stage}: {text}");

@@ -160,7 +160,8 @@ impl Libraries {
     pub(crate) fn load(search: &Search) -> Result<Libraries, LibraryError> {
         let driver = Driver::load(search.driver()?)?;
         // Drivers that are too old for all of them are refused later, by name.
-        let version = CudaVersion(driver.version().0.max(MAJOR_MIN * 1000));
+        let version =
+            Some(driver.version()).filter(|version| version.major() >= MAJOR_MIN).unwrap_or(CudaVersion::NEWEST);
         let (nvrtc, blas) = (search.nvrtc(version)?, search.cublas_lt(version)?);
         // NVRTC loads its built-in functions by name; they are found if they are already loaded.
         for path in Search::nvrtc_builtins(&nvrtc) {

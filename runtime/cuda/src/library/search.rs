@@ -21,6 +21,9 @@ const MAJORS: [i32; 2] = [13, 12];
 pub struct CudaVersion(pub i32);
 
 impl CudaVersion {
+    /// Newer than any.
+    pub(super) const NEWEST: CudaVersion = CudaVersion(i32::MAX);
+
     pub(super) const fn major(self) -> i32 {
         self.0 / 1000
     }

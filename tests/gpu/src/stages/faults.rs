@@ -35,6 +35,8 @@ pub(super) struct Ended {
     pub(super) losses: Vec<u64>,
     pub(super) weights: Vec<u8>,
     pub(super) n_incidents: usize,
+    /// Communicators over NCCL, if the job logs them.
+    pub(super) n_over_nccl: usize,
     pub(super) seconds: f64,
 }
 
@@ -45,7 +47,8 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting an event loop")?;
     let mut undisturbed: Option<Ended> = None;
     for (i, (name, signals)) in SCENARIOS.into_iter().enumerate() {
-        let ended = events.block_on(scenario(&folder, &i.to_string(), N_STEPS, KEYS, signals)).with_context(|| name.to_owned());
+        let ended =
+            events.block_on(scenario(&folder, &i.to_string(), N_STEPS, KEYS, signals)).with_context(|| name.to_owned());
         let outcome = ended.and_then(|ended| {
             let (losses, weights) =
                 undisturbed.as_ref().map_or((&ended.losses, &ended.weights), |u| (&u.losses, &u.weights));
@@ -80,8 +83,8 @@ pub(super) async fn scenario(
     let runtime = Runtime::new(RankProgram::at(std::env::current_exe().context("finding this program")?))?;
     let job = runtime.start(job(folder, &folder.join(name), n_steps, keys)?).await?;
     let follow = async {
-        let (mut events, mut losses, mut n_incidents, mut next) =
-            (job.events(), Vec::new(), 0, signals.iter().peekable());
+        let (mut events, mut losses, mut next) = (job.events(), Vec::new(), signals.iter().peekable());
+        let (mut n_incidents, mut n_over_nccl) = (0, 0);
         while let Some(event) = events.next().await {
             match event? {
                 Event::Step(m) => {
@@ -94,19 +97,21 @@ pub(super) async fn scenario(
                     println!("{note}");
                     n_incidents += 1;
                 }
+                Event::Note(note) if note.contains("collectives over NCCL") => n_over_nccl += 1,
                 _ => {}
             }
         }
-        Ok::<_, anyhow::Error>((losses, n_incidents))
+        Ok::<_, anyhow::Error>((losses, n_incidents, n_over_nccl))
     };
     let followed = tokio::time::timeout(PATIENCE, follow).await;
     if followed.is_err() {
         job.stop();
     }
-    let (losses, n_incidents) = followed.with_context(|| format!("the job took more than {PATIENCE:?}"))??;
+    let (losses, n_incidents, n_over_nccl) =
+        followed.with_context(|| format!("the job took more than {PATIENCE:?}"))??;
     let model = job.wait().await?.model_dir.context("no model was exported")?;
     let weights = std::fs::read(model.join("model.safetensors")).context("reading the exported model")?;
-    Ok(Ended { losses, weights, n_incidents, seconds: begin.elapsed().as_secs_f64() })
+    Ok(Ended { losses, weights, n_incidents, n_over_nccl, seconds: begin.elapsed().as_secs_f64() })
 }
 
 async fn send(job: &RunningJob, slot: usize, signal: &str) -> Result<()> {

@@ -94,7 +94,8 @@ impl Process {
     fn start(command: &mut Command, log: PathBuf, result: PathBuf) -> Result<Process> {
         let file = std::fs::File::create(&log).with_context(|| format!("writing {}", log.display()))?;
         let errors = file.try_clone().context("sharing a file")?;
-        let child = command.stdin(Stdio::null()).stdout(file).stderr(errors).spawn().context("starting this program")?;
+        let child =
+            command.stdin(Stdio::null()).stdout(file).stderr(errors).spawn().context("starting this program")?;
         Ok(Process { child, log, result })
     }
 

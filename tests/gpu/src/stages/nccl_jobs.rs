@@ -21,13 +21,8 @@ pub struct NcclJobs {
     pub pairs: usize,
 }
 
-const AXES: [&str; 5] = [
-    "dp_shard_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "dp_replicate_size",
-];
+const AXES: [&str; 5] =
+    ["dp_shard_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "dp_replicate_size"];
 
 /// How far losses of the same job over NCCL and through host memory may differ: sums of four ranks have another order.
 const LOSS_TOLERANCE: f64 = 1e-4;
@@ -66,6 +61,7 @@ async fn kills(args: &NcclJobs, report: &mut Report) -> Result<()> {
     report.row(&[&name, &2, &format!("{:.1}", ended.seconds), &figures]);
     ensure!(is_equal, "losses or weights differ from those of the undisturbed job");
     ensure!(ended.n_incidents as u64 >= args.kills.min(1), "no incident");
+    ensure!(undisturbed.n_over_nccl > 0 && ended.n_over_nccl > 0, "the ranks do not use NCCL");
     Ok(())
 }
 
@@ -79,6 +75,7 @@ async fn pair_of_axes(args: &NcclJobs, pair: [&str; 2], report: &mut Report) -> 
     let losses = over_nccl.losses.iter().zip(&staged.losses).map(|(a, b)| (f64::from_bits(*a), f64::from_bits(*b)));
     let worst = losses.map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
     report.row(&[&name, &4, &format!("{:.1}", over_nccl.seconds), &format!("losses within {worst:.1e}")]);
+    ensure!(over_nccl.n_over_nccl > 0 && staged.n_over_nccl == 0, "the ranks do not use NCCL where they should");
     ensure!(over_nccl.losses.len() == 3 && worst <= LOSS_TOLERANCE, "losses differ by {worst:e}");
     Ok(())
 }
