@@ -2,16 +2,17 @@
 
 use super::say;
 use crate::config::datasets::DatasetType;
+use crate::config::error::ConfigError;
 use crate::config::foreign::import::Imported;
 use crate::config::reference::reference_markdown;
-use crate::config::starter::{self, Start};
+use crate::config::starter::{self, Extent, Start};
 use crate::config::{JobConfig, foreign, read_text};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::train::located;
-use serde_yaml_ng::Mapping;
-use std::io::{BufRead, IsTerminal, Write};
+use serde_yaml_ng::{Mapping, Value};
+use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -19,7 +20,7 @@ pub(super) struct Args {
     /// File to write.
     #[arg(default_value = "phalanx.yaml")]
     file: PathBuf,
-    /// Ask no questions; use the given options or their defaults.
+    /// Ask no questions on the terminal or of standard input; use the given options or their defaults.
     #[arg(long, short)]
     yes: bool,
     /// Hugging Face directory to start from; without it, a small new model.
@@ -31,7 +32,8 @@ pub(super) struct Args {
     /// Type of the dataset: completion, alpaca or chat_template.
     #[arg(long, alias = "dataset_type")]
     dataset_type: Option<String>,
-    /// Configuration of Accelerate (YAML), DeepSpeed (JSON), torchtitan (TOML) or Axolotl (YAML) to convert.
+    /// Configuration to convert: of Axolotl, LLaMA-Factory, TRL, Accelerate (YAML), DeepSpeed (JSON) or torchtitan (TOML), or
+    /// a file with Hugging Face's TrainingArguments.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
     /// Number of ranks to train on; each GPU runs one.
@@ -40,6 +42,9 @@ pub(super) struct Args {
     /// Aim of the training: full for all weights, or lora for low-rank adapters beside them.
     #[arg(long)]
     goal: Option<String>,
+    /// Write every key with its meaning; those that are not set are comments with their defaults.
+    #[arg(long)]
+    commented: bool,
     /// Print the reference of all keys as Markdown, and write no file.
     #[arg(long)]
     reference: bool,
@@ -53,27 +58,33 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     if args.file.exists() {
         return Err(CommandError::Exists { path: args.file.clone() }.into());
     }
-    let imported = args.from.as_deref().map(import).transpose()?;
-    let asks = !args.yes && args.from.is_none() && std::io::stdin().is_terminal();
-    let answers = Answers::of(args, asks)?;
+    let answers = Answers::of(args, !args.yes && args.from.is_none())?;
+    let mut wanted = answers.keys();
+    let imported = match &args.from {
+        Some(path) => {
+            wanted.extend(args.named());
+            Some(import(path, &wanted)?)
+        }
+        None => None,
+    };
     let mut given = imported.as_ref().map(|imported| imported.keys.clone()).unwrap_or_default();
-    given.extend(answers.keys());
+    given.extend(wanted);
     let start = imported.as_ref().is_none_or(|imported| !imported.is_whole).then(|| answers.start());
     let title = match &imported {
         Some(imported) => format!("A training job, converted from a configuration of {}.", imported.tool),
         None => "A training job.".into(),
     };
-    let text = starter::file(&title, &given, start.as_ref());
+    let text = starter::file(&title, &given, start.as_ref(), if args.commented { Extent::All } else { Extent::Set });
     // First, because what was left out may be why the rest is refused.
     for note in imported.iter().flat_map(|imported| &imported.notes) {
         say(format_args!("note: {note}"));
     }
     // A file that cannot be used would only move the errors to the next command.
-    let notes =
-        JobConfig::from_yaml_str(&text, &[]).map(|job| job.notes).or_else(|error| match error.lacks_ranks() {
-            true => Ok(Vec::new()),
-            false => Err(error),
-        })?;
+    let notes = match JobConfig::from_yaml_str(&text, &[]) {
+        Ok(job) => job.notes,
+        Err(ConfigError::AutoAxis) => Vec::new(),
+        Err(error) => return Err(imported.iter().fold(error, |error, imported| imported.located(error)).into()),
+    };
     write(&args.file, &text)?;
     for note in &notes {
         say(format_args!("note: {note}"));
@@ -82,14 +93,41 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     Ok(())
 }
 
-/// Reads the configuration of another tool; files that it names are looked up beside it too.
-fn import(path: &Path) -> Result<Imported, JobError> {
-    let beside = |file: &Path| path.parent().map(|folder| folder.join(file));
-    let read = |file: &Path| read_text(file).or_else(|error| beside(file).map_or(Err(error), |file| read_text(&file)));
-    Ok(foreign::import::import(path, &read)?)
+impl Args {
+    /// The keys that options name; they go before those of a file that is converted.
+    fn named(&self) -> Mapping {
+        let mut keys = Mapping::new();
+        if let Some(base_model) = &self.base_model {
+            keys.insert("base_model".into(), base_model.to_string_lossy().into());
+        }
+        if let Some(dataset) = &self.dataset {
+            let kind = self.dataset_type.clone().unwrap_or_else(|| guessed_type(dataset).into());
+            let entry = [("path", dataset.to_string_lossy().into_owned()), ("type", kind)];
+            let entry: Mapping = entry.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+            keys.insert("datasets".into(), vec![Value::Mapping(entry)].into());
+        }
+        keys
+    }
 }
 
-/// What the user wants, from options and, on a terminal, from answers.
+/// The type of data that files with this ending mostly have.
+fn guessed_type(dataset: &Path) -> &'static str {
+    let is_json = dataset.extension().is_some_and(|e| e == "jsonl" || e == "json");
+    if is_json { "alpaca" } else { "completion" }
+}
+
+/// Reads the configuration of another tool; files that it names are looked up beside it too. The keys in `wanted` go before those
+/// of a whole job.
+fn import(path: &Path, wanted: &Mapping) -> Result<Imported, JobError> {
+    let beside = |file: &Path| path.parent().map(|folder| folder.join(file));
+    let read = |file: &Path| read_text(file).or_else(|error| beside(file).map_or(Err(error), |file| read_text(&file)));
+    let yaml = |value: &Value| serde_yaml_ng::to_string(value).unwrap_or_default();
+    let overrides: Vec<(String, String)> =
+        wanted.iter().map(|(key, value)| (key.as_str().unwrap_or_default().to_owned(), yaml(value))).collect();
+    Ok(foreign::import::import(path, &overrides, &read)?)
+}
+
+/// What the user wants, from options and from answers on standard input; after its end, defaults.
 struct Answers {
     base_model: Option<PathBuf>,
     dataset: PathBuf,
@@ -106,10 +144,10 @@ impl Answers {
             (!answer.is_empty()).then(|| answer.into())
         });
         let dataset = args.dataset.clone().unwrap_or_else(|| answer("Dataset file to train on", "data.txt").into());
-        let is_json = dataset.extension().is_some_and(|e| e == "jsonl" || e == "json");
-        let guess = if is_json { "alpaca" } else { "completion" };
         let kind = args.dataset_type.clone();
-        let kind = kind.unwrap_or_else(|| answer("Type of the dataset (completion, alpaca, chat_template)", guess));
+        let kind = kind.unwrap_or_else(|| {
+            answer("Type of the dataset (completion, alpaca, chat_template)", guessed_type(&dataset))
+        });
         let dataset_type = match kind.as_str() {
             "completion" => DatasetType::Completion,
             "alpaca" => DatasetType::Alpaca,

@@ -75,7 +75,7 @@ section! {
         pub r#type: DatasetType = DatasetType::Completion;
         /// Format of the file; if not set, that of its extension, which is text for unknown ones.
         pub ds_type: Option<FileFormat> = None;
-        /// Split or slice of it, as in train[:10%], train[100:200] or train+validation; if not set, train.
+        /// Split or slice of it, as in `train[:10%]`, `train[100:200]` or `train+validation`; if not set, train.
         pub split: Option<Split> = None;
         /// Visits of each sample in an epoch: 2 for every sample twice, 0.5 for a random half of them.
         pub weight: f64 = 1.0 => VISITS;
@@ -109,14 +109,14 @@ section! {
         pub message_field_role: Option<String> = None;
         /// Name of the text field of a message; the older way to map it.
         pub message_field_content: Option<String> = None;
-        /// Names of the roles in the data, by their names in chat templates, as in {user: [human]}; if empty, human is
+        /// Names of the roles in the data, by their names in chat templates, as in `{user: [human]}`; if empty, human is
         /// user and gpt is assistant.
         pub roles: RoleNames = RoleNames::default();
         /// Name of the field of a message with the thought before the answer; if not set, reasoning_content.
         pub field_thinking: Option<String> = None;
         /// The chat template's name of that field; if not set, reasoning_content.
         pub template_thinking_key: Option<String> = None;
-        /// Split a thought in tags such as <think> from the text of an answer.
+        /// Split a thought in tags such as `<think>` from the text of an answer.
         pub split_thinking: bool = false;
         /// Roles whose messages are trained on when `train_on_inputs` is off; none for messages with a flag only.
         pub roles_to_train: TrainedRoles = TrainedRoles::default();

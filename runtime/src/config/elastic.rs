@@ -11,6 +11,7 @@ use super::error::{ConfigError, Errors};
 use super::section::{Section, section};
 use super::setting::{AT_LEAST_ONE, COUNT, SECONDS, SECONDS_OF_DETECTION, SECONDS_OF_LIMIT, SPARES, Setting};
 use super::source::At;
+use super::yaml_1_1::whole;
 
 section! {
     /// The section `elastic`.
@@ -68,10 +69,7 @@ impl Setting for VerifySteps {
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
             Value::String(word) if word == "auto" => Ok(VerifySteps::Auto),
-            Value::Number(number) => {
-                number.as_u64().map(VerifySteps::Every).ok_or_else(|| at.mismatch(value, Self::fits()))
-            }
-            other => Err(at.mismatch(other, Self::fits())),
+            _ => whole(value).map(VerifySteps::Every).ok_or_else(|| at.mismatch(value, Self::fits())),
         }
     }
     fn write(&self) -> Value {

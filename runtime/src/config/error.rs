@@ -233,6 +233,25 @@ impl ConfigError {
     }
 }
 
+impl ConfigError {
+    /// The same error with other places for the keys that it names.
+    pub(crate) fn relocated(self, place_of: &dyn Fn(&str) -> ValueLocation) -> ConfigError {
+        let at = |at: KeyAt| KeyAt { location: place_of(&at.key), ..at };
+        match self {
+            Self::UnknownKey { key, hint, .. } => Self::UnknownKey { location: place_of(&key), key, hint },
+            Self::Duplicate { first, second, .. } => Self::Duplicate { location: place_of(&second), first, second },
+            Self::Mismatch { key, found, fits, .. } => Self::Mismatch { location: place_of(&key), key, found, fits },
+            Self::Missing { key, why } => Self::Missing { key: at(key), why },
+            Self::Conflict { first, second, why } => Self::Conflict { first: at(first), second: at(second), why },
+            Self::Refused { key, found, instead } => Self::Refused { key: at(key), found, instead },
+            Self::Several { errors } => {
+                Self::Several { errors: errors.into_iter().map(|error| error.relocated(place_of)).collect() }
+            }
+            other => other,
+        }
+    }
+}
+
 /// Collects the errors of checks that do not depend on each other.
 #[derive(Debug, Default)]
 pub(crate) struct Errors(Vec<ConfigError>);

@@ -33,7 +33,9 @@ pub mod starter;
 pub mod steps;
 #[cfg(test)]
 mod tests;
+mod yaml_1_1;
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
@@ -42,7 +44,7 @@ use serde_yaml_ng::{Mapping, Value};
 use adapter::AdapterSection;
 use datasets::{DataSection, DatasetConfig};
 use elastic::{Elastic, ElasticSection};
-use error::{ConfigError, Errors};
+use error::{ConfigError, Errors, ValueLocation};
 use model::ModelSection;
 use optimizer::OptimizerSection;
 use output::OutputSection;
@@ -101,7 +103,15 @@ impl JobConfig {
     /// range, or a violated relation between keys; or that the text is no YAML.
     pub fn from_yaml_str(text: &str, overrides: &[(String, String)]) -> Result<Self, ConfigError> {
         let known = reference();
-        let (source, mut errors) = Source::new(text, overrides, &known)?;
+        let (mut source, mut errors) = Source::new(text, overrides, &known, &read_text)?;
+        for refused in std::mem::take(&mut source.refused) {
+            errors.keep::<()>(Err(refused));
+        }
+        Self::of_source(&source, errors, &known)
+    }
+
+    /// Reads and checks the keys of a file; `errors` are those that it has already.
+    fn of_source(source: &Source, mut errors: Errors, known: &[KeyDoc]) -> Result<Self, ConfigError> {
         let at = source.root();
         let names: Vec<&str> = known.iter().flat_map(|doc| doc.aliases.iter().copied().chain([doc.key])).collect();
         errors.keep(at.refuse_unknown(&source.keys, &names));
@@ -118,6 +128,7 @@ impl JobConfig {
             elastic: read(keys, &at, |section: &ElasticSection| section.elastic.validate(), &mut errors).elastic,
             notes: source.notes(),
         };
+        job.schedule.end_after_an_epoch();
         // Relations between sections are checked only if each section is valid.
         if errors.is_empty() {
             errors.keep(job.validate());
@@ -196,6 +207,42 @@ impl JobConfig {
         }
         Ok(())
     }
+}
+
+/// A job in keys of Phalanx, as another file describes it.
+pub(crate) struct Translated {
+    /// The keys, in their first spelling.
+    pub(crate) keys: Mapping,
+    /// The lines of the file at which they are.
+    pub(crate) lines: BTreeMap<String, usize>,
+    /// What became of keys of Axolotl, and which of them were left out, as sentences.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Reads and checks the text of a job of Phalanx or Axolotl, but leaves out what is asked for and not done.
+///
+/// # Errors
+/// As [`JobConfig::from_yaml_str`].
+pub(crate) fn translated(
+    text: &str,
+    overrides: &[(String, String)],
+    read: &foreign::ReadFile<'_>,
+) -> Result<Translated, ConfigError> {
+    let known = reference();
+    let (source, errors) = Source::new(text, overrides, &known, read)?;
+    match JobConfig::of_source(&source, errors, &known) {
+        Err(error) if error != ConfigError::AutoAxis => return Err(error),
+        _ => {}
+    }
+    let refused = source.refused.iter().map(|error| error.clone().located(&|key| source.place_of(key)));
+    let notes = refused.map(|error| format!("left out {error}")).chain(source.notes()).collect();
+    let line = |(key, _): (&Value, &Value)| match source.place_of(key.as_str()?) {
+        ValueLocation::Line(line) => Some((key.as_str()?.to_owned(), line)),
+        _ => None,
+    };
+    let lines = source.keys.iter().filter_map(line).collect();
+    let set = |(_, value): &(Value, Value)| !value.is_null();
+    Ok(Translated { lines, notes, keys: source.keys.into_iter().filter(set).collect() })
 }
 
 /// Reads a section and checks the relations between its keys. If it is invalid, the errors are kept, and its defaults returned.

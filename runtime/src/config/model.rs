@@ -9,6 +9,7 @@ use super::section::section;
 use super::setting::Setting;
 use super::source::At;
 use super::special_tokens::{SpecialTokens, TokenTexts};
+use super::yaml_1_1::resolved;
 
 section! {
     /// The model and its tokenizer.
@@ -142,7 +143,7 @@ impl Setting for ModelDescription {
     }
 }
 
-/// The value as JSON; `None` for tags, keys that are not strings, and numbers that JSON cannot represent.
+/// The value as JSON, with the numbers and truth values of YAML 1.1; `None` for tags, keys that are not strings, and numbers that JSON cannot represent.
 pub(super) fn as_json(value: &Value) -> Option<serde_json::Value> {
     Some(match value {
         Value::Null => serde_json::Value::Null,
@@ -150,7 +151,10 @@ pub(super) fn as_json(value: &Value) -> Option<serde_json::Value> {
         Value::Number(x) if x.is_u64() => x.as_u64()?.into(),
         Value::Number(x) if x.is_i64() => x.as_i64()?.into(),
         Value::Number(x) => serde_json::Number::from_f64(x.as_f64()?)?.into(),
-        Value::String(x) => x.clone().into(),
+        Value::String(x) => match resolved(value) {
+            Value::String(_) => x.clone().into(),
+            plain => as_json(&plain)?,
+        },
         Value::Sequence(items) => items.iter().map(as_json).collect::<Option<Vec<_>>>()?.into(),
         Value::Mapping(keys) => {
             let pairs = keys.iter().map(|(key, value)| Some((key.as_str()?.to_owned(), as_json(value)?)));

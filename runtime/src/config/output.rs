@@ -9,6 +9,7 @@ use super::section::{choices, section};
 use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
 use super::source::At;
 use super::steps::Steps;
+use super::yaml_1_1::truth;
 
 section! {
     /// Output, checkpoints and the seed.
@@ -157,8 +158,7 @@ impl Setting for Resume {
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
-            Value::Bool(true) => Ok(Self::Auto),
-            Value::Bool(false) => Ok(Self::Never),
+            _ if truth(value).is_some() => Ok(if truth(value) == Some(true) { Self::Auto } else { Self::Never }),
             Value::String(word) if word == "auto" => Ok(Self::Auto),
             Value::String(word) if word == "none" => Ok(Self::Never),
             Value::String(path) if !path.is_empty() => Ok(Self::Path(path.into())),

@@ -4,6 +4,7 @@ use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{COUNT, MEBIBYTES, RANKS, Range, SPARES, Setting};
 use super::source::At;
+use super::yaml_1_1::whole;
 use phalanx_strategies::compile::Parallel;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::passes::context_parallel::CpComm;
@@ -94,7 +95,7 @@ impl Setting for AxisSize {
             Value::String(word) if word == "auto" => Ok(AxisSize::Auto),
             // As other tools write it.
             Value::Number(number) if number.as_i64() == Some(-1) => Ok(AxisSize::Auto),
-            _ => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
+            _ => match whole(value).and_then(|n| usize::try_from(n).ok()) {
                 Some(n) if (RANKS.holds)(n as f64) => Ok(AxisSize::Ranks(n)),
                 _ => Err(at.mismatch(value, Self::fits())),
             },

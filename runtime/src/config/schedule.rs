@@ -15,7 +15,7 @@ section! {
         /// Passes of all ranks together before each update of the weights, on any mesh; replaces
         /// `gradient_accumulation_steps`.
         pub microbatches_per_step: Option<usize> = None => COUNT;
-        /// Passes over the data; if `max_steps` is set too, training ends at the first of the two limits.
+        /// Passes over the data, 1 unless `max_steps` is set; if both are set, training ends at the first of the two limits.
         pub num_epochs: Option<f64> = None => POSITIVE;
         /// Updates of the weights; if `num_epochs` is set too, training ends at the first of the two limits.
         pub max_steps: Option<u64> = None => AT_LEAST_ONE;
@@ -78,6 +78,13 @@ impl ScheduleSection {
         self.decay_ratio.unwrap_or(DECAY_RATIO_DEFAULT)
     }
 
+    /// A run that nothing else ends goes over the data once, as in Axolotl.
+    pub(super) fn end_after_an_epoch(&mut self) {
+        if self.max_steps.is_none() {
+            self.num_epochs.get_or_insert(1.0);
+        }
+    }
+
     /// What the run does and the user may not expect.
     pub(super) fn notes(&self) -> Option<String> {
         let (Some(Steps::Count(warmup)), Some(max)) = (self.warmup_steps, self.max_steps) else { return None };
@@ -94,12 +101,7 @@ impl ScheduleSection {
             if holds { Ok(()) } else { Err(conflict()) }
         };
         let is_wsd = self.lr_scheduler == LrScheduler::WarmupStableDecay;
-        let ends = || ConfigError::Missing {
-            key: "num_epochs".into(),
-            why: "set `num_epochs` or `max_steps`, which end the training".into(),
-        };
         all([
-            self.num_epochs.map(drop).or(self.max_steps.map(drop)).ok_or_else(ends),
             unless(
                 self.warmup_steps.is_none() || self.warmup_ratio.is_none(),
                 "warmup_steps",

@@ -54,7 +54,13 @@ pub(crate) fn read_key<T: Setting>(
         return Ok(T::empty());
     }
     let at = at.key(key);
-    let read = T::read(value, &at)?;
+    let read = T::read(value, &at).map_err(|error| match error {
+        // The range says more than the type; an error of an item of a list has another key.
+        ConfigError::Mismatch { key, location, found, .. } if range.is_some() && key == at.to_string() => {
+            ConfigError::Mismatch { key, location, found, fits: fits_of::<T>(range) }
+        }
+        other => other,
+    })?;
     if range.zip(read.number()).is_some_and(|(range, number)| !(range.holds)(number)) {
         return Err(at.mismatch(value, fits_of::<T>(range)));
     }
@@ -182,20 +188,19 @@ macro_rules! choices {
                     words => format!("one of {}", words.join(", ")),
                 }
             }
-            // YAML parses the bare words true and false as booleans; here they are words like the others.
+            // YAML parses the bare words true and false as booleans; here they are words like the others, also in the
+            // spelling of YAML 1.1.
             fn read(
                 value: &serde_yaml_ng::Value,
                 at: &$crate::config::source::At<'_>,
             ) -> Result<Self, $crate::config::error::ConfigError> {
-                let word = match value {
-                    serde_yaml_ng::Value::Bool(x) => x.to_string(),
-                    serde_yaml_ng::Value::String(text) => text.clone(),
-                    _ => return Err(at.mismatch(value, Self::fits())),
+                let of_word = |word: &str| match word {
+                    $( $word $(| $alias)* => Some(Self::$variant), )+
+                    _ => None,
                 };
-                match word.as_str() {
-                    $( $word $(| $alias)* => Ok(Self::$variant), )+
-                    _ => Err(at.mismatch(value, Self::fits())),
-                }
+                let of_truth = || of_word(&$crate::config::yaml_1_1::truth(value)?.to_string());
+                let found = value.as_str().and_then(of_word).or_else(of_truth);
+                found.ok_or_else(|| at.mismatch(value, Self::fits()))
             }
             fn write(&self) -> serde_yaml_ng::Value {
                 match self.word() {

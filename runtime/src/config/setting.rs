@@ -6,6 +6,7 @@ use serde_yaml_ng::Value;
 
 use super::error::{ConfigError, Errors};
 use super::source::At;
+use super::yaml_1_1::{number, truth, whole};
 
 /// A type that a key of the configuration may have.
 pub(crate) trait Setting: Sized {
@@ -89,12 +90,7 @@ pub(crate) fn is_empty(value: &Value) -> bool {
 
 /// Whether a value of a key of another tool asks for nothing: empty, false, none or 0.
 pub(crate) fn asks_for_nothing(value: &Value) -> bool {
-    match value {
-        Value::Bool(x) => !x,
-        Value::Number(x) => x.as_f64() == Some(0.0),
-        Value::String(word) => ["", "none", "no", "off"].contains(&word.as_str()),
-        other => is_empty(other),
-    }
+    is_empty(value) || truth(value) == Some(false) || number(value) == Some(0.0) || value == "none"
 }
 
 /// Describes a value for a message: its kind, and the value if it is short.
@@ -115,14 +111,8 @@ impl Setting for bool {
     fn fits() -> String {
         "true or false".into()
     }
-    // The words on, off, yes and no are booleans for the parsers of YAML 1.1, which most other tools use.
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        match value {
-            Value::Bool(x) => Ok(*x),
-            Value::String(word) if ["on", "yes"].contains(&word.as_str()) => Ok(true),
-            Value::String(word) if ["off", "no"].contains(&word.as_str()) => Ok(false),
-            _ => Err(at.mismatch(value, Self::fits())),
-        }
+        truth(value).ok_or_else(|| at.mismatch(value, Self::fits()))
     }
     fn write(&self) -> Value {
         Value::Bool(*self)
@@ -134,7 +124,7 @@ impl Setting for u64 {
         "a whole number of at least 0".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        value.as_u64().ok_or_else(|| at.mismatch(value, Self::fits()))
+        whole(value).ok_or_else(|| at.mismatch(value, Self::fits()))
     }
     fn write(&self) -> Value {
         Value::Number((*self).into())
@@ -163,14 +153,8 @@ impl Setting for f64 {
     fn fits() -> String {
         "a number".into()
     }
-    // A quoted number is accepted too: files for YAML 1.1 parsers quote `1e-4`, which such a parser reads as a string.
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        let number = match value {
-            Value::Number(number) => number.as_f64(),
-            Value::String(text) => text.trim().parse::<f64>().ok(),
-            _ => None,
-        };
-        number.filter(|x| x.is_finite()).ok_or_else(|| at.mismatch(value, Self::fits()))
+        number(value).ok_or_else(|| at.mismatch(value, Self::fits()))
     }
     fn write(&self) -> Value {
         Value::Number((*self).into())
@@ -221,6 +205,10 @@ impl<T: Setting> Setting for Option<T> {
         match value {
             Value::String(word) if word == "none" => Ok(None),
             Value::Bool(false) if T::fits() != bool::fits() => Ok(None),
+            // A text may be such a word.
+            Value::String(_) if ![bool::fits(), String::fits()].contains(&T::fits()) && truth(value) == Some(false) => {
+                Ok(None)
+            }
             _ => T::read(value, at).map(Some),
         }
     }

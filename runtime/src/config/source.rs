@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_yaml_ng::{Mapping, Value};
 
 use super::error::{ConfigError, Errors, ValueLocation, all};
-use super::foreign::{self, Note};
+use super::foreign::{self, Note, ReadFile};
 use super::lines::{Segment, line_of, repeated_key};
 use super::section::KeyDoc;
 use super::setting::{describe, is_empty};
@@ -28,15 +28,18 @@ pub(crate) struct Source {
     overridden: BTreeSet<String>,
     /// What became of keys of Axolotl.
     notes: Vec<Note>,
+    /// Keys of Axolotl that ask for something that Phalanx does not do.
+    pub(super) refused: Vec<ConfigError>,
 }
 
 impl Source {
-    /// Parses the text, applies the overrides in order, and translates keys of Axolotl. The errors are those of keys that were
-    /// left out.
-    pub(crate) fn new(
+    /// Parses the text, applies the overrides in order, and translates keys of Axolotl. The errors are those of keys with two
+    /// values and of overrides.
+    pub(super) fn new(
         text: &str,
         overrides: &[(String, String)],
         known: &[KeyDoc],
+        read: &ReadFile<'_>,
     ) -> Result<(Self, Errors), ConfigError> {
         // The mark that some editors put before UTF-8 is no part of the text.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -46,18 +49,15 @@ impl Source {
             spelled: BTreeMap::new(),
             overridden: BTreeSet::new(),
             notes: Vec::new(),
+            refused: Vec::new(),
         };
         let mut errors = Errors::default();
         source.use_first_spellings(known, &mut errors);
         for (key, value) in overrides {
             errors.keep(source.apply_override(key, value, known));
         }
-        let translation = foreign::translate(&source.keys, &super::read_text);
-        source.keys = translation.keys;
-        source.notes = translation.notes;
-        for refused in translation.refused {
-            errors.keep::<()>(Err(refused));
-        }
+        let translation = foreign::translate(&source.keys, read);
+        (source.keys, source.notes, source.refused) = (translation.keys, translation.notes, translation.refused);
         Ok((source, errors))
     }
 
@@ -183,6 +183,11 @@ impl std::fmt::Display for At<'_> {
         }
         Ok(())
     }
+}
+
+/// The place of the key at a path in the notation of messages.
+pub(super) fn place_in(text: &str, key: &str) -> ValueLocation {
+    line_of(text, &segments(key)).map_or(ValueLocation::File, ValueLocation::Line)
 }
 
 /// The steps of a path in the notation of messages: `datasets[0].type`.

@@ -7,6 +7,7 @@ use serde_yaml_ng::{Mapping, Value};
 use super::error::{ConfigError, Errors};
 use super::setting::{Setting, is_empty};
 use super::source::At;
+use super::yaml_1_1::whole;
 
 /// The roles that transformers knows for one token.
 pub(crate) const ROLES: [&str; 7] =
@@ -63,10 +64,7 @@ impl Setting for TokenTexts {
 
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         let keys = value.as_mapping().ok_or_else(|| at.mismatch(value, Self::fits()))?;
-        let id = |key: &Value| match key {
-            Value::String(text) => text.parse().ok(),
-            key => u32::try_from(key.as_u64()?).ok(),
-        };
+        let id = |key: &Value| u32::try_from(whole(key)?).ok();
         let entry = |(key, value): (&Value, &Value)| {
             let id = id(key).ok_or_else(|| at.mismatch(key, "the id of a token".into()))?;
             Ok((id, String::read(value, &at.key(&id.to_string()))?))

@@ -7,17 +7,17 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("lr", "learning_rate"),
     ("epochs", "num_epochs"),
     ("num_train_epochs", "num_epochs"),
-    ("per_device_train_batch_size", "micro_batch_size"),
-    ("model_name_or_path", "base_model"),
-    ("max_seq_length", "sequence_len"),
-    ("max_length", "sequence_len"),
     ("lr_scheduler_type", "lr_scheduler"),
+    ("optim", "optimizer"),
+    ("dataset", "datasets"),
+    ("dataset_name", "datasets"),
 ];
 
 /// A hint for the unknown key. Keys of other tools are looked up only at the top level of the file.
 pub(crate) fn hint_for(unknown: &str, known: &[&str], at_top: bool) -> Option<String> {
     let synonym = SYNONYMS.iter().find(|(word, _)| at_top && *word == unknown).map(|(_, key)| *key);
     let of_axolotl: Vec<&str> = if at_top { foreign::names().collect() } else { Vec::new() };
+    let synonym = synonym.or_else(|| foreign::synonym(unknown).filter(|_| at_top));
     let key = synonym.or_else(|| nearest(unknown, known)).or_else(|| nearest(unknown, &of_axolotl))?;
     Some(format!("did you mean `{key}`?"))
 }

@@ -1,10 +1,10 @@
-//! The file that `phalanx init` writes. It sets the required keys and lists all others as comments with their defaults.
+//! The file that `phalanx init` writes: the keys to begin with, or all keys with their meaning and default.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use super::datasets::DatasetType;
-use super::section::show;
+use super::section::{KeyDoc, show};
 use super::{elastic_reference, sections};
 use serde_yaml_ng::{Mapping, Value};
 
@@ -16,7 +16,16 @@ const WRAP_COLUMNS: usize = 100;
 /// Without `base_model`, the file describes a small new Llama over bytes, which trains without any other file.
 pub fn starter_yaml(base_model: Option<&Path>, dataset: &Path, dataset_type: DatasetType) -> String {
     let start = Start { base_model, dataset, dataset_type };
-    file("A training job.", &Mapping::new(), Some(&start))
+    file("A training job.", &Mapping::new(), Some(&start), Extent::All)
+}
+
+/// How much a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The keys that are set.
+    Set,
+    /// All keys, explained; those that are not set are comments with their defaults.
+    All,
 }
 
 /// What a user chooses first.
@@ -31,18 +40,28 @@ pub struct Start<'a> {
 }
 
 /// The text of a file with the keys in `given`; with `start`, keys that are not given have values to start from.
-pub fn file(title: &str, given: &Mapping, start: Option<&Start<'_>>) -> String {
-    let mut text = format!("# {title} Commented keys show their defaults; remove the `#` to change one.\n");
+pub fn file(title: &str, given: &Mapping, start: Option<&Start<'_>>, extent: Extent) -> String {
+    let mut text = match extent {
+        Extent::Set => format!("# {title} `phalanx init --reference` explains every key.\n"),
+        Extent::All => format!("# {title} Commented keys show their defaults; remove the `#` to change one.\n"),
+    };
     for (title, keys) in sections() {
-        let _ = write!(text, "\n# ---- {title} ----\n");
+        let set = |doc: &KeyDoc| {
+            let suggested = start.filter(|_| !is_settled(doc.key, given));
+            let suggested = suggested.and_then(|start| set_value(doc.key, start, given));
+            given.get(doc.key).map(|value| as_given(doc.key, value)).or(suggested)
+        };
+        if extent == Extent::All || keys.iter().any(|doc| set(doc).is_some_and(|text| !text.starts_with('#'))) {
+            let _ = write!(text, "\n# ---- {title} ----\n");
+        }
         for doc in keys {
-            text.push('\n');
-            comment(&mut text, &format!("{} ({})", doc.doc, doc.fits));
-            let suggested = start.filter(|_| !is_settled(doc.key, given)).and_then(|start| set_value(doc.key, start));
-            match given.get(doc.key).map(|value| as_given(doc.key, value)).or(suggested) {
-                Some(value) => text.push_str(&value),
-                None => {
-                    let _ = writeln!(text, "# {}: {}", doc.key, doc.default);
+            match (set(&doc), extent) {
+                (Some(value), Extent::Set) if !value.starts_with('#') => text.push_str(&value),
+                (_, Extent::Set) => {}
+                (value, Extent::All) => {
+                    text.push('\n');
+                    comment(&mut text, &format!("{} ({})", doc.doc, doc.fits));
+                    text.push_str(&value.unwrap_or_else(|| format!("# {}: {}\n", doc.key, doc.default)));
                 }
             }
         }
@@ -73,7 +92,7 @@ fn as_given(key: &str, value: &Value) -> String {
 }
 
 /// The lines of a key that the starter file sets, or `None` for a key that keeps its default.
-fn set_value(key: &str, start: &Start<'_>) -> Option<String> {
+fn set_value(key: &str, start: &Start<'_>, given: &Mapping) -> Option<String> {
     let (dataset, kind) = (start.dataset, start.dataset_type);
     Some(match (key, start.base_model) {
         ("base_model", Some(path)) => format!("base_model: {}\n", quoted(path)),
@@ -88,6 +107,8 @@ fn set_value(key: &str, start: &Start<'_>) -> Option<String> {
         ("sample_packing", _) => "sample_packing: true\n".into(),
         ("micro_batch_size", _) => "micro_batch_size: 8\n".into(),
         ("num_epochs", _) => "num_epochs: 1\n".into(),
+        // Adapters begin at zero and have few weights: they learn at rates that would ruin a whole model.
+        ("learning_rate", Some(_)) if given.contains_key("adapter") => "learning_rate: 2e-4\n".into(),
         ("learning_rate", Some(_)) => "learning_rate: 5e-5\n".into(),
         ("learning_rate", None) => "learning_rate: 1e-3\n".into(),
         ("warmup_ratio", _) => "warmup_ratio: 0.03\n".into(),

@@ -5,6 +5,7 @@ use serde_yaml_ng::Value;
 use super::error::ConfigError;
 use super::setting::Setting;
 use super::source::At;
+use super::yaml_1_1::whole;
 
 /// A number of steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,12 +40,9 @@ impl Setting for Steps {
         "a whole number of steps, or a share of all steps between 0 and 1".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        match (value.as_u64(), f64::read(value, at)) {
+        match (whole(value), f64::read(value, at)) {
             (Some(n), _) => Ok(Self::Count(n)),
             (None, Ok(share)) if share > 0.0 && share < 1.0 => Ok(Self::Share(share)),
-            (None, Ok(whole)) if whole >= 0.0 && whole.fract() == 0.0 && whole < 2f64.powi(53) => {
-                Ok(Self::Count(whole as u64))
-            }
             _ => Err(at.mismatch(value, Self::fits())),
         }
     }

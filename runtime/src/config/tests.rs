@@ -7,11 +7,13 @@ use phalanx_strategies::optimizer::{AdamW8bit, Lion, OptimizerSpec, Range};
 use proptest::prelude::*;
 
 use super::datasets::{DatasetType, ValSetSize};
+use super::elastic::VerifySteps;
 use super::model::{ModelSource, Tokenizer};
 use super::output::Resume;
 use super::precision::{Bf16, GradientCheckpointing, Precision};
 use super::schedule::LrScheduler;
 use super::starter::starter_yaml;
+use super::steps::Steps;
 use super::*;
 
 const MINIMAL: &str = "base_model: ./llama\ndatasets:\n  - path: a.jsonl\n    type: alpaca\nmax_steps: 10\n";
@@ -95,6 +97,61 @@ fn every_notation_of_a_number_is_accepted() {
 }
 
 #[test]
+fn values_of_yaml_1_1_are_accepted_for_keys_of_every_type() {
+    let job = load(&format!(
+        "{MINIMAL}seed: 500_000\nmicro_batch_size: 0x10\nsave_steps: 1_000\nwarmup_steps: 0b11\nval_set_size: 1_0\n\
+         learning_rate: 1_0.5e-5\nmax_grad_norm: .5\nsample_packing: On\nbf16: off\ngradient_checkpointing: Off\n\
+         trace: off\nevals_per_epoch: No\nresume_from_checkpoint: NO\ndp_shard_size: 0b1\nlora_r: off\n\
+         elastic:\n  verify_steps: 1_0\n  shadows: no\n  replace_patience: 1_0\n"
+    ))
+    .unwrap();
+
+    assert_eq!((job.output.seed, job.schedule.micro_batch_size), (500_000, 16));
+    assert_eq!((job.output.save_steps, job.schedule.warmup_steps), (Some(Steps::Count(1000)), Some(Steps::Count(3))));
+    assert_eq!((job.data.val_set_size, job.schedule.learning_rate), (ValSetSize::Samples(10), 1.05e-4));
+    assert_eq!((job.optimizer.max_grad_norm, job.data.sample_packing), (Some(0.5), true));
+    assert_eq!((job.precision.bf16.word(), job.precision.gradient_checkpointing.word()), ("false", "false"));
+    assert_eq!((job.output.trace, job.data.evals_per_epoch, job.adapter.lora_r), (None, None, None));
+    assert_eq!((job.output.resume_from_checkpoint, job.parallel.mesh().unwrap().dp_shard), (Resume::Never, 1));
+    assert_eq!((job.elastic.verify_steps, job.elastic.shadows), (VerifySteps::Every(10), false));
+    let model = MINIMAL.replace(
+        "base_model: ./llama",
+        "model:\n  model_type: llama\n  rope_theta: 500_000\n  tie_word_embeddings: yes\ntokenizer: bytes",
+    );
+    let description = load(&model).unwrap().model.model.unwrap().0;
+    assert_eq!((&description["rope_theta"], &description["tie_word_embeddings"]), (&500_000.into(), &true.into()));
+}
+
+#[test]
+fn number_in_another_base_or_of_a_time_is_refused() {
+    for value in ["012", "1:30", "'0_1'", "ten"] {
+        let error = refusal(&format!("micro_batch_size: {value}"));
+        assert!(error.ends_with("must be a whole number from 1 to 1048576"), "{error}");
+    }
+}
+
+#[test]
+fn value_of_the_wrong_type_is_told_the_range_of_its_key() {
+    for (line, range) in [
+        ("micro_batch_size: many", "a whole number from 1 to 1048576"),
+        ("sequence_len: -1", "a whole number from 1 to 16777216"),
+        ("lora_dropout: x", "a number between 0 and 0.99"),
+        ("microbatches_per_step: 1.5", "a whole number from 1 to 1048576, or none"),
+    ] {
+        let error = refusal(line);
+        assert!(error.ends_with(&format!("must be {range}")), "{error}");
+    }
+}
+
+#[test]
+fn run_without_a_length_goes_over_the_data_once() {
+    let of = |length: &str| load(&MINIMAL.replace("max_steps: 10\n", length)).unwrap().schedule;
+
+    assert_eq!((of("").num_epochs, of("").max_steps), (Some(1.0), None));
+    assert_eq!((of("max_steps: 7\n").num_epochs, of("num_epochs: 2\n").num_epochs), (None, Some(2.0)));
+}
+
+#[test]
 fn unknown_key_is_named_with_its_line_and_the_nearest_key() {
     assert_eq!(refusal("lerning_rate: 1e-4"), "unknown key `lerning_rate` (line 6); did you mean `learning_rate`?");
     assert_eq!(refusal("zebra_crossing_count: 1"), "unknown key `zebra_crossing_count` (line 6)");
@@ -117,7 +174,10 @@ fn unknown_keys_inside_sections_are_found_too() {
 
 #[test]
 fn wrong_type_is_named_with_the_found_value_and_the_accepted_values() {
-    assert_eq!(refusal("learning_rate: fast"), "`learning_rate` (line 6) is the string \"fast\", but must be a number");
+    assert_eq!(
+        refusal("learning_rate: fast"),
+        "`learning_rate` (line 6) is the string \"fast\", but must be a number of at least 0"
+    );
     assert_eq!(
         refusal("micro_batch_size: 0"),
         "`micro_batch_size` (line 6) is 0, but must be a whole number from 1 to 1048576"
@@ -323,7 +383,6 @@ fn empty_value_keeps_the_default_of_a_key() {
 fn missing_keys_are_named() {
     for (absent, key) in [
         ("base_model: ./llama\n", "base_model"),
-        ("max_steps: 10\n", "num_epochs"),
         ("datasets:\n  - path: a.jsonl\n    type: alpaca\n", "datasets"),
         ("    type: alpaca\n", "datasets[0].type"),
     ] {
@@ -356,7 +415,7 @@ fn overrides_are_checked_like_the_file_and_win_over_it() {
     assert_eq!(with_override("datasets.0.path", "b.jsonl").unwrap().data.datasets[0].path, PathBuf::from("b.jsonl"));
     assert_eq!(
         with_override("learning_rate", "fast").unwrap_err().to_string(),
-        "`learning_rate` (from the command line) is the string \"fast\", but must be a number"
+        "`learning_rate` (from the command line) is the string \"fast\", but must be a number of at least 0"
     );
     assert!(with_override("sede", "1").unwrap_err().to_string().contains("did you mean `seed`?"));
     assert!(with_override("datasets.7.path", "b").unwrap_err().to_string().contains("has 1 entries"));

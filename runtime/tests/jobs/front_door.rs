@@ -1,7 +1,9 @@
 //! The commands with text and JSON output.
 
-use crate::support::Project;
+use crate::support::{Project, Run};
 use serde_json::Value;
+use std::io::Write;
+use std::process::Stdio;
 
 #[test]
 fn run_writes_metrics_events_checkpoint_and_model_and_its_loss_falls() {
@@ -164,6 +166,40 @@ fn init_says_what_it_left_out_also_if_the_rest_cannot_be_used() {
 
     assert!(run.stdout.contains("left out `deepspeed_config.deepspeed_config_file`: "), "{}", run.stdout);
     run.refuses(&["has 1 ranks, but the world has 2"]);
+    assert!(!p.path("new.yaml").exists());
+}
+
+#[test]
+fn init_takes_answers_of_a_pipe_and_explains_keys_only_if_asked() {
+    let p = Project::new();
+    let init = |file: &str, more: &[&str]| {
+        let mut child = p.command(&[&["init", file][..], more].concat());
+        let child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        child.stdin.take().unwrap().write_all(b"models/tiny\ntext.txt\ncompletion\n1\nlora\n").unwrap();
+        Run::of(child.wait_with_output().unwrap()).succeeds();
+        std::fs::read_to_string(p.path(file)).unwrap()
+    };
+
+    let (short, commented) = (init("short.yaml", &[]), init("long.yaml", &["--commented"]));
+
+    for line in ["base_model: models/tiny", "adapter: lora", "learning_rate: 2e-4"] {
+        assert!([&short, &commented].iter().all(|text| text.lines().any(|found| found == line)), "{line} in {short}");
+    }
+    assert!(short.lines().count() < 50 && commented.lines().count() > 300, "{short}");
+}
+
+#[test]
+fn init_refuses_unknown_keys_with_the_lines_of_the_file_that_it_converts() {
+    let p = Project::new();
+    let text = "base_model: m\ndatasets: [{path: text.txt, type: completion}]\nlearnig_rate: 2e-4\nlora_r: 8\n";
+    p.write("axolotl.yml", text);
+
+    let run = p.run(&["init", "new.yaml", "--from", "axolotl.yml"]);
+
+    run.refuses(&["unknown key `learnig_rate` (line 3); did you mean `learning_rate`?"]);
+    p.write("axolotl.yml", &text.replace("learnig_rate: 2e-4\n", ""));
+    p.run(&["init", "new.yaml", "--from", "axolotl.yml"]).refuses(&["`lora_r` (line 3) conflicts"]);
     assert!(!p.path("new.yaml").exists());
 }
 

@@ -117,7 +117,8 @@ fn distributed_type(value: &Value, file: &Mapping, to: &mut Converted) {
     let kind = shown(value);
     let has_axes = file.contains_key("parallelism_config");
     match (kind.as_str(), at(file, "num_processes")) {
-        ("NO" | "FSDP" | "DEEPSPEED", _) => {}
+        // YAML 1.1 reads a plain NO as false.
+        ("NO" | "false" | "FSDP" | "DEEPSPEED", _) => {}
         (kind, Some(n)) if kind.starts_with("MULTI_") => {
             if !has_axes {
                 to.set("dp_replicate_size", n.clone());

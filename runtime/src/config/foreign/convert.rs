@@ -1,12 +1,15 @@
 //! Converts files of other launchers and trainers by a table of rules, one for each key that the tool documents.
 //!
 //! A rule names a key by its path, `zero_optimization.stage`; `fp16.*` stands for all keys of a section that have no rule of their
-//! own. What a file asks for and Phalanx cannot do, and every key without a rule, is left out and reported.
+//! own. What a file asks for and Phalanx cannot do, and every key without a rule, is reported.
+
+use std::collections::BTreeMap;
 
 use serde_yaml_ng::{Mapping, Value};
 
 use super::shown;
 use crate::config::setting::asks_for_nothing;
+use crate::config::spelling::nearest;
 
 /// What becomes of a key of another tool.
 #[derive(Clone, Copy)]
@@ -35,11 +38,23 @@ pub(crate) struct Converted {
     pub(crate) no_effect: Vec<String>,
     /// What could not be converted, and why.
     pub(crate) left_out: Vec<(String, String)>,
+    /// Keys that the tool does not have, with their values, and the nearest key that it has.
+    pub(crate) unknown: Vec<(String, Value, Option<&'static str>)>,
+    /// What the user should know about the result, as sentences.
+    pub(crate) notes: Vec<String>,
+    /// The key of the tool from which a key of Phalanx follows, where one key does.
+    pub(crate) origins: BTreeMap<String, String>,
 }
 
 impl Converted {
     pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.keys.insert(key.into(), value.into());
+    }
+
+    /// Sets a key that follows from `origin`.
+    pub(super) fn set_from(&mut self, origin: &str, key: &str, value: impl Into<Value>) {
+        self.set(key, value);
+        self.origins.insert(key.to_owned(), origin.to_owned());
     }
 
     pub(super) fn leave_out(&mut self, key: &str, why: impl Into<String>) {
@@ -52,6 +67,9 @@ impl Converted {
         self.keys.extend(part.keys);
         self.no_effect.extend(part.no_effect.into_iter().map(named));
         self.left_out.extend(part.left_out.into_iter().map(|(key, why)| (named(key), why)));
+        self.unknown.extend(part.unknown.into_iter().map(|(key, value, hint)| (named(key), value, hint)));
+        self.notes.extend(part.notes);
+        self.origins.extend(part.origins.into_iter().map(|(key, origin)| (key, named(origin))));
     }
 }
 
@@ -63,19 +81,29 @@ pub(super) fn convert(rules: &[Rule], file: &Mapping) -> Converted {
             continue;
         }
         match rule_for(rules, &path) {
-            Some(Then::Key(key)) => converted.set(key, value),
-            Some(Then::Do(apply)) => apply(&value, file, &mut converted),
+            Some(Then::Key(key)) => converted.set_from(&path, key, value),
+            Some(Then::Do(apply)) => {
+                let before = converted.keys.clone();
+                apply(&value, file, &mut converted);
+                let is_new = |(key, value): &(&Value, &Value)| before.get(key) != Some(value);
+                let new: Vec<String> = converted.keys.iter().filter(is_new).map(|(key, _)| shown(key)).collect();
+                converted.origins.extend(new.into_iter().map(|key| (key, path.clone())));
+            }
             Some(Then::Part) => {}
             _ if asks_for_nothing(&value) => {}
             Some(Then::NoEffect) => converted.no_effect.push(path),
             Some(Then::LeftOut(why)) => converted.leave_out(&path, why),
-            None => converted.leave_out(&path, format!("Phalanx does not know this key, {}", shown(&value))),
+            None => {
+                let names: Vec<&'static str> = rules.iter().map(|(name, _)| *name).collect();
+                let hint = nearest(&path, &names);
+                converted.unknown.push((path, value, hint));
+            }
         }
     }
     converted
 }
 
-/// The value at a dotted path, unless the file leaves it to others.
+/// The value at a dotted path; `None` if it is empty or `auto`.
 pub(super) fn at<'a>(file: &'a Mapping, path: &str) -> Option<&'a Value> {
     let (section, key) = path.rsplit_once('.').unwrap_or(("", path));
     let mut keys = file;
@@ -93,8 +121,12 @@ fn is_unset(value: &Value) -> bool {
 /// The rule of a path, else that of the innermost section around it.
 fn rule_for(rules: &[Rule], path: &str) -> Option<Then> {
     let find = |wanted: &str| rules.iter().find(|(path, _)| *path == wanted).map(|(_, then)| *then);
+    let of_all = |section: &str| {
+        let of_key = find(section).filter(|then| !matches!(then, Then::Key(_) | Then::Do(_)));
+        find(&format!("{section}.*")).or(of_key)
+    };
     let mut sections = std::iter::successors(path.rsplit_once('.'), |(section, _)| section.rsplit_once('.'));
-    find(path).or_else(|| sections.find_map(|(section, _)| find(&format!("{section}.*"))))
+    find(path).or_else(|| sections.find_map(|(section, _)| of_all(section)))
 }
 
 /// Every value that is no section, with its path.

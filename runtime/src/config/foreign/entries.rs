@@ -6,6 +6,7 @@ use super::Outcome::{self, Refused, Said};
 use super::{Draft, Fate, Note, shown};
 use crate::config::error::ConfigError;
 use crate::config::setting::{asks_for_nothing, describe};
+use crate::config::yaml_1_1::whole;
 
 /// The lists of data sets.
 const LISTS: [&str; 2] = ["datasets", "test_datasets"];
@@ -125,7 +126,7 @@ fn entry(keys: &Mapping) -> Result<Value, ()> {
         keys.insert("type".into(), "completion".into());
     }
     if let Some(skip) = keys.remove("skip").filter(|skip| !asks_for_nothing(skip)) {
-        let (skip, split) = (skip.as_u64().ok_or(())?, keys.get("split").map_or("train".into(), shown));
+        let (skip, split) = (whole(&skip).ok_or(())?, keys.get("split").map_or("train".into(), shown));
         keys.insert("split".into(), format!("{split}[{skip}:]").into());
     }
     Ok(Value::Mapping(keys))

@@ -9,6 +9,10 @@ mod convert;
 mod deepspeed;
 mod entries;
 mod fsdp;
+mod hugging_face;
+mod hugging_face_data;
+#[cfg(test)]
+mod hugging_face_tests;
 pub(crate) mod import;
 mod table;
 #[cfg(test)]
@@ -22,6 +26,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::error::{ConfigError, KeyAt, ValueLocation};
 use super::setting::{asks_for_nothing, describe, is_empty};
+use super::yaml_1_1::resolved;
 use convert::Converted;
 use table::{TABLE, VALUES};
 
@@ -83,7 +88,9 @@ impl Draft<'_> {
     /// Gives the keys that a part of the file stands for their values, unless the file has its own. The number format is one
     /// choice of several keys.
     fn defaults(&mut self, converted: Converted) -> Outcome {
-        if let Some((key, why)) = converted.left_out.first() {
+        let unknown = converted.unknown.iter().map(|(key, value, hint)| (key, unknown(value, *hint)));
+        let left_out = converted.left_out.iter().map(|(key, why)| (key, why.clone()));
+        if let Some((key, why)) = left_out.chain(unknown).next() {
             return Outcome::Refused(format!("`{key}` cannot be met: {why}"));
         }
         let has_format = ["bf16", "fp16"].iter().any(|key| self.given(key).is_some());
@@ -150,7 +157,7 @@ pub(crate) fn translate(file: &Mapping, read: &ReadFile<'_>) -> Translation {
                     _ if asks_for_nothing(value) => continue,
                     (Verdict::NoEffect(why), _) => Outcome::NoEffect(why),
                     (Verdict::Refused(instead), _) => Outcome::Refused(instead.into()),
-                    (Verdict::Translated(translated), _) => translated(value, &mut draft),
+                    (Verdict::Translated(translated), _) => translated(&resolved(value), &mut draft),
                     (Verdict::Word(_), _) => Outcome::Refused("it must be a word".into()),
                 }
             }
@@ -230,6 +237,17 @@ fn verdict_of(key: &str) -> Option<Verdict> {
 fn words_of(key: &str, value: &Value) -> Option<&'static Words> {
     let word = value.as_str()?;
     VALUES.iter().find(|row| row.key == key && row.words.contains(&word))
+}
+
+/// Why a key without a rule is reported.
+fn unknown(value: &Value, nearest: Option<&str>) -> String {
+    let hint = nearest.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
+    format!("Phalanx does not know this key, {}{hint}", shown(value))
+}
+
+/// The name here of a key of another tool, if it means the same.
+pub(super) fn synonym(key: &str) -> Option<&'static str> {
+    hugging_face::synonym(key)
 }
 
 /// A value in a message.

@@ -298,14 +298,14 @@ fn imported(files: &[(&str, &str)]) -> import::Imported {
         let found = files.iter().find(|(name, _)| path == Path::new(name));
         found.map(|(_, text)| (*text).to_owned()).ok_or_else(|| std::io::ErrorKind::NotFound.into())
     };
-    import::import(Path::new(files[0].0), &read).unwrap()
+    import::import(Path::new(files[0].0), &[], &read).unwrap()
 }
 
-fn shown_keys(imported: &import::Imported) -> BTreeSet<String> {
+pub(super) fn shown_keys(imported: &import::Imported) -> BTreeSet<String> {
     imported.keys.iter().map(|(key, value)| format!("{}: {}", shown(key), shown(value))).collect()
 }
 
-fn set(keys: &[&str]) -> BTreeSet<String> {
+pub(super) fn set(keys: &[&str]) -> BTreeSet<String> {
     keys.iter().map(|key| (*key).to_owned()).collect()
 }
 
@@ -338,7 +338,7 @@ fn configuration_of_accelerate_becomes_a_mesh() {
         [
             "left out `mixed_precision`: there is no fp8; set `bf16: true`",
             "left out `fp8_config.backend`: there are no 8-bit products",
-            "left out `downcast`: Phalanx does not know this key, 1"
+            "left out `downcast`: Phalanx does not know this key, 1; did you mean `downcast_bf16`?"
         ]
     );
 }
@@ -450,13 +450,16 @@ mode = \"full\"
 
 #[test]
 fn job_of_axolotl_is_imported_as_a_whole() {
-    let job =
-        imported(&[("a.yml", "base_model: m\nrl: dpo\ntf32: true\noptimizer: paged_adamw\nwandb_project:\nseed: 3\n")]);
+    let text = format!("{MINIMAL}rl: dpo\ntf32: true\noptimizer: paged_adamw\nwandb_project:\nseed: 3\n");
+    let job = imported(&[("a.yml", &text)]);
 
     assert_eq!((job.tool, job.is_whole), ("Axolotl", true));
-    assert_eq!(shown_keys(&job), set(&["base_model: m", "optimizer: adamw", "seed: 3"]));
+    assert_eq!(
+        shown_keys(&job),
+        set(&["base_model: ./llama", "datasets: a list of 1", "max_steps: 10", "optimizer: adamw", "seed: 3"])
+    );
     assert_eq!(job.notes.len(), 3, "{:?}", job.notes);
-    assert!(job.notes[0].starts_with("left out `rl` is the string \"dpo\""));
+    assert!(job.notes[0].starts_with("left out `rl` (line 6) is the string \"dpo\""));
 }
 
 #[test]

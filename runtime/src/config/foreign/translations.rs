@@ -4,6 +4,7 @@ use serde_yaml_ng::Value;
 
 use super::Outcome::{NoEffect, Refused, Said};
 use super::{Draft, Outcome, deepspeed, fsdp, shown, table};
+use crate::config::yaml_1_1::{number, truth, whole};
 
 /// Plugins that only select kernels.
 const KERNEL_PLUGINS: [&str; 3] = ["CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin"];
@@ -33,7 +34,6 @@ pub(super) fn model_config(value: &Value, _: &mut Draft<'_>) -> Outcome {
 
 /// The lowest learning rate of a cosine, as PyTorch names it.
 pub(super) fn eta_min(value: &Value, draft: &mut Draft<'_>) -> Outcome {
-    let number = |value: &Value| value.as_f64().or_else(|| value.as_str()?.trim().parse().ok());
     match (number(value), draft.given("learning_rate").and_then(number)) {
         (Some(lowest), Some(peak)) if lowest > 0.0 && lowest <= peak => {
             means("cosine_min_lr_ratio", lowest / peak, draft)
@@ -43,7 +43,7 @@ pub(super) fn eta_min(value: &Value, draft: &mut Draft<'_>) -> Outcome {
 }
 
 pub(super) fn adam_eps(value: &Value, draft: &mut Draft<'_>) -> Outcome {
-    match value.as_f64() {
+    match number(value) {
         Some(epsilon) => means("adam_epsilon", epsilon, draft),
         None => Refused("use `adam_epsilon` instead, a number".into()),
     }
@@ -77,7 +77,7 @@ pub(super) fn bfloat16(_: &Value, draft: &mut Draft<'_>) -> Outcome {
 }
 
 pub(super) fn float32(_: &Value, draft: &mut Draft<'_>) -> Outcome {
-    let half = ["bf16", "fp16"].into_iter().find(|key| draft.given(key).is_some_and(|x| x != &Value::Bool(false)));
+    let half = ["bf16", "fp16"].into_iter().find(|key| draft.given(key).is_some_and(|x| truth(x) != Some(false)));
     match half {
         Some(key) => Refused(format!("`{key}` asks for another format; keep one of them")),
         None => Said("activations and matrix products are f32, as by default".into()),
@@ -106,7 +106,7 @@ pub(super) fn bnb_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
             (key, value) => return Refused(format!("`{key}: {value}` has no counterpart; remove it")),
         }
     }
-    let double = draft.keys.get("bnb_4bit_use_double_quant") != Some(&Value::Bool(false));
+    let double = draft.keys.get("bnb_4bit_use_double_quant").and_then(truth) != Some(false);
     Said(format!("it means `bnb_4bit_use_double_quant: {double}` here; weights of 4 bits are nf4"))
 }
 
@@ -150,7 +150,7 @@ pub(super) fn batch_size(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     if draft.given("gradient_accumulation_steps").is_some() {
         return Refused("`gradient_accumulation_steps` sets the same; keep one of them".into());
     }
-    let micro_batch = draft.given("micro_batch_size").map_or(Some(1), Value::as_u64);
+    let micro_batch = draft.given("micro_batch_size").map_or(Some(1), whole);
     match (value.as_u64(), micro_batch) {
         (Some(batch), Some(micro)) if micro > 0 && batch.is_multiple_of(micro) && batch > 0 => {
             draft.default("gradient_accumulation_steps", batch / micro);
