@@ -83,6 +83,9 @@ pub struct Report {
 pub struct StepMetrics {
     /// Step, counted from 1.
     pub step: u64,
+    /// Steps of the whole run; 0 in files of earlier versions.
+    #[serde(default)]
+    pub total_steps: u64,
     /// Mean negative log-likelihood of the predicted tokens, nats.
     #[serde(deserialize_with = "number")]
     pub loss: f64,
@@ -99,7 +102,8 @@ pub struct StepMetrics {
     pub epoch: f64,
     /// Tokens that contribute to the loss of this step.
     pub predicted_tokens: u64,
-    /// Model FLOP utilization: arithmetic of the model over the measured peak of the machine, percent.
+    /// Model FLOP utilization: arithmetic of the model over the peak of the machine, percent. The peak is measured before the first
+    /// step; a step that is faster is the new peak.
     pub mfu_pct: f64,
     /// Resident memory in bytes: of the rank's process, or of all processes of the run in merged metrics.
     pub memory_bytes: u64,

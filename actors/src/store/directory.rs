@@ -63,6 +63,11 @@ impl Directory {
         Ok(directory)
     }
 
+    /// A folder that is only read; one that does not exist has neither lease nor record.
+    pub fn existing(folder: &Path) -> Directory {
+        Directory { folder: folder.to_owned() }
+    }
+
     /// A path that no other writer uses.
     fn unnamed(&self, name: &str) -> PathBuf {
         // The standard library seeds each hasher at random; process ids are not unique across machines.

@@ -3,20 +3,26 @@
 use super::say;
 use crate::api::embed::running::Resize;
 use crate::config::JobConfig;
-use crate::config::output::is_url;
+use crate::config::output::{OutputSection, is_url};
+use crate::console::Console;
 use crate::coordinate::ask::ask;
+use crate::coordinate::past::{self, Past};
 use crate::coordinate::sentence::incident;
 use crate::error::JobError;
 use crate::error::command::CommandError;
-use crate::units::human_bytes;
-use comfy_table::{Table, presets};
+use crate::train::metrics::Measured;
+use crate::train::step_line::{COLUMNS, folded, short_count};
+use crate::units::{human_bytes, short_duration};
+use comfy_table::{ContentArrangement, Table, presets};
 use phalanx_actors::events::IncidentLine;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_strategies::elastic::coordinator::status::{NodeStatus, RankStatus, Status};
+use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::elastic::message::{Ending, MemberPhase};
+use phalanx_strategies::elastic::timing::Timing;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 pub(super) const HELP: &str = "Examples:
   phalanx status my.yaml               show nodes, ranks, step and incidents
@@ -83,16 +89,32 @@ impl Which {
         Ok(JobConfig::load(&self.job, &[])?.output.output_dir)
     }
 
+    /// The folder of the job's files on this machine.
+    fn folder(&self) -> Result<PathBuf, JobError> {
+        Ok(OutputSection { output_dir: self.output_dir()?, ..OutputSection::default() }.folder())
+    }
+
+    /// How long a coordinator may be silent, as the job's file says.
+    fn timing(&self) -> Timing {
+        JobConfig::load(&self.job, &[]).map_or_else(|_| Timing::default(), |job| job.elastic.timing())
+    }
+
+    /// The answer to a request, or the traces of a job without a coordinator.
+    fn ask_or_look(&self, request: &Request) -> Result<Result<Answer, Past>, JobError> {
+        let output_dir = self.output_dir()?;
+        match ask(&output_dir, request) {
+            Ok(answer) => Ok(Ok(answer)),
+            Err(error) => past::instead_of(error, &output_dir, &self.timing()).map(Err),
+        }
+    }
+
     fn ask(&self, request: &Request) -> Result<Answer, JobError> {
-        ask(&self.output_dir()?, request)
+        let over = |past: Past| CommandError::NotRunning { what: past.sentence(SystemTime::now()) };
+        Ok(self.ask_or_look(request)?.map_err(over)?)
     }
 
     fn status(&self) -> Result<Status, JobError> {
-        match self.ask(&Request::Status)? {
-            Answer::Status(status) => Ok(*status),
-            Answer::Refused(reason) => Err(CommandError::Refused { reason }.into()),
-            Answer::Done => Err(CommandError::NoStatus.into()),
-        }
+        status_of(self.ask(&Request::Status)?)
     }
 
     /// Sends a request whose effect begins at once, or fails if no node is there to carry it out.
@@ -109,20 +131,85 @@ impl Which {
     }
 }
 
+fn status_of(answer: Answer) -> Result<Status, JobError> {
+    match answer {
+        Answer::Status(status) => Ok(*status),
+        Answer::Refused(reason) => Err(CommandError::Refused { reason }.into()),
+        Answer::Done => Err(CommandError::NoStatus.into()),
+    }
+}
+
 /// Whether a job has ranks, and none of its nodes is connected.
 fn is_deserted(status: &Status) -> bool {
     status.mesh.is_some() && status.nodes.iter().all(|node| node.silent)
 }
 
-pub(super) fn status(args: &StatusArgs) -> Result<(), JobError> {
-    let status = args.which.status()?;
-    if args.json {
-        let text = serde_json::to_string_pretty(&status).map_err(CommandError::Encode)?;
-        say(text);
-    } else {
-        show(&status);
+pub(super) fn status(args: &StatusArgs, console: &Console) -> Result<(), JobError> {
+    let columns = console.out().width().map_or(COLUMNS, usize::from);
+    let (now, folder) = (SystemTime::now(), args.which.folder()?);
+    match args.which.ask_or_look(&Request::Status)? {
+        Ok(answer) => {
+            let (status, measured) = (status_of(answer)?, Measured::latest(&folder));
+            match args.json {
+                true => say(as_json(&status, measured.as_ref(), None)?),
+                false => show(&status, measured.as_ref(), columns),
+            }
+        }
+        Err(past) if args.json => say(as_json(&past.status(now), past.measured.as_ref(), Some(&past))?),
+        Err(past) => {
+            say(folded(&words(&past.sentence(now)), " ", columns));
+            if let Some(measured) = &past.measured {
+                say(format_args!("loss {:.5} · {} tok/s", measured.last.loss, short_count(measured.last.tokens_per_s)));
+            }
+            say(past.durable());
+        }
     }
     Ok(())
+}
+
+/// The status with what the job's file of measurements tells: the last loss and speed, and what is left of the run.
+fn as_json(status: &Status, measured: Option<&Measured>, past: Option<&Past>) -> Result<String, JobError> {
+    let mut value = serde_json::to_value(status).map_err(CommandError::Encode)?;
+    let left = measured.and_then(|m| m.left(status.step.0));
+    let added = serde_json::json!({
+        "running": past.is_none(),
+        "loss": measured.map(|m| m.last.loss),
+        "tokens_per_s": measured.map(|m| m.last.tokens_per_s),
+        "total_steps": measured.map(|m| m.last.total_steps).filter(|n| *n > 0),
+        "steps_left": left.map(|(n_steps, _)| n_steps),
+        "eta_s": left.filter(|_| past.is_none()).map(|(_, eta)| eta.as_secs_f64()),
+        "last_event_unix_ms": past.and_then(Past::last_event_ms),
+    });
+    if let (Some(value), serde_json::Value::Object(added)) = (value.as_object_mut(), added) {
+        value.extend(added);
+        if past.is_some_and(|past| !past.is_over()) {
+            value.insert("activity".into(), "not_running".into());
+        }
+    }
+    Ok(serde_json::to_string_pretty(&value).map_err(CommandError::Encode)?)
+}
+
+/// Loss, speed and what is left of the run.
+fn progress(measured: &Measured, step: u64, columns: usize) -> String {
+    let m = &measured.last;
+    let mut parts = vec![format!("loss {:.5}", m.loss), format!("{} tok/s", short_count(m.tokens_per_s))];
+    if let Some((n_steps, eta)) = measured.left(step) {
+        parts.push(format!("{n_steps} of {} steps left", m.total_steps));
+        parts.extend((n_steps > 0).then(|| format!("ETA {}", short_duration(eta))));
+    }
+    folded(&parts, " · ", columns)
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+/// A table that is no wider than the terminal.
+fn table<const N: usize>(header: [&str; N], columns: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(columns as u16);
+    table
 }
 
 pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
@@ -183,45 +270,36 @@ pub(super) fn stop(args: &Which) -> Result<(), JobError> {
     args.request(&Request::Stop, "stopping after the current step; saving a checkpoint")
 }
 
-fn show(status: &Status) {
+fn show(status: &Status, measured: Option<&Measured>, columns: usize) {
     let activity = serde_json::to_value(status.activity).ok().and_then(|v| v.as_str().map(str::to_owned));
     let mesh = status.mesh.unwrap_or(status.wanted);
-    say(format_args!(
-        "{} · step {} · {} · {} ranks ({mesh}) · {}",
+    let head = [
         activity.unwrap_or_default().replace('_', " "),
-        status.step.0,
-        status.generation,
-        mesh.size(),
-        status.term
-    ));
+        format!("step {}", status.step.0),
+        status.generation.to_string(),
+        format!("{} ranks ({mesh})", mesh.size()),
+        status.term.to_string(),
+    ];
+    say(folded(&head, " · ", columns));
+    if let Some(measured) = measured {
+        say(progress(measured, status.step.0, columns));
+    }
     if let Some(why) = &status.blocked {
-        say(format_args!("waiting: {why}"));
+        say(folded(&words(&format!("waiting: {why}")), " ", columns));
     }
     if status.wanted != mesh {
         say(format_args!("target: {} ranks ({})", status.wanted.size(), status.wanted));
     }
     match &status.ending {
         Some(Ending::Finished) => say("the job is done"),
-        Some(Ending::Failed(why)) => say(format_args!("the job has failed: {why}")),
+        Some(Ending::Failed(why)) => say(folded(&words(&format!("the job has failed: {why}")), " ", columns)),
         None => say(durable(status)),
     }
     for fault in &status.faults {
-        say(format_args!("fault: {fault}"));
+        say(folded(&words(&format!("fault: {fault}")), " ", columns));
     }
-    let mut table = Table::new();
-
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header([
-        "node",
-        "slot",
-        "pid",
-        "rank",
-        "coord",
-        "state",
-        "entered",
-        "applied",
-        "shadows",
-        "heartbeat",
-    ]);
+    let mut table =
+        table(["node", "slot", "pid", "rank", "coord", "state", "entered", "applied", "shadows", "heartbeat"], columns);
     for node in &status.nodes {
         let heard = format!("{} ms ago", node.heard_ago_ms);
         let state = if node.silent {
@@ -242,11 +320,9 @@ fn show(status: &Status) {
         }
     }
     say(table);
-    if let Some(table) = devices(&status.nodes) {
-        say(table);
-    }
+    status.nodes.iter().flat_map(|node| devices(node, columns)).for_each(say);
     for timeline in &status.timelines {
-        say(incident(&IncidentLine::from(timeline)));
+        say(folded(&words(&incident(&IncidentLine::from(timeline))), " ", columns));
     }
 }
 
@@ -259,26 +335,27 @@ fn durable(status: &Status) -> String {
     }
 }
 
-/// The devices of all nodes and the slots that use them, if any node has devices.
-fn devices(nodes: &[NodeStatus]) -> Option<Table> {
-    let mut table = Table::new();
-    let header = ["node", "GPU", "UUID", "slots", "memory", "temperature", "health"];
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header);
-    for node in nodes {
-        for (i, device) in (0u32..).zip(&node.devices) {
-            let users = node.ranks.iter().filter(|rank| rank.device == Some(i));
-            let slots: Vec<String> = users.map(|rank| rank.member.slot.to_string()).collect();
-            let memory = format!("{} of {}", human_bytes(device.used_bytes), human_bytes(device.total_bytes));
-            let celsius = device.celsius.map_or(String::new(), |celsius| format!("{celsius} °C"));
-            let health = match &device.fault {
-                Some(fault) => format!("failed: {fault}"),
-                None => device.remarks().unwrap_or_else(|| "good".to_owned()),
-            };
-            let (name, id) = (device.name.clone(), device.id.clone());
-            table.add_row([node.node.0.to_string(), name, id, slots.join(" "), memory, celsius, health]);
-        }
-    }
-    nodes.iter().any(|node| !node.devices.is_empty()).then_some(table)
+/// The devices of a node and the slots that use them, a paragraph each.
+fn devices(node: &NodeStatus, columns: usize) -> Vec<String> {
+    let shown = |(i, device): (u32, &DeviceHealth)| {
+        let users = node.ranks.iter().filter(|rank| rank.device == Some(i));
+        let slots: Vec<String> = users.map(|rank| rank.member.slot.to_string()).collect();
+        let health = match &device.fault {
+            Some(fault) => format!("failed: {fault}"),
+            None => device.remarks().unwrap_or_else(|| "good".to_owned()),
+        };
+        let parts = [
+            Some(format!("GPU of node {}", node.node.0)),
+            Some(device.id.clone()),
+            Some(device.name.clone()),
+            Some(format!("slots {}", slots.join(" "))).filter(|_| !slots.is_empty()),
+            Some(format!("{} of {}", human_bytes(device.used_bytes), human_bytes(device.total_bytes))),
+            device.celsius.map(|celsius| format!("{celsius} °C")),
+            Some(health),
+        ];
+        folded(&parts.into_iter().flatten().collect::<Vec<_>>(), " · ", columns)
+    };
+    (0u32..).zip(&node.devices).map(shown).collect()
 }
 
 fn row(node: &str, worker: &RankStatus, heard: &str) -> [String; 10] {

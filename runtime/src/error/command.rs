@@ -127,6 +127,9 @@ pub enum CommandError {
     /// The coordinator rejected the request with this reason.
     #[error("{reason}")]
     Refused { reason: String },
+    /// A request to a job that is over or was killed.
+    #[error("{what}")]
+    NotRunning { what: String },
     /// The coordinator sent another kind of answer.
     #[error("the coordinator sent no status")]
     NoStatus,

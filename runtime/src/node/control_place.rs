@@ -70,6 +70,14 @@ impl ControlPlace {
         })
     }
 
+    /// The store of lease and record, only to be read: nothing is created, and no lock is taken.
+    pub(crate) fn store_as_it_is(&self) -> SharedStore {
+        match self {
+            ControlPlace::Folder(dir) => Arc::new(Directory::existing(&dir.join("store"))),
+            ControlPlace::Objects(objects) => objects.clone(),
+        }
+    }
+
     /// The place of secrets.
     pub(crate) fn secrets(&self) -> Place {
         match self {

@@ -120,6 +120,7 @@ mod tests {
     fn step(step: u64, memory_bytes: u64, collective_pct: f64) -> Event {
         Event::Step(StepMetrics {
             step,
+            total_steps: 10,
             loss: 1.0,
             grad_norm: 1.0,
             lr: 1.0,

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 /// The names of the tensors that are trained; none if all are, or none but adapters.
 ///
 /// # Errors
-/// When a pattern is no regular expression, no name matches, or of tensors that are computed together only some do.
+/// When a pattern is no regular expression, no name matches, or a pattern matches only part of a fused tensor.
 pub(super) fn trained(section: &AdapterSection, model: &Architecture) -> Result<Option<BTreeSet<String>>, JobError> {
     if section.trained_parameters.is_empty() || section.adapter.is_some() {
         return Ok(None);

@@ -3,10 +3,12 @@
 use super::tensorboard::EventWriter;
 use crate::events::{EvalMetrics, StepMetrics};
 use crate::journal::Journal;
+use crate::train::step_line::Pace;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::time::Duration;
 
 /// Longer than any line, so that a step allocates nothing for its line.
 const LINE_BYTES: usize = 1 << 10;
@@ -103,6 +105,42 @@ impl MetricsFiles {
     }
 }
 
+/// The last step of a run and its pace, as its file tells.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured {
+    pub(crate) last: StepMetrics,
+    pub(crate) pace: Pace,
+}
+
+/// Bytes at the end of `metrics.jsonl` from which the pace is taken: some hundred steps.
+const TAIL_BYTES: u64 = 64 << 10;
+
+impl Measured {
+    /// Reads the end of the file in this folder; `None` if it has no step.
+    pub(crate) fn latest(dir: &Path) -> Option<Measured> {
+        let mut file = File::open(dir.join("metrics.jsonl")).ok()?;
+        let length = file.metadata().ok()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES))).ok()?;
+        let mut tail = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut tail).ok()?;
+        let (mut last, mut pace) = (None, Pace::default());
+        // The first line may have lost its beginning, and the last one may not be complete.
+        for step in
+            tail.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<StepMetrics>(line).ok())
+        {
+            pace.see(&step);
+            last = Some(step);
+        }
+        last.map(|last| Measured { last, pace })
+    }
+
+    /// The time that is left after `step`, if the length of the run is known.
+    pub(crate) fn left(&self, step: u64) -> Option<(u64, Duration)> {
+        let n_steps = self.last.total_steps.checked_sub(step.max(self.last.step))?;
+        Some((n_steps, self.pace.of(n_steps)?))
+    }
+}
+
 /// Opens `metrics.jsonl` at the end of the lines that stay; also returns the last steps among them.
 fn open_kept(path: &Path, resumed_step: u64) -> io::Result<(File, LastLines)> {
     // A node that was replaced may write some more lines: at the end of the file, wherever that is now.
@@ -144,6 +182,7 @@ mod tests {
     fn step(step: u64) -> StepMetrics {
         StepMetrics {
             step,
+            total_steps: 10,
             loss: 1.5,
             grad_norm: 0.5,
             lr: 1e-3,
@@ -192,6 +231,23 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
         assert_eq!(steps, [1, 4, 2]);
+    }
+
+    #[test]
+    fn pace_and_last_step_are_read_from_the_end_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Measured::latest(dir.path()).is_none());
+        let mut files = MetricsFiles::open(dir.path(), 0);
+        (1..=2000).for_each(|s| files.step(&StepMetrics { step_ms: 250.0, total_steps: 2004, ..step(s) }));
+        files.eval(&EvalMetrics { step: 2000, eval_loss: 1.5, eval_perplexity: 4.5, eval_ms: 2.0 });
+        files.jsonl.append(b"{\"step\": 2001, \"lo");
+
+        let measured = Measured::latest(dir.path()).unwrap();
+
+        assert!(std::fs::metadata(dir.path().join("metrics.jsonl")).unwrap().len() > TAIL_BYTES);
+        assert_eq!((measured.last.step, measured.left(0)), (2000, Some((4, Duration::from_secs(1)))));
+        assert_eq!(measured.left(2002), Some((2, Duration::from_millis(500))));
+        assert_eq!(measured.left(3000), None);
     }
 
     #[test]

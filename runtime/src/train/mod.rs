@@ -21,11 +21,12 @@
 //!   `gguf`: those of llama.cpp.
 //! - `fingerprints` of state; `verification`: when copies of the state are compared, which `trainer` does.
 //! - `planted`: faults for tests.
+//! - `utilisation`: the share of a machine's peak that a step reaches; `step_line`: a step as text.
 //! - `step_trace`: one step measured instruction by instruction.
 //! - [`metrics`], [`tensorboard`], [`progress`]: measurements and their outputs.
 //!
 //! Deliberately absent: processes, supervisors and coordinators. They are layers above, which act through
-//! [`trainer::Member`].
+//! `trainer::Member`.
 
 pub mod architecture;
 mod background;
@@ -64,11 +65,13 @@ pub(crate) mod shadow;
 mod staging;
 mod stalled;
 mod state_copy;
+pub(crate) mod step_line;
 pub(crate) mod step_trace;
 pub(crate) mod team;
 pub mod tensorboard;
 pub(crate) mod threads;
 pub(crate) mod trainer;
+mod utilisation;
 pub(crate) mod verification;
 pub(crate) mod vocabulary;
 pub(crate) mod weights;

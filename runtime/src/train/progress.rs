@@ -2,12 +2,13 @@
 
 use crate::console::{Console, Stream};
 use crate::events::{EvalMetrics, Event, StepMetrics};
-use crate::units::{human_bytes, human_duration};
+use crate::train::step_line::{COLUMNS, Pace, beside_bar, step_line};
+use crate::units::human_duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 use phalanx_storage::hub::fetch::Progress as Download;
 use std::fmt::Write;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,27 +20,29 @@ pub struct Progress {
     logging_steps: u64,
     total_steps: u64,
     n_shown: u64,
+    pace: Pace,
 }
 
 impl Progress {
     /// Shows a bar if standard error is a terminal, and a line for every `logging_steps`-th step.
     pub fn new(total_steps: u64, first_step: u64, logging_steps: u64, console: &Console) -> Progress {
-        let style = "{bar:32} {pos}/{len} [{elapsed_precise} < {eta_precise}] {msg}";
-        let bar = bar(console, total_steps, style).map(|bar| bar.with_position(first_step));
-        bar.iter().for_each(ProgressBar::reset_eta);
-        Progress { console: console.clone(), bar, logging_steps: logging_steps.max(1), total_steps, n_shown: 0 }
+        let bar = bar(console, total_steps, "{wide_bar} {msg}").map(|bar| bar.with_position(first_step));
+        let (console, logging_steps) = (console.clone(), logging_steps.max(1));
+        Progress { console, bar, logging_steps, total_steps, n_shown: 0, pace: Pace::default() }
     }
 
     /// Shows a finished step.
     pub fn step(&mut self, m: &StepMetrics) {
+        self.pace.see(m);
         let last = m.step == self.total_steps;
         if self.n_shown == 0 || last || m.step.is_multiple_of(self.logging_steps) {
-            self.line(&step_line(m));
+            self.line(&step_line(m, &self.pace, columns(self.console.out())));
         }
         self.n_shown += 1;
         if let Some(bar) = &self.bar {
             bar.set_position(m.step);
-            bar.set_message(format!("loss {:.4}  {:.0} tok/s", m.loss, m.tokens_per_s));
+            let beside = columns(self.console.err()).saturating_sub(BAR_COLUMNS);
+            bar.set_message(beside_bar(m, &self.pace, beside));
         }
     }
 
@@ -102,8 +105,10 @@ impl Tokenising {
             return;
         }
         if self.bar.as_ref().is_none_or(|(shown, _)| shown != path) {
-            let bar = bar(&self.console, *total_bytes, "tokenising {msg} {bar:32} {bytes}/{total_bytes} [{eta} left]");
-            self.bar = bar.map(|bar| (path.clone(), bar.with_message(path.display().to_string())));
+            let style = "tokenising {msg} {wide_bar} {bytes}/{total_bytes} [{eta} left]";
+            let bar = bar(&self.console, *total_bytes, style);
+            let name = file_name(path, columns(self.console.err()));
+            self.bar = bar.map(|bar| (path.clone(), bar.with_message(name)));
         }
         if let Some((_, bar)) = &self.bar {
             bar.set_position(*done_bytes);
@@ -131,11 +136,11 @@ impl Downloading {
         if self.file != progress.file {
             self.file = progress.file.to_owned();
             if self.bar.is_none() {
-                let style = "{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} [{eta} left]";
+                let style = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} [{eta} left]";
                 self.bar = bar(&self.console, progress.total_bytes, style);
             }
             match &self.bar {
-                Some(bar) => bar.set_message(progress.file.display().to_string()),
+                Some(bar) => bar.set_message(file_name(progress.file, columns(self.console.err()))),
                 None => self.console.err().say(format_args!("{}: {}", self.name, progress.file.display())),
             }
         }
@@ -157,7 +162,7 @@ pub struct Evaluating(Option<ProgressBar>);
 impl Evaluating {
     /// For this number of rows.
     pub fn new(console: &Console, n_rows: usize) -> Evaluating {
-        Evaluating(bar(console, n_rows as u64, "evaluating {bar:32} {pos}/{len} rows [{eta} left]"))
+        Evaluating(bar(console, n_rows as u64, "evaluating {wide_bar} {pos}/{len} rows [{eta} left]"))
     }
 
     /// Shows the number of rows so far.
@@ -168,6 +173,27 @@ impl Evaluating {
     /// Removes the bar.
     pub fn finish(&self) {
         self.0.iter().for_each(ProgressBar::finish_and_clear);
+    }
+}
+
+/// Columns of the bar beside its text, with the blank between them.
+const BAR_COLUMNS: usize = 20;
+/// Columns of the numbers beside the name of a file.
+const NUMBERS_COLUMNS: usize = 64;
+
+fn columns(stream: &Stream) -> usize {
+    stream.width().map_or(COLUMNS, usize::from)
+}
+
+/// The end of a path: what fits beside a bar, but never less than some letters of the name.
+fn file_name(path: &Path, columns: usize) -> String {
+    let (text, fits) = (path.display().to_string(), columns.saturating_sub(NUMBERS_COLUMNS).max(12));
+    match text.chars().count() {
+        n if n > fits => text
+            .chars()
+            .skip(n - fits + 1)
+            .fold("…".to_owned(), |text, letter| text + letter.encode_utf8(&mut [0; 4])),
+        _ => text,
     }
 }
 
@@ -187,9 +213,6 @@ struct BarTerminal {
     frame: Mutex<String>,
 }
 
-/// Columns of a terminal that does not tell.
-const COLUMNS: u16 = 80;
-
 impl BarTerminal {
     fn frame(&self) -> MutexGuard<'_, String> {
         // A frame that was begun before a panic is drawn with the next one.
@@ -207,7 +230,7 @@ impl BarTerminal {
 
 impl TermLike for BarTerminal {
     fn width(&self) -> u16 {
-        self.stream.width().unwrap_or(COLUMNS)
+        self.stream.width().unwrap_or(COLUMNS as u16)
     }
 
     fn move_cursor_up(&self, n: usize) -> io::Result<()> {
@@ -249,22 +272,4 @@ impl TermLike for BarTerminal {
         }
         Ok(())
     }
-}
-
-/// The step line.
-pub fn step_line(m: &StepMetrics) -> String {
-    let scale = m.loss_scale.map(|s| format!("  loss_scale {s:.0}")).unwrap_or_default();
-    let ranks = m.collective_pct.map(|pct| format!("  collectives {pct:.1}%")).unwrap_or_default();
-    let slowest = m.slowest_rank.map(|rank| format!(" (slowest rank {rank})")).unwrap_or_default();
-    format!(
-        "step {:5}  loss {:8.5}  grad_norm {:8.4}  lr {:.3e}  {:6.0} tok/s  mfu {:4.1}%  mem {}  data {:.1}%{ranks}{slowest}{scale}",
-        m.step,
-        m.loss,
-        m.grad_norm,
-        m.lr,
-        m.tokens_per_s,
-        m.mfu_pct,
-        human_bytes(m.memory_bytes),
-        m.data_wait_pct
-    )
 }

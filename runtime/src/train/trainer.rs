@@ -17,6 +17,7 @@ use super::shadow::{self, Shadow};
 use super::staging::{Inputs, Staging, inputs};
 use super::step_trace::StepTrace;
 use super::team::Team;
+use super::utilisation::Peak;
 use super::verification::Verification;
 use super::weights;
 use crate::control::Control;
@@ -131,7 +132,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) trace: Option<StepTrace>,
     /// Arithmetic of a step and the machine's measured best, FLOP/s.
     model_flops: f64,
-    peak_flops: f64,
+    peak: Peak,
 }
 
 /// Why training has ended.
@@ -203,7 +204,7 @@ impl<'a> Trainer<'a> {
             staging: Staging::new(plan.batch, mesh.cp),
             state,
             trace: None,
-            peak_flops: peak_flops * mesh.size() as f64,
+            peak: Peak::measured(peak_flops * mesh.size() as f64),
         })
     }
 
@@ -536,10 +537,11 @@ impl<'a> Trainer<'a> {
         bad.first().map_or("the logits".into(), |p| format!("the gradient of {}", c.program.params[*p].parts[0].name))
     }
 
-    fn metrics(&self, step: u64, o: &Outcome) -> StepMetrics {
+    fn metrics(&mut self, step: u64, o: &Outcome) -> StepMetrics {
         let tokens = (self.rows.len() * self.plan.batch.seq_len) as f64;
         StepMetrics {
             step: step + 1,
+            total_steps: self.run.total_steps,
             loss: o.loss_sum / o.predicted_tokens.max(1) as f64,
             grad_norm: o.grad_norm,
             lr: self.run.schedule.learning_rate(step),
@@ -547,7 +549,7 @@ impl<'a> Trainer<'a> {
             step_ms: o.step_s * 1e3,
             epoch: self.sampler.epochs_after(step + 1),
             predicted_tokens: o.predicted_tokens,
-            mfu_pct: 100.0 * self.model_flops / o.step_s / self.peak_flops,
+            mfu_pct: self.peak.share_pct(self.model_flops / o.step_s),
             // A device's own memory is what limits a job on it.
             memory_bytes: match self.machine.memory() {
                 Some(_) => self.machine.allocated_bytes() as u64,

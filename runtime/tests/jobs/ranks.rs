@@ -254,7 +254,13 @@ fn answers_and_stops(mesh: &[&str], n_ranks: usize) {
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     let steps = p.metrics("out").len();
     assert!(run.stdout.contains(&format!("stopped after step {steps}; resume with:")), "{}", run.stdout);
-    p.run(&["status", "job.yaml"]).refuses(&["does not answer"]);
+    let ended = p.run(&["status", "job.yaml"]).succeeds().stdout;
+    let json: serde_json::Value =
+        serde_json::from_str(&p.run(&["status", "job.yaml", "--json"]).succeeds().stdout).unwrap();
+    assert!(ended.contains("the job ended") && ended.contains("it was stopped at"), "{ended}");
+    assert!(ended.lines().all(|line| line.chars().count() <= 80), "{ended}");
+    assert_eq!((&json["running"], &json["ending"], &json["step"]), (&false.into(), &"finished".into(), &steps.into()));
+    p.run(&["save", "job.yaml"]).refuses(&["the job ended"]);
 }
 
 #[test]
