@@ -4,7 +4,7 @@
 //! full disk are faults of the output: the job trains on, and the lines that could not be written are counted.
 //!
 //! Invariants:
-//! - CONSOLE-1 No caller waits for a destination: [`Stream::say`] adds to a queue of at most [`QUEUE_BYTES_MAX`], and drops
+//! - CONSOLE-1 No caller waits for a destination: [`Stream::say`] adds to a queue of at most `QUEUE_BYTES_MAX`, and drops
 //!   a line that does not fit.
 //! - CONSOLE-2 Lines appear in the order of the calls; those of both streams too, if both have one destination.
 //! - CONSOLE-3 A gap in the output is followed by a line with the number of missing lines, once the destination accepts it.
@@ -92,6 +92,12 @@ impl Console {
     /// Writes a line to standard output.
     pub fn say(&self, text: impl Display) {
         self.out.say(text);
+    }
+
+    /// The same with standard error for both streams, for commands whose standard output is for programs.
+    #[must_use]
+    pub fn of_errors(&self) -> Console {
+        Console { out: self.err.clone(), err: self.err.clone() }
     }
 
     /// Standard output.

@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
     let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
     let stop = move || {
         asked.stop();
-        terminal.say("\nstopping after the current step; saving a checkpoint (Ctrl-C again exits at once)");
+        terminal.say("\nstopping after the current step and saving (Ctrl-C again exits at once)");
     };
     on_signal(stop, move || followed.has_ranks())?;
     let config = args.job.load()?;

@@ -36,6 +36,9 @@ pub(super) struct Args {
     /// Base model of an adapter, or of a run that did not train all weights [default: the one that it names].
     #[arg(long, alias = "base_model", value_name = "DIR")]
     base_model: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
     /// Directory or file to write; a directory must not exist, or be empty or an earlier export.
     dir: PathBuf,
 }
@@ -74,7 +77,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         }
         false => {
             let (checkpoint, skipped) = resolve(&args.checkpoint)?;
-            skipped.iter().for_each(|skipped| console.say(skipped));
+            let notes = if args.json { console.err() } else { console.out() };
+            skipped.iter().for_each(|skipped| notes.say(skipped));
             export_checkpoint(
                 &checkpoint,
                 &args.dir,
@@ -83,6 +87,10 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             checkpoint
         }
     };
+    if args.json {
+        console.say(format_args!("{:#}", serde_json::json!({"from": from, "to": args.dir})));
+        return Ok(());
+    }
     console.say(format_args!("{} → {}", from.display(), args.dir.display()));
     Ok(())
 }

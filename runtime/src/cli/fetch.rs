@@ -36,21 +36,37 @@ pub(super) struct Args {
     /// Download all files of a model, also weights in formats that Phalanx does not read.
     #[arg(long)]
     all: bool,
+    /// Print the result as JSON: a list with an entry for each model or data set.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
-    let hub = Hub::of_user();
+    let (hub, mut found) = (Hub::of_user(), Vec::new());
     for request in args.requests()? {
         let mut downloading = Downloading::new(console, request.name.as_str());
         let fetched = hub.fetch(&request, &mut |progress| downloading.see(progress))?;
         downloading.finish();
         let Fetched { snapshot, n_files, total_bytes, n_left_out } = fetched;
+        if args.json {
+            found.push(serde_json::json!({
+                "name": request.name.as_str(),
+                "files": n_files,
+                "bytes": total_bytes,
+                "path": snapshot,
+                "left_out_files": n_left_out,
+            }));
+            continue;
+        }
         let left_out = match n_left_out {
             0 => String::new(),
             n => format!("; {n} files in other formats are left out (--all downloads them)"),
         };
         let size = human_bytes(total_bytes);
         console.say(format_args!("{}: {n_files} files, {size}, in {}{left_out}", request.name, snapshot.display()));
+    }
+    if args.json {
+        console.say(format_args!("{:#}", serde_json::Value::from(found)));
     }
     Ok(())
 }

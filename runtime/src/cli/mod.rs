@@ -112,7 +112,7 @@ enum Command {
     Serve(serve::Args),
     /// Describe this machine for a bug report.
     Env(env::Args),
-    /// Write a commented configuration file to start from.
+    /// Write a configuration file to start from, or convert one of another tool.
     Init(init::Args),
     /// Print the completions of commands and flags for a shell.
     #[command(after_help = shell::COMPLETIONS_HELP)]
@@ -139,7 +139,7 @@ impl JobArgs {
         while let Some(word) = words.next() {
             let named = || word.clone();
             let key = word.strip_prefix("--").ok_or_else(|| CommandError::NoOverride { word: named() })?;
-            if ["slurm", "torchrun"].contains(&key) {
+            if ["slurm", "torchrun", "json"].contains(&key) {
                 return Err(CommandError::FlagAfterFile { word: named() });
             }
             let (key, value) = match key.split_once('=') {
@@ -260,7 +260,7 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
         Command::Coordinator(args) => coordinator::run(&args, console).map(|how| ended = how),
         Command::Node(args) => node::run(&args, program, console),
         Command::Demo(args) => demo::run(&args, console),
-        Command::Status(args) => operate::status(&args),
+        Command::Status(args) => operate::status(&args, console),
         Command::Drain(args) => operate::drain(&args),
         Command::Resize(args) => operate::resize(&args),
         Command::Save(args) => operate::save(&args),

@@ -81,7 +81,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let (asked, terminal) = (Arc::clone(&leaves), console.clone());
     let drain = move || {
         asked.store(true, Ordering::Release);
-        terminal.say("\ndraining: exiting once other nodes hold this node's state (Ctrl-C again exits at once)");
+        terminal.say("\ndraining: exiting once others hold this state (Ctrl-C again exits at once)");
     };
     let has_ranks = Arc::new(AtomicBool::new(false));
     let followed = Arc::clone(&has_ranks);

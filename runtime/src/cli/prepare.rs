@@ -21,6 +21,9 @@ pub(super) struct Args {
     /// Show the first samples, with the tokens that are trained on.
     #[arg(long, value_name = "N", default_value_t = 0)]
     show: usize,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -33,21 +36,41 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let mut on_event = |event: &Event| {
         tokenising.see(event);
         if let Event::Note(text) = event {
-            console.say(text);
+            if args.json { console.err() } else { console.out() }.say(text);
         }
     };
     let prepared = preparation::prepare_data(&config, &model, &tokenizer, &mut on_event)?;
     preparation::prepare_rest(&prepared, &mut on_event)?;
     tokenising.see(&Event::Note(String::new()));
+    let samples = first_samples(&prepared.train, args.show, &tokenizer).map_err(JobError::Show)?;
+    if args.json {
+        let result = serde_json::json!({
+            "rows": prepared.train.len(),
+            "row_tokens": prepared.train.row_len(),
+            "validation_rows": prepared.validation.as_ref().map_or(0, |rows| rows.len()),
+            "samples": samples.iter().map(as_json).collect::<Vec<_>>(),
+        });
+        console.say(format_args!("{result:#}"));
+        return Ok(());
+    }
     let validation =
         prepared.validation.as_ref().map_or(String::new(), |rows| format!(", {} to evaluate on", rows.len()));
     console.say(format_args!("{} rows of {} tokens{validation}", prepared.train.len(), prepared.train.row_len()));
-    let samples = first_samples(&prepared.train, args.show, &tokenizer).map_err(JobError::Show)?;
     let colours = console.out().is_terminal();
     for (n, sample) in samples.iter().enumerate() {
         console.say(drawn(n + 1, sample, colours));
     }
     Ok(())
+}
+
+fn as_json(sample: &ShownSample) -> serde_json::Value {
+    let piece = |(trained, text): &(bool, String)| serde_json::json!({"trained": trained, "text": text});
+    serde_json::json!({
+        "row": sample.row,
+        "tokens": sample.n_tokens,
+        "trained_tokens": sample.n_predicted,
+        "pieces": sample.pieces.iter().map(piece).collect::<Vec<_>>(),
+    })
 }
 
 /// A sample under a line with its numbers.

@@ -65,17 +65,22 @@ dies, the remaining nodes continue. If node 0 dies, node 1 coordinates.
 pub(super) struct Args {
     #[command(flatten)]
     cluster: ClusterArgs,
+    /// Write each step and evaluation to standard output as a line of JSON, as in metrics.jsonl, and all else to standard error.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     job: JobArgs,
 }
 
 pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<Ended, JobError> {
+    let lines = args.json.then(|| console.out().clone());
+    let console = &if args.json { console.of_errors() } else { console.clone() };
     // The first process of a container has no default action: an early signal would be lost.
     let control = Arc::new(Control::default());
     let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
     let stop = move || {
         asked.stop();
-        terminal.say("\nstopping after the current step; saving a checkpoint (Ctrl-C again exits at once)");
+        terminal.say("\nstopping after the current step and saving (Ctrl-C again exits at once)");
     };
     on_signal(stop, move || followed.has_ranks())?;
     let launch_context = args.cluster.launch_context()?;
@@ -94,7 +99,10 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let mut on_event = |event: &Event| {
         tokenising.see(event);
-        show(event, &mut progress, logging_steps, console);
+        match (&lines, json_line(event)) {
+            (Some(lines), Some(line)) => lines.say(line),
+            _ => show(event, &mut progress, logging_steps, console),
+        }
     };
     let program = program.executable().clone();
     let report = match &launch_context {
@@ -137,6 +145,15 @@ pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps
         (Event::Note(text), Some(p)) => p.note(text),
         (Event::Note(text), None) => console.say(text),
         _ => {}
+    }
+}
+
+/// The line of a measurement.
+fn json_line(event: &Event) -> Option<String> {
+    match event {
+        Event::Step(m) => serde_json::to_string(m).ok(),
+        Event::Eval(m) => serde_json::to_string(m).ok(),
+        _ => None,
     }
 }
 
