@@ -1,4 +1,42 @@
-//! The front crate: data, training, elastic jobs, the embedding API and the `phalanx` binary.
+//! Phalanx trains and fine-tunes language models from one configuration, over many ranks and machines, and keeps going when
+//! ranks or machines die. This crate has the library and the `phalanx` binary.
+//!
+//! # Quick start
+//!
+//! A job on threads of this process, which needs nothing else:
+//!
+//! ```no_run
+//! use phalanx::{Event, Job};
+//!
+//! let job = Job::builder()
+//!     .set("base_model", "models/SmolLM2-135M") // a directory with config.json, *.safetensors and tokenizer.json
+//!     .set("datasets.0.path", "orders.jsonl")
+//!     .set("datasets.0.type", "alpaca")
+//!     .set("max_steps", 100)
+//!     .build()?; // or Job::from_yaml("my.yaml")?
+//! let handle = job.start()?;
+//! for event in handle.events() {
+//!     if let Event::Step(m) = event {
+//!         println!("step {} of {}: loss {:.3}", m.step, m.total_steps, m.loss);
+//!     }
+//! }
+//! println!("the model is in {:?}", handle.wait()?.model_dir);
+//! # Ok::<(), phalanx::JobError>(())
+//! ```
+//!
+//! An elastic job, whose ranks are processes that may die: `main` begins with [`rank_process`], because each rank is this program
+//! again, and a [`Runtime`] starts jobs; see [`api::embed`].
+//!
+//! | to | call |
+//! |---|---|
+//! | train on threads of this process | [`Job::builder`], [`JobHandle`] |
+//! | train on rank processes of this machine, or of several | [`Runtime`], with [`Machines`] |
+//! | follow, save, resize, drain or stop a job | [`RunningJob`] |
+//! | read or check a configuration | [`config::JobConfig`] |
+//! | continue a text with a trained model | [`api::generate`] |
+//! | train a model of your own | [`frontend`], [`rank_process_with`] |
+//!
+//! # Code map
 //!
 //! Devices, kernels, collectives and files are in crates below this one: `phalanx-device` defines the traits, `phalanx-cpu`
 //! and `phalanx-collective` implement them, `phalanx-storage` has checkpoints and model directories.

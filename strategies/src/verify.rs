@@ -29,7 +29,7 @@ pub enum VerifyError {
         problem: String,
     },
     /// A view has other bytes than a parameter, or those of one that is written.
-    #[error("`{value}` is a view of something that is not a frozen parameter of its size")]
+    #[error("`{value}` must view a frozen parameter of equal size")]
     View {
         /// The value.
         value: String,
@@ -208,8 +208,7 @@ mod tests {
             p.values[view.0 as usize].kind = kind;
             verify(&p).map_err(|error| error.to_string())
         };
-        let refused =
-            Err("`%3 w as bf16 bf16[3, 16]` is a view of something that is not a frozen parameter of its size".into());
+        let refused = Err("`%3 w as bf16 bf16[3, 16]` must view a frozen parameter of equal size".into());
         assert_eq!(view_of(&p, Kind::View(ValueId(0))), refused, "an input");
         assert_eq!(view_of(&p, Kind::View(view)), refused, "itself");
         p.values[view.0 as usize].shape = vec![3, 15];

@@ -208,7 +208,7 @@ fn recomputation_trades_instructions_for_memory() {
 }
 
 #[test]
-fn results_of_norms_and_activations_are_not_kept_but_written_again_by_their_adjoints_just_before_their_use() {
+fn adjoints_recompute_norms_and_activations() {
     let forward = model("llama", 6, 2, false).forward(BatchShape { n_rows: 4, seq_len: 64 }, Head::Loss).unwrap();
     let step = compile_step(forward, &spec(1, Precision::F32, Recompute::None), &Nowhere::default()).unwrap();
 

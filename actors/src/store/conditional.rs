@@ -308,7 +308,7 @@ impl Store for Conditional {
                 return Ok(false);
             }
             let next = StoredRecord { fence: value.fence, number: value.number + 1, record: record.clone() };
-            // Another version is one that an earlier attempt without an answer wrote, or the fence of a later term.
+            // Another version was written by an earlier, unacknowledged attempt, or is the fence of a later term.
             if self.put_record(&mut known, version.as_ref(), next)? {
                 return Ok(true);
             }

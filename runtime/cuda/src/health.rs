@@ -12,7 +12,7 @@ use phalanx_strategies::elastic::devices::DeviceHealth;
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
-/// How long an event that is no failure belongs to the state of its GPU.
+/// How long a non-fatal event stays in a GPU's status.
 const EVENT_LIFE: Duration = Duration::from_secs(60);
 
 /// Reasons for lowered clocks that are unusual. Power caps are not: large GPUs run at their cap.

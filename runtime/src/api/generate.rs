@@ -1,7 +1,7 @@
 //! Text from a model directory, to inspect the result of training.
 //!
 //! A prompt runs through forward programs that also keep the keys and values of its tokens: the first one sees only its own
-//! tokens, and the next ones, of at most [`CHUNK`] tokens each, those in the cache too, so that memory does not grow with the
+//! tokens, and the next ones, of at most `CHUNK` tokens each, those in the cache too, so that memory does not grow with the
 //! square of a prompt. From then on each token is a run of a program of one token, which reads the cache and adds to it: the
 //! time of a token does not depend on the number of earlier ones, except for its attention to their keys.
 //!

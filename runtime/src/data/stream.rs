@@ -118,7 +118,7 @@ impl Stream {
     }
 }
 
-/// Adds part after part, until there are enough rows, no file is left, one cannot be used, or nobody has the stream any more.
+/// Adds part after part, until there are enough rows, no file is left, one cannot be used, or the stream is dropped.
 fn prepare_rest(stream: &Weak<Stream>, mut rest: Preparer<'static>, progress: &dyn Fn(Progress<'_>)) {
     loop {
         let Some(held) = stream.upgrade() else { return };

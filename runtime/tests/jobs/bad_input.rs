@@ -181,7 +181,7 @@ fn damaged_and_uncommitted_checkpoints_are_skipped_with_a_warning() {
 }
 
 #[test]
-fn checkpoints_that_cannot_be_read_or_are_all_damaged_are_kept_and_no_run_begins_again_untold() {
+fn run_is_refused_if_no_checkpoint_is_readable() {
     let p = Project::new();
     p.train(&["--save_total_limit", "none"]).succeeds();
     let before = p.checkpoints("out");

@@ -208,7 +208,7 @@ impl<'a> MeshBound<'a> {
         n_params as f64 / (self.mesh.pp * self.mesh.tp) as f64
     }
 
-    /// Nothing is known of which layers are trained besides adapters, so what is trained is not counted then.
+    /// Which layers are trained is unknown with adapters, so counted as none.
     fn trained_fraction(&self) -> f64 {
         if self.workload.has_adapters() { 0.0 } else { 1.0 }
     }

@@ -284,7 +284,7 @@ fn operation_beyond_the_in_flight_limit_is_refused_and_the_world_continues() {
 }
 
 #[test]
-fn vote_entered_by_all_members_completes_at_all_although_the_first_to_finish_aborts() {
+fn vote_completes_everywhere_despite_an_abort() {
     let shm = world_of(2);
     let [mut first, mut second] = [0, 1].map(|rank| shm.join(rank).unwrap().communicator(0).unwrap());
     let vote = Operation { kind: OperationKind::AllReduce, sequence: 0, unit: 1 };

@@ -68,7 +68,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// The checkpoint was saved without a comparison of the copies of its state, and an older one after such a comparison.
-    #[error("the copies of its state were not compared when it was saved, but those of {} were", older.display())]
+    #[error("it was saved unverified; {} was verified", older.display())]
     NotCompared {
         /// The older checkpoint.
         older: PathBuf,

@@ -1,4 +1,4 @@
-//! Exponential backoff: who fails again and again is left out for ever longer times.
+//! Exponential backoff: excludes a failing node for exponentially longer periods.
 
 use std::time::{Duration, Instant};
 
