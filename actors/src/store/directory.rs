@@ -48,6 +48,11 @@ pub fn open_store(folder: &Path) -> Result<Conditional, StoreError> {
     Ok(Conditional::new(Arc::new(Directory::open(folder)?), Duration::MAX))
 }
 
+/// The store of a job in a folder that is only read; one that does not exist has neither lease nor record.
+pub fn existing_store(folder: &Path) -> Conditional {
+    Conditional::new(Arc::new(Directory { folder: folder.to_owned() }), Duration::MAX)
+}
+
 impl Directory {
     /// Opens a folder, and creates it if necessary.
     ///
@@ -61,11 +66,6 @@ impl Directory {
         written.map_err(|error| failed(&probe, "written", &error))?;
         directory.remove_leftovers();
         Ok(directory)
-    }
-
-    /// A folder that is only read; one that does not exist has neither lease nor record.
-    pub fn existing(folder: &Path) -> Directory {
-        Directory { folder: folder.to_owned() }
     }
 
     /// A path that no other writer uses.

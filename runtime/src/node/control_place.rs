@@ -8,7 +8,7 @@ use crate::error::control_plane::ControlPlaneError;
 use crate::node::shared_folder::{ADDRESS, CONTROL};
 use phalanx_actors::quic::link::Published;
 use phalanx_actors::store::conditional::{Conditional, Objects, Version};
-use phalanx_actors::store::directory::open_store;
+use phalanx_actors::store::directory::{existing_store, open_store};
 use phalanx_actors::store::{SharedStore, StoreError};
 use phalanx_actors::trust::place::Place;
 use phalanx_storage::checkpoint::conditional::{ConditionalObjects, ObjectVersion};
@@ -73,7 +73,7 @@ impl ControlPlace {
     /// The store of lease and record, only to be read: nothing is created, and no lock is taken.
     pub(crate) fn store_as_it_is(&self) -> SharedStore {
         match self {
-            ControlPlace::Folder(dir) => Arc::new(Directory::existing(&dir.join("store"))),
+            ControlPlace::Folder(dir) => Arc::new(existing_store(&dir.join("store"))),
             ControlPlace::Objects(objects) => objects.clone(),
         }
     }
