@@ -397,7 +397,7 @@ impl Source {
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));
         }
-        let _turn = Turn::wait(cache_dir, &key, PATIENCE)?;
+        let turn = Turn::wait(cache_dir, &key, PATIENCE)?;
         // Another process may have written it meanwhile.
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));
@@ -407,7 +407,7 @@ impl Source {
             FileFormat::Text => {
                 let copy = match Compression::of(&self.path) {
                     Compression::None => None,
-                    _ => Some(plain_copy(&file, cache_dir).map_err(TokenizeError::Read)?),
+                    _ => Some(plain_copy(&file, cache_dir, || turn.goes_on()).map_err(TokenizeError::Read)?),
                 };
                 let text = copy.as_ref().unwrap_or(file.file());
                 tokenize_text(&self.path, text, tokenizer, &mut writer, progress)?;

@@ -6,7 +6,7 @@
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::token_cache::{TokenCacheError, cache_path, io_error};
 
@@ -66,6 +66,16 @@ impl Turn {
     }
 }
 
+impl Turn {
+    /// Tells those who wait that work goes on, although nothing is written.
+    pub(super) fn goes_on(&self) {
+        if let Some(file) = &self.locked {
+            // At worst, others stop to wait and do the same work.
+            let _ = file.set_modified(SystemTime::now());
+        }
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         if self.locked.is_some() {
@@ -85,12 +95,14 @@ fn private(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// What a process with the turn has written.
+/// What a process with the turn does.
 struct Progress {
     folder: PathBuf,
     /// The beginning of the names of its unfinished files.
     prefix: String,
-    n_bytes: u64,
+    lock: PathBuf,
+    /// Bytes that it has written, and when it last told that it goes on.
+    seen: (u64, Option<SystemTime>),
     since: Instant,
 }
 
@@ -98,16 +110,18 @@ impl Progress {
     fn new(tokens: &Path) -> Self {
         let folder = tokens.parent().unwrap_or(Path::new(".")).to_owned();
         let stem = tokens.file_stem().unwrap_or_default().to_string_lossy();
-        Self { folder, prefix: format!("{stem}.tmp-"), n_bytes: 0, since: Instant::now() }
+        let (prefix, lock) = (format!("{stem}.tmp-"), tokens.with_extension("lock"));
+        Self { folder, prefix, lock, seen: (0, None), since: Instant::now() }
     }
 
-    /// How long it has written nothing.
+    /// How long nothing was seen of it.
     fn silence(&mut self) -> Duration {
         let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let unfinished = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix));
         let n_bytes = unfinished.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
-        if n_bytes != self.n_bytes {
-            (self.n_bytes, self.since) = (n_bytes, Instant::now());
+        let told = self.lock.metadata().and_then(|metadata| metadata.modified()).ok();
+        if (n_bytes, told) != self.seen {
+            (self.seen, self.since) = ((n_bytes, told), Instant::now());
         }
         self.since.elapsed()
     }
@@ -147,6 +161,13 @@ mod tests {
     fn process_without_progress_is_not_waited_for_without_end() {
         let dir = tempfile::tempdir().unwrap();
         let stuck = Turn::wait(dir.path(), &KEY, PATIENCE).unwrap();
+        let mut progress = Progress::new(&cache_path(dir.path(), &KEY));
+        progress.silence();
+        stuck.locked.as_ref().unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let before = progress.since;
+        stuck.goes_on();
+        progress.silence();
+        assert!(progress.since > before, "a sign of work is progress");
 
         let other = Turn::wait(dir.path(), &KEY, Duration::from_millis(20)).unwrap();
 

@@ -112,8 +112,8 @@ fn decompressed(file: &DataFile, done: &DoneBytes, n_bytes_min: u64) -> Result<B
 }
 
 /// A decompressed copy of a plain text in `dir`, without a name, so that nobody else opens it and it ends with the process. Texts
-/// are read in pieces by several threads, which a compressed file does not allow.
-pub(crate) fn plain_copy(file: &DataFile, dir: &Path) -> Result<File, ReadError> {
+/// are read in pieces by several threads, which a compressed file does not allow. `goes_on` is called now and then.
+pub(crate) fn plain_copy(file: &DataFile, dir: &Path, goes_on: impl Fn()) -> Result<File, ReadError> {
     let read_error = |error| ReadError::file(file.path(), &error);
     let write_error = |error| ReadError::file(dir, &error);
     let mut input = decompressed(file, &DoneBytes::default(), TEXT_BYTES_MIN)?;
@@ -127,5 +127,6 @@ pub(crate) fn plain_copy(file: &DataFile, dir: &Path) -> Result<File, ReadError>
             return Ok(copy);
         }
         copy.write_all(&bytes[..n]).map_err(write_error)?;
+        goes_on();
     }
 }

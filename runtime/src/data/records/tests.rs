@@ -155,7 +155,7 @@ fn compressed_text_that_expands_like_no_text_is_refused() {
     let (_dir, short) = written("b.txt.gz", &gzip(b"Once upon a time."));
     let (_dir, zeros) = written("c.txt.zst", &zstd::encode_all(&vec![b'a'; 4 << 20][..], 1).unwrap());
 
-    let copy = |path: &Path| plain_copy(&DataFile::open(path).unwrap(), dir.path());
+    let copy = |path: &Path| plain_copy(&DataFile::open(path).unwrap(), dir.path(), || ());
     let whole = copy(&path).unwrap();
     let text = std::io::read_to_string(copy(&short).unwrap());
     let refused = copy(&zeros).unwrap_err();
