@@ -206,7 +206,7 @@ fn size_in_memory_is_what_a_batch_and_a_record_are_bounded_by() {
     assert!(error("a.jsonl", FileFormat::Json, digits.as_bytes()).contains("larger than 1024 MiB"));
     let header: Vec<String> = (0..=1 << 14).map(|n| n.to_string()).collect();
     assert!(error("a.csv", FileFormat::Csv, header.join(",").as_bytes()).contains("names 16385 fields"));
-    let cells = zstd::encode_all(format!("text,b\n{}", ",\n".repeat(4 << 20)).as_bytes(), 1).unwrap();
+    let cells = zstd::encode_all(format!("text,b\n{}", ",\n".repeat(5 << 20)).as_bytes(), 1).unwrap();
     let (_dir, cells) = written("e.csv.zst", &cells);
     let mut file = RecordFile::open(&DataFile::open(&cells).unwrap(), FileFormat::Csv, "").unwrap();
     let refused = std::iter::repeat_with(|| file.next_batch().map(|batch| batch.len())).find(|n| !matches!(n, Ok(1..)));
