@@ -8,7 +8,10 @@
 //!   a line that does not fit.
 //! - CONSOLE-2 Lines appear in the order of the calls; those of both streams too, if both have one destination.
 //! - CONSOLE-3 A gap in the output is followed by a line with the number of missing lines, once the destination accepts it.
+//! - CONSOLE-4 Names in files of others, such as those of fields, models and paths, cannot control the terminal: every line goes
+//!   through [`printable`].
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::fs::File;
@@ -59,6 +62,24 @@ struct State {
     writes: bool,
     /// Grows with every successful write.
     n_writes: u64,
+}
+
+/// Text without characters that control a terminal, which names and data of others may contain.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    // Marks of direction reorder what is shown around them.
+    let marks = |c: char| ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);
+    let controls = |c: char| !matches!(c, '\n' | '\t') && (c.is_control() || marks(c));
+    if !text.contains(controls) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match controls(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
 }
 
 impl Console {
@@ -118,8 +139,13 @@ impl Console {
 }
 
 impl Stream {
-    /// Writes a line (CONSOLE-1).
+    /// Writes a line (CONSOLE-1), without characters that control a terminal (CONSOLE-4).
     pub fn say(&self, text: impl Display) {
+        self.say_styled(printable(&text.to_string()));
+    }
+
+    /// As [`Stream::say`], for a text with colours whose foreign parts went through [`printable`].
+    pub(crate) fn say_styled(&self, text: impl Display) {
         self.push(format!("{text}\n").into_bytes(), QUEUE_BYTES_MAX);
     }
 
@@ -344,6 +370,14 @@ mod tests {
     }
 
     // CONSOLE-1, CONSOLE-3
+    // CONSOLE-4
+    #[test]
+    fn text_that_controls_a_terminal_is_escaped() {
+        assert_eq!(printable("a\u{1b}[2Jb\r\u{202e}c\n\té"), "a\\u{1b}[2Jb\\r\\u{202e}c\n\té");
+        assert_eq!(printable("\u{9b}31m\u{7}\u{8}\u{7f}"), "\\u{9b}31m\\u{7}\\u{8}\\u{7f}");
+        assert!(matches!(printable("näme\n"), Cow::Borrowed("näme\n")));
+    }
+
     #[test]
     fn nobody_waits_for_an_unread_output_and_the_missing_lines_are_counted() {
         let (console, opens, written) = console();

@@ -17,7 +17,9 @@ pub struct Completion {
     pub sampling: Sampling,
     /// Texts that end the continuation; they are not part of it.
     pub stop: Vec<String>,
-    /// Whether the model's own end-of-text tokens do not end the continuation.
+    /// Tokens that end it besides the model's own, such as the one that ends a turn of a chat.
+    pub stop_ids: Vec<u32>,
+    /// Whether neither `stop_ids` nor the model's own end-of-text tokens end the continuation.
     pub ignore_eos: bool,
     /// Number of most likely tokens to report for each token; `None` reports no likelihoods.
     pub n_top: Option<usize>,
@@ -39,13 +41,17 @@ pub struct Chosen {
     pub token: Likely,
     /// The most likely tokens in its place, the most likely one first.
     pub top: Vec<Likely>,
+    /// Characters of the continuation before its text.
+    pub offset: usize,
 }
 
 /// Why a continuation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// An end-of-text token or a stop text.
+    /// An end-of-text token.
     Stop,
+    /// A stop text, which is cut off with the text behind it.
+    StopText,
     /// The limit of tokens, or the longest text of the model.
     Length,
     /// The receiver wants no more.
@@ -84,8 +90,13 @@ impl Completion {
             // The text of the first new token can depend on the last ones of the prompt.
             stream.push(*id)?;
         }
-        // A stop text that is one special token never appears in a text.
-        let stop_ids: Vec<u32> = self.stop.iter().filter_map(|text| tokenizer.token_id(text)).collect();
+        // A stop text that is one special token never appears in a text. Other tokens do, as what they stand for, which is not
+        // what the vocabulary writes.
+        let special =
+            tokenizer.added_tokens().into_iter().filter(|(text, _, special)| *special && self.stop.contains(text));
+        let special: Vec<u32> = special.map(|(_, id, _)| id).collect();
+        let is_end = |id: &u32| self.stop_ids.contains(id) || tokenizer.stop_ids().contains(id);
+        let mut offset = 0;
         let mut held = HeldBack::new(&self.stop);
         let mut ids = prompt.to_vec();
         let rng = CounterRng::new(self.sampling.seed).fork_named("generate");
@@ -96,8 +107,8 @@ impl Completion {
             }
             let logits = generator.logits(&ids)?;
             let next = self.sampling.choose(logits, &ids, rng.uniform(i as u64));
-            let is_end = stop_ids.contains(&next) || !self.ignore_eos && tokenizer.stop_ids().contains(&next);
-            let chosen = self.n_top.map(|n| chosen(logits, next, n));
+            let is_end = special.contains(&next) || !self.ignore_eos && is_end(&next);
+            let chosen = self.n_top.map(|n| Chosen { offset, ..chosen(logits, next, n) });
             n_new += 1;
             if is_end {
                 if chosen.is_some() && !see("", chosen) {
@@ -107,12 +118,14 @@ impl Completion {
                 break;
             }
             ids.push(next);
-            let (text, is_stopped) = held.push(&stream.push(next)?);
+            let text = stream.push(next)?;
+            offset += text.chars().count();
+            let (text, is_stopped) = held.push(&text);
             if !see(&text, chosen) {
                 return Ok(Ended { finish: Finish::Cancelled, n_new });
             }
             if is_stopped {
-                return Ok(Ended { finish: Finish::Stop, n_new });
+                return Ok(Ended { finish: Finish::StopText, n_new });
             }
         }
         let (text, is_stopped) = held.push(&stream.finish()?);
@@ -120,13 +133,14 @@ impl Completion {
         if !rest.is_empty() && !see(&rest, None) {
             finish = Finish::Cancelled;
         } else if is_stopped {
-            finish = Finish::Stop;
+            finish = Finish::StopText;
         }
         Ok(Ended { finish, n_new })
     }
 }
 
-/// The likelihoods of the tokens of a text, as if each were generated after the earlier ones. The first one has none.
+/// The likelihoods of the tokens of a text, as if each were generated after the earlier ones. The first one has none; their
+/// offsets are not counted.
 ///
 /// # Errors
 /// When the text is empty or too long.
@@ -140,7 +154,7 @@ pub fn likelihoods(generator: &mut Generator, ids: &[u32], n_top: usize) -> Resu
     Ok(found)
 }
 
-/// A token among the logits of its position.
+/// A token among the logits of its position, at the beginning of a text.
 pub fn chosen(logits: &[f32], id: u32, n_top: usize) -> Chosen {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
@@ -153,7 +167,7 @@ pub fn chosen(logits: &[f32], id: u32, n_top: usize) -> Chosen {
         order.truncate(n_top);
     }
     order.sort_unstable_by(by_likelihood);
-    Chosen { token: likely(id), top: order.into_iter().map(likely).collect() }
+    Chosen { token: likely(id), top: order.into_iter().map(likely).collect(), offset: 0 }
 }
 
 /// Text that may be the beginning of a stop text.

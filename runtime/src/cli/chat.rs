@@ -2,12 +2,14 @@
 
 use super::generate::{ended, show, write};
 use super::model_args::{ModelArgs, SamplingArgs};
+use super::report_note;
 use crate::api::completion::Completion;
 use crate::api::generate::{Generator, with_model};
 use crate::api::sampling::Sampling;
 use crate::config::named_templates::NamedTemplate;
 use crate::config::precision::DeviceChoice;
 use crate::data::chat_template::{ChatTemplate, Conversation, Message};
+use crate::data::end_of_turn::{self, EndOfTurn};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
@@ -52,15 +54,19 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let source = args.model.source()?;
     let recommended = Sampling::recommended(&source.generation_config()?);
+    let tokenizer = source.tokenizer()?;
+    tokenizer.notes().iter().for_each(report_note);
+    let template = template(&tokenizer, args.chat_template.as_deref(), source.tokenizer_dir())?;
+    let end = end_of_turn::of_template(&tokenizer, &template);
+    let end_text = end.iter().filter_map(|end| end.text().map(str::to_owned));
     let wanted = Completion {
         max_new: args.max_new_tokens,
         sampling: args.sampling.or(recommended),
-        stop: args.sampling.stop.clone(),
+        stop: args.sampling.stop.iter().cloned().chain(end_text).collect(),
+        stop_ids: end.iter().filter_map(EndOfTurn::token).collect(),
         ignore_eos: false,
         n_top: None,
     };
-    let tokenizer = source.tokenizer()?;
-    let template = template(&tokenizer, args.chat_template.as_deref(), source.tokenizer_dir())?;
     let question = match &args.prompt {
         Some(prompt) => Some(prompt.clone()),
         None if std::io::stdin().is_terminal() => None,
@@ -98,11 +104,17 @@ impl Chat<'_> {
             if let Err(error) = write(out, "> ") {
                 return Ok(Err(error));
             }
-            let mut line = String::new();
-            let read = std::io::stdin().lock().take(QUESTION_BYTES_MAX).read_line(&mut line);
-            if read.map_err(CommandError::Input)? == 0 {
-                return Ok(write(out, "\n"));
-            }
+            let line = match question(&mut std::io::stdin().lock()).map_err(CommandError::Input)? {
+                Line::End => return Ok(write(out, "\n")),
+                Line::TooLong => {
+                    let message = format!("a question has at most {QUESTION_BYTES_MAX} bytes; this one is left out\n");
+                    match write(out, &message) {
+                        Ok(()) => continue,
+                        failed => return Ok(failed),
+                    }
+                }
+                Line::Question(line) => line,
+            };
             let shown = match line.trim() {
                 "" => Ok(()),
                 "/reset" => {
@@ -135,36 +147,79 @@ impl Chat<'_> {
     }
 }
 
+/// A line of the input.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    Question(String),
+    TooLong,
+    End,
+}
+
+/// The next line; bytes that are no text become U+FFFD. A line that is too long is read to its end, so that its rest is no question.
+fn question(input: &mut impl BufRead) -> std::io::Result<Line> {
+    let mut line = Vec::new();
+    if input.by_ref().take(QUESTION_BYTES_MAX + 1).read_until(b'\n', &mut line)? == 0 {
+        return Ok(Line::End);
+    }
+    if line.len() as u64 <= QUESTION_BYTES_MAX {
+        return Ok(Line::Question(String::from_utf8_lossy(&line).into_owned()));
+    }
+    while line.last() != Some(&b'\n') {
+        line.clear();
+        if input.by_ref().take(QUESTION_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+    }
+    Ok(Line::TooLong)
+}
+
 fn piped() -> Result<String, CommandError> {
-    let mut text = String::new();
-    std::io::stdin().lock().take(QUESTION_BYTES_MAX).read_to_string(&mut text).map_err(CommandError::Input)?;
-    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+    let mut text = Vec::new();
+    std::io::stdin().lock().take(QUESTION_BYTES_MAX + 1).read_to_end(&mut text).map_err(CommandError::Input)?;
+    if text.len() as u64 > QUESTION_BYTES_MAX {
+        return Err(CommandError::LongQuestion { bytes_max: QUESTION_BYTES_MAX });
+    }
+    Ok(String::from_utf8_lossy(&text).trim_end_matches(['\n', '\r']).to_owned())
 }
 
 /// The template of a name or file, or that of the tokenizer.
 fn template(tokenizer: &Tokenizer, wanted: Option<&str>, dir: &Path) -> Result<ChatTemplate, JobError> {
     let source = template_source(tokenizer, wanted)?;
     let source = source.ok_or_else(|| GenerateError::NoTemplate { dir: dir.to_owned() })?;
-    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-    let template = ChatTemplate::parse(&source, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()));
-    Ok(template.map_err(GenerateError::Template)?)
+    Ok(tokenizer.parse_template(&source).map_err(GenerateError::Template)?)
 }
 
 /// The text of the template of a name or file, or that of the tokenizer, if it has one.
 pub(super) fn template_source(tokenizer: &Tokenizer, wanted: Option<&str>) -> Result<Option<String>, JobError> {
     Ok(match wanted {
         None => tokenizer.chat_template().map(str::to_owned),
-        Some(name) => Some(match NamedTemplate::of(name) {
-            Some(template) => template.source().to_owned(),
-            None if Path::new(name).is_file() => std::fs::read_to_string(name).map_err(|source| JobError::Io {
-                action: "read",
-                path: name.into(),
-                source,
-            })?,
-            None => {
+        Some(name) => Some(match (tokenizer.named_template(name), NamedTemplate::of(name)) {
+            (Some(own), _) => own.to_owned(),
+            (None, Some(template)) => template.source().to_owned(),
+            (None, None) if Path::new(name).is_file() => std::fs::read_to_string(name)
+                .map_err(|source| JobError::Io { action: "read", path: name.into(), source })?,
+            (None, None) => {
                 let known = NamedTemplate::names().collect();
                 return Err(GenerateError::UnknownTemplate { name: name.to_owned(), known }.into());
             }
         }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_that_is_too_long_is_left_out_and_the_next_one_is_read() {
+        let long = vec![b'a'; QUESTION_BYTES_MAX as usize + 1];
+        let mut input = std::io::Cursor::new([&b"Hi \xff\n"[..], &long, &long, b"\nb\n"].concat());
+
+        let mut next = || question(&mut input).unwrap();
+
+        assert_eq!(next(), Line::Question("Hi \u{fffd}\n".into()));
+        assert_eq!(next(), Line::TooLong);
+        assert_eq!(next(), Line::Question("b\n".into()));
+        assert_eq!(next(), Line::End);
+    }
 }

@@ -70,7 +70,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let choice = if gpus.is_some() { DeviceChoice::Cuda } else { config.precision.device };
     let plan = plan::model_plan_on(&config, &tokenizer, || devices::planned(choice))?;
     plan.format_note(&config.precision).iter().for_each(report_note);
-    vocabulary::note(&config, &tokenizer).iter().for_each(report_note);
+    vocabulary::notes(&config, &tokenizer).iter().for_each(report_note);
     let mesh = config.parallel.mesh()?;
     let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
     let evaluates = config.data.evaluates();

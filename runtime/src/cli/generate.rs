@@ -5,11 +5,12 @@ use crate::api::completion::Completion;
 use crate::api::generate::{Generator, with_model};
 use crate::api::sampling::Sampling;
 use crate::config::precision::DeviceChoice;
+use crate::console::printable;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::error::generate::GenerateError;
 use crate::train::model_source::ModelSource;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 
 pub(super) const HELP: &str = "Examples:
   phalanx generate outputs/model --prompt 'Once upon a time'
@@ -38,6 +39,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         max_new: args.max_new_tokens,
         sampling: args.sampling.or(Sampling::GREEDY),
         stop: args.sampling.stop.clone(),
+        stop_ids: Vec::new(),
         ignore_eos: args.ignore_eos,
         n_top: None,
     };
@@ -80,10 +82,13 @@ pub(super) fn show(
     out: &mut dyn Write,
 ) -> Result<std::io::Result<String>, JobError> {
     let mut shown = Ok(String::new());
+    // A model may have learned to write anything; files and programs get it as it is.
+    let is_terminal = std::io::stdout().is_terminal();
     wanted.run(generator, ids, |piece, _| {
         if let Ok(text) = &mut shown {
             *text += piece;
-            if let Err(error) = write(out, piece) {
+            let piece = if is_terminal { printable(piece) } else { piece.into() };
+            if let Err(error) = write(out, &piece) {
                 shown = Err(error);
             }
         }

@@ -2,6 +2,7 @@
 
 use super::export::resolve;
 use super::say;
+use crate::console::printable;
 use crate::error::JobError;
 use crate::train::plan;
 use crate::units::{human_bytes, human_count};
@@ -58,7 +59,9 @@ fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
 fn checkpoint(args: &Args) -> Result<(), JobError> {
     let (path, skipped) = resolve(&args.path)?;
     // The JSON has standard output for itself.
-    skipped.iter().for_each(|line| if args.json { _ = writeln!(std::io::stderr(), "{line}") } else { say(line) });
+    skipped
+        .iter()
+        .for_each(|line| if args.json { _ = writeln!(std::io::stderr(), "{}", printable(line)) } else { say(line) });
     let checkpoint = Checkpoint::open(&path)?;
     let manifest = checkpoint.contents();
     let rows: Vec<Row> = manifest

@@ -30,7 +30,7 @@ mod train;
 use crate::api::embed::program::{RankProgram, log_to, rank_process};
 use crate::config::JobConfig;
 use crate::config::error::ConfigError;
-use crate::console::Console;
+use crate::console::{Console, printable};
 use crate::devices;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
@@ -183,7 +183,7 @@ fn report_notes(config: &JobConfig) {
 }
 
 fn report_note(note: &String) {
-    let _ = writeln!(std::io::stderr(), "note: {note}");
+    let _ = writeln!(std::io::stderr(), "note: {}", printable(note));
 }
 
 /// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise. In a batch job it is
@@ -193,7 +193,7 @@ pub fn main() -> ExitCode {
     let program = rank_process();
     let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
-            let _ = writeln!(std::io::stderr(), "{}", in_one_line(&error));
+            let _ = writeln!(std::io::stderr(), "{}", printable(&in_one_line(&error)));
             std::process::exit(2)
         }
         _ => error.exit(),
@@ -304,7 +304,7 @@ fn right(table: &mut comfy_table::Table, columns: &[usize]) {
 /// Prints a line of a command that has nothing left to do but print; commands that run a job use [`Console`]. If the reader
 /// has closed the pipe, the process exits without an error, since nobody wants the rest.
 fn say(text: impl std::fmt::Display) {
-    print(format!("{text}\n").as_bytes());
+    print(printable(&format!("{text}\n")).as_bytes());
 }
 
 /// Prints bytes as [`say`] does.

@@ -2,13 +2,17 @@
 
 use crate::api::sampling::Sampling;
 use crate::error::JobError;
+use crate::error::generate::GenerateError;
+use crate::train::export::CONFIG_JSON;
 use crate::train::model_source::ModelSource;
-use std::path::PathBuf;
+use phalanx_storage::checkpoint::catalog::CheckpointId;
+use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
+use std::path::{Path, PathBuf};
 
 /// The model.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelArgs {
-    /// Model directory, or directory of an adapter.
+    /// Model directory, directory of an adapter, or output_dir of a run that has written one.
     pub(super) model: PathBuf,
     /// Base model of an adapter [default: the one that the adapter names].
     #[arg(long, alias = "base_model", value_name = "DIR")]
@@ -19,10 +23,34 @@ pub(super) struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// The model; the directory of a run stands for the model that the run has written.
     pub(super) fn source(&self) -> Result<ModelSource, JobError> {
-        ModelSource::find(&self.model, self.base_model.as_deref())
+        let model = model_of(&self.model)?;
+        ModelSource::find(&model, self.base_model.as_deref())
     }
 }
+
+/// The directory of the model that is meant by a path.
+fn model_of(path: &Path) -> Result<PathBuf, JobError> {
+    let is_model = |dir: &Path| [CONFIG_JSON, ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists());
+    let is_run = |dir: &Path| dir.join(CHECKPOINTS).is_dir();
+    let written = path.join(MODEL_DIR);
+    let checkpoint = || CheckpointId::from_dir(path).map(|_| path.to_owned());
+    let parent = || path.parent().filter(|parent| path.ends_with(MODEL_DIR) && is_run(parent)).map(Path::to_owned);
+    match path {
+        path if is_model(path) => Ok(path.to_owned()),
+        path if is_run(path) && is_model(&written) => Ok(written),
+        path if is_run(path) => Err(GenerateError::NoModelYet { run: path.to_owned() }.into()),
+        _ => match checkpoint().or_else(parent) {
+            Some(run) => Err(GenerateError::NoModelYet { run }.into()),
+            None => Ok(path.to_owned()),
+        },
+    }
+}
+
+/// Names in the directory of a run.
+const CHECKPOINTS: &str = "checkpoints";
+const MODEL_DIR: &str = "model";
 
 /// How tokens are chosen.
 #[derive(Debug, clap::Args)]
@@ -57,5 +85,27 @@ impl SamplingArgs {
             repetition_penalty: self.repetition_penalty.unwrap_or(otherwise.repetition_penalty),
             seed: self.seed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_stands_for_its_model_and_names_the_export_if_it_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let checkpoint = run.join("checkpoints/step-0000000003.g0001");
+        std::fs::create_dir_all(&checkpoint).unwrap();
+
+        for path in [&run, &run.join("model"), &checkpoint] {
+            let error = model_of(path).unwrap_err();
+            assert!(error.is_input() && error.to_string().contains("phalanx export"), "{error}");
+        }
+        std::fs::create_dir(run.join("model")).unwrap();
+        std::fs::write(run.join("model/config.json"), "{}").unwrap();
+        assert_eq!(model_of(&run).unwrap(), run.join("model"));
+        assert_eq!(model_of(Path::new("owner/name")).unwrap(), Path::new("owner/name"));
     }
 }

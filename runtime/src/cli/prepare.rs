@@ -1,13 +1,13 @@
 //! `phalanx prepare`.
 
-use super::JobArgs;
-use crate::console::Console;
-use crate::data::shown::{ShownSample, first_samples, printable};
+use super::{JobArgs, report_note};
+use crate::console::{Console, printable};
+use crate::data::shown::{ShownSample, first_samples};
 use crate::devices;
 use crate::error::JobError;
 use crate::events::Event;
 use crate::train::progress::Tokenising;
-use crate::train::{plan, preparation};
+use crate::train::{plan, preparation, vocabulary};
 
 pub(super) const HELP: &str = "Examples:
   phalanx prepare my.yaml            tokenize the data; training starts at once
@@ -32,6 +32,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan_on(&config, &tokenizer, || devices::planned(config.precision.device))?;
+    vocabulary::notes(&config, &tokenizer).iter().for_each(report_note);
     let mut tokenising = Tokenising::new(console);
     let mut on_event = |event: &Event| {
         tokenising.see(event);
@@ -58,7 +59,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     console.say(format_args!("{} rows of {} tokens{validation}", prepared.train.len(), prepared.train.row_len()));
     let colours = console.out().is_terminal();
     for (n, sample) in samples.iter().enumerate() {
-        console.say(drawn(n + 1, sample, colours));
+        console.out().say_styled(drawn(n + 1, sample, colours));
     }
     Ok(())
 }

@@ -2,13 +2,17 @@
 
 use super::chat::template_source;
 use super::model_args::ModelArgs;
+use super::report_note;
 use super::signals::on_signal;
 use crate::api::generate::with_model;
 use crate::api::sampling::Sampling;
 use crate::config::precision::DeviceChoice;
 use crate::console::Console;
+use crate::data::end_of_turn;
+use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::error::generate::GenerateError;
 use crate::serve::{Settings, Stop, Templates, serve};
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
@@ -63,12 +67,8 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     }
     let source = args.model.source()?;
     let tokenizer = source.tokenizer()?;
-    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-    let templates = Templates {
-        source: template_source(&tokenizer, args.chat_template.as_deref())?,
-        bos: text(tokenizer.bos_id()),
-        eos: text(tokenizer.eos_id()),
-    };
+    tokenizer.notes().iter().for_each(report_note);
+    let templates = templates(&tokenizer, args.chat_template.as_deref())?;
     let name = args.name.clone().unwrap_or_else(|| args.model.model.display().to_string());
     let sampling = Sampling::of_api(&source.generation_config()?);
     let settings = Settings { name, sampling, templates, key, queue_len: args.queue.into() };
@@ -85,6 +85,18 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     })?;
     console.say("stopped");
     Ok(())
+}
+
+/// The templates of a name or file, or those of the tokenizer.
+fn templates(tokenizer: &Tokenizer, wanted: Option<&str>) -> Result<Templates, JobError> {
+    let plain = template_source(tokenizer, wanted)?;
+    let with_tools = tokenizer.tool_template().filter(|_| wanted.is_none()).map(str::to_owned);
+    let mut ends = Vec::new();
+    for source in plain.iter().chain(&with_tools) {
+        let template = tokenizer.parse_template(source).map_err(GenerateError::Template)?;
+        ends.extend(end_of_turn::of_template(tokenizer, &template));
+    }
+    Ok(Templates { plain, with_tools, ends })
 }
 
 /// The key in a file.

@@ -117,7 +117,8 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         Progress::finish(p);
     }
     let Some(report) = report? else { return Ok(Ended::Finished) };
-    farewell(&report, args, starts_anew, console);
+    let has_chats = config.data.datasets.iter().any(|dataset| dataset.r#type.is_conversation());
+    farewell(&report, args, starts_anew, has_chats, console);
     let ended = Ended::of(report.finished, control.stops());
     if let (Some((prompt, n_tokens)), Some(dir)) =
         (sample, report.model_dir.filter(|dir| dir.join("config.json").exists()))
@@ -167,7 +168,14 @@ fn show_sample(
     console.say("\nsample:");
     // With greedy sampling a small model repeats itself.
     let sampling = Sampling { temperature: 0.7, top_p: 0.95, ..Sampling::GREEDY };
-    let wanted = Completion { max_new: n_tokens, sampling, stop: Vec::new(), ignore_eos: false, n_top: None };
+    let wanted = Completion {
+        max_new: n_tokens,
+        sampling,
+        stop: Vec::new(),
+        stop_ids: Vec::new(),
+        ignore_eos: false,
+        n_top: None,
+    };
     let source = ModelSource::find(dir, None)?;
     super::generate::continue_text(&source, prompt, &wanted, n_threads, &mut console.out().clone())
 }
@@ -193,12 +201,13 @@ fn introduce(s: &Started, console: &Console) {
     }
 }
 
-fn farewell(report: &Report, args: &Args, starts_anew: bool, console: &Console) {
+fn farewell(report: &Report, args: &Args, starts_anew: bool, has_chats: bool, console: &Console) {
     if let Some(dir) = &report.model_dir {
         console.say(format_args!("model in {}", dir.display()));
         // A user-defined model exists only in its program.
         if ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists()) {
-            console.say(format_args!("try it with:  phalanx generate {} --prompt '…'", dir.display()));
+            let command = if has_chats { "chat" } else { "generate" };
+            console.say(format_args!("try it with:  phalanx {command} {} --prompt '…'", dir.display()));
         }
     }
     if !report.finished {

@@ -55,6 +55,16 @@ impl ConversationReader {
         &self.config.field_messages
     }
 
+    /// Whether the record describes functions that the model may call.
+    pub(crate) fn has_tools(&self, record: &Value) -> bool {
+        match record.get(&self.config.field_tools) {
+            None | Some(Value::Null) => false,
+            Some(Value::String(text)) => !matches!(text.trim(), "" | "[]" | "null"),
+            Some(Value::Array(tools)) => !tools.is_empty(),
+            Some(_) => true,
+        }
+    }
+
     /// The text of the conversation in `record`, and what is trained on.
     pub(crate) fn document(&self, record: &Value) -> Result<Document, RecordError> {
         let (mut conversation, turns) = self.conversation(record)?;
@@ -354,7 +364,8 @@ fn with_parsed_parameters(mut tools: Value) -> Value {
 }
 
 /// Arguments of calls are objects in chat templates; recorded answers of servers have them as JSON in a text.
-fn parse_arguments(message: &mut Map<String, Value>) {
+pub(crate) fn parse_arguments(message: &mut Map<String, Value>) -> bool {
+    let mut any = false;
     let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
     for call in calls.into_iter().flatten() {
         let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
@@ -362,8 +373,10 @@ fn parse_arguments(message: &mut Map<String, Value>) {
         };
         if let Some(parsed) = arguments.as_str().and_then(exact_json::object) {
             *arguments = Value::Object(parsed);
+            any = true;
         }
     }
+    any
 }
 
 /// Joins the texts of every content that is a list; whether there was one.

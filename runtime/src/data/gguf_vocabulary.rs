@@ -103,7 +103,9 @@ pub(crate) fn metadata(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Vec<(
     }
     meta.push(("tokens", Meta::Texts(tokens)));
     meta.push(("token_type", Meta::I32s(kinds)));
+    let end_of_turn = tokenizer.stop_ids().iter().copied().find(|id| Some(*id) != tokenizer.eos_id());
     let ids = [
+        ("eot_token_id", end_of_turn),
         ("bos_token_id", tokenizer.bos_id()),
         ("eos_token_id", tokenizer.eos_id()),
         ("padding_token_id", tokenizer.pad_id()),

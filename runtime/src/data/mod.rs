@@ -9,6 +9,7 @@ pub mod chat_spans;
 pub mod chat_template;
 pub mod config;
 pub(crate) mod data_file;
+pub(crate) mod end_of_turn;
 pub(crate) mod exact_json;
 pub(crate) mod gguf_vocabulary;
 pub mod prepare;
@@ -27,7 +28,7 @@ pub mod tokenizer;
 
 mod byte_vocabulary;
 mod chat_python;
-mod conversation;
+pub(crate) mod conversation;
 mod document_layout;
 #[cfg(test)]
 mod named_templates_tests;
@@ -35,7 +36,10 @@ mod packing;
 mod pretokenized;
 mod prompts;
 mod python_json;
+mod reader_differences;
 mod segments;
+mod side_tokens;
+mod splitting;
 mod text_chunks;
 mod thinking;
 mod token_reader;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use phalanx_strategies::sampler::Permutation;
 use thiserror::Error;
 
-use super::chat_template::{ChatTemplate, ChatTemplateError};
+use super::chat_template::ChatTemplateError;
 use super::config::{DataConfig, DataConfigError, DatasetConfig, TemplateConfig};
 use super::data_file::DataFile;
 use super::document_layout::{self, Kept, Seen, TooLong};
@@ -59,7 +59,7 @@ pub enum PrepareError {
     Cache(#[from] TokenCacheError),
     /// The tokenizer has tokens beyond the model's vocabulary.
     #[error(
-        "dataset {} needs token {id} ({token:?}), but the model's vocabulary has {model_size}; the tokenizer's has {tokenizer_size}, so it belongs to another model",
+        "dataset {} needs token {id} ({token:?}), but the model's vocabulary has {model_size}; the tokenizer's has {tokenizer_size}: use the tokenizer of this model, or name the token under `tokens`, so that the model gets a row for it",
         path.display()
     )]
     Vocabulary { path: PathBuf, id: u32, token: String, tokenizer_size: usize, model_size: usize },
@@ -387,13 +387,13 @@ impl Source {
         cache_dir: &Path,
         progress: &dyn Fn(Progress<'_>),
     ) -> Result<(TokenFile, bool), PrepareError> {
-        let template = match self.dataset.kind.is_conversation() {
-            true => template_source(&self.dataset.template, tokenizer, &self.path)?,
-            false => String::new(),
+        let templates = match self.dataset.kind.is_conversation() {
+            true => template_sources(&self.dataset.template, tokenizer, &self.path)?,
+            false => TemplateSources::default(),
         };
         let file = DataFile::open(&self.path).map_err(TokenizeError::Read)?;
         let content = file.hash().map_err(TokenizeError::Read)?;
-        let key = self.key(&content, config, tokenizer, &template);
+        let key = self.key(&content, config, tokenizer, &templates.key());
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));
         }
@@ -413,12 +413,11 @@ impl Source {
                 tokenize_text(&self.path, text, tokenizer, &mut writer, progress)?;
             }
             format => {
-                let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-                let parse = || {
-                    let template =
-                        ChatTemplate::parse(&template, &text(tokenizer.bos_id()), &text(tokenizer.eos_id()))?;
+                let parse = |source: &str| {
+                    let template = tokenizer.parse_template(source)?;
                     Ok(template.with_variables(self.dataset.template.variables.clone()))
                 };
+                let parse = || Ok((parse(&templates.plain)?, templates.with_tools.as_deref().map(parse).transpose()?));
                 let mut dataset = DatasetConfig::clone(&self.dataset);
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
@@ -464,6 +463,35 @@ impl Source {
         hasher.update(options.as_bytes());
         *hasher.finalize().as_bytes()
     }
+}
+
+/// The texts of the templates of a data set.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct TemplateSources {
+    pub(crate) plain: String,
+    /// The template for conversations with tools, if it is another one.
+    pub(crate) with_tools: Option<String>,
+}
+
+impl TemplateSources {
+    /// What the tokens depend on.
+    fn key(&self) -> String {
+        match &self.with_tools {
+            None => self.plain.clone(),
+            Some(with_tools) => format!("{:?} {with_tools:?}", self.plain),
+        }
+    }
+}
+
+/// The templates for the conversations at `dataset`; only a tokenizer's own ones may be several.
+pub(crate) fn template_sources(
+    config: &TemplateConfig,
+    tokenizer: &Tokenizer,
+    dataset: &Path,
+) -> Result<TemplateSources, PrepareError> {
+    let plain = template_source(config, tokenizer, dataset)?;
+    let is_own = config.jinja.is_none() && tokenizer.chat_template() == Some(&plain);
+    Ok(TemplateSources { plain, with_tools: tokenizer.tool_template().filter(|_| is_own).map(str::to_owned) })
 }
 
 /// The text of the template for the conversations at `dataset`.

@@ -66,6 +66,44 @@ fn lines(texts: &[&str]) -> String {
     texts.iter().map(|text| format!("{}\n", serde_json::json!({ "text": text }))).collect()
 }
 
+#[test]
+fn conversations_with_tools_have_the_template_for_tools_of_their_tokenizer() {
+    let plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
+    let with_tools = "{% for t in tools %}[{{ t['function']['name'] }}]{% endfor %}{% for m in messages %}{{ m['content'] }}{% endfor %}";
+    let turns = r#""messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#;
+    let tools = r#""tools": [{"type": "function", "function": {"name": "f"}}]"#;
+    let data = format!("{{{turns}}}\n{{{turns}, {tools}}}\n{{{turns}, \"tools\": []}}\n{{{turns}, \"tools\": null}}\n");
+    let files = Files::new(&[("chat.jsonl", &data)]);
+    let in_list =
+        serde_json::json!([{"name": "default", "template": plain}, {"name": "tool_use", "template": with_tools}]);
+    for in_files in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        Tokenizer::bytes().write_files(dir.path()).unwrap();
+        let path = dir.path().join("tokenizer_config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config["chat_template"] = in_list.clone();
+        if in_files {
+            config["chat_template"] = "{{ raise_exception('not this one') }}".into();
+            std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+            std::fs::write(dir.path().join("additional_chat_templates/tool_use.jinja"), with_tools).unwrap();
+            std::fs::write(dir.path().join("chat_template.jinja"), plain).unwrap();
+        }
+        std::fs::write(&path, config.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+        let config = files.config(DatasetType::ChatTemplate, &["chat.jsonl"], 8);
+        let config = DataConfig { shuffle: false, ..config };
+
+        let rows = prepare(&config, &tokenizer, &files.cache(), 264, &|_| ()).unwrap().train;
+
+        let texts: Vec<String> =
+            (0..4).map(|row| text(&batch(&rows, row..row + 1).ids).replace("<|pad|>", "")).collect();
+        assert_eq!(texts, ["ab", "[f]ab", "ab", "ab"], "in files: {in_files}");
+        let exported = tempfile::tempdir().unwrap();
+        tokenizer.write_files(exported.path()).unwrap();
+        assert_eq!(Tokenizer::from_dir(exported.path()).unwrap().tool_template(), Some(with_tools));
+    }
+}
+
 // numbers/tiny-llama2.json, "batch_order": tokens of the whole file, BOS first, cut into rows of seq; step t takes rows
 // t*batch to (t+1)*batch; batch*(seq-1) predictions.
 #[test]

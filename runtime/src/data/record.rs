@@ -97,17 +97,33 @@ pub(crate) enum Sample {
 pub(crate) enum RecordReader {
     Completion { field: String },
     Instruction { prompt: Prompt, train_on_inputs: bool },
-    Chat(Box<ConversationReader>),
+    Chat(Box<ChatReaders>),
     Segments { train_on_inputs: bool },
     Tokens,
 }
 
+/// How conversations are read: those with tools may have a template of their own.
+#[derive(Debug)]
+pub(crate) struct ChatReaders {
+    plain: ConversationReader,
+    with_tools: Option<ConversationReader>,
+}
+
+impl ChatReaders {
+    fn of(&self, record: &Value) -> &ConversationReader {
+        self.with_tools.as_ref().filter(|reader| reader.has_tools(record)).unwrap_or(&self.plain)
+    }
+}
+
+/// The template of conversations, and that of conversations with tools if it is another one.
+pub(crate) type ChatTemplates = (ChatTemplate, Option<ChatTemplate>);
+
 impl RecordReader {
-    /// The reader for `dataset`; `template` is called only for conversations.
+    /// The reader for `dataset`; `templates` is called only for conversations.
     pub(crate) fn new(
         dataset: &DatasetConfig,
         train_on_inputs: bool,
-        template: impl FnOnce() -> Result<ChatTemplate, ChatTemplateError>,
+        templates: impl FnOnce() -> Result<ChatTemplates, ChatTemplateError>,
     ) -> Result<Self, ChatTemplateError> {
         Ok(match dataset.kind {
             DatasetType::Completion => {
@@ -122,7 +138,9 @@ impl RecordReader {
             DatasetType::InputOutput => Self::Segments { train_on_inputs },
             DatasetType::Tokenized => Self::Tokens,
             DatasetType::ChatTemplate | DatasetType::Sharegpt => {
-                Self::Chat(Box::new(ConversationReader::new(&dataset.conversation, template()?, train_on_inputs)))
+                let reader = |template| ConversationReader::new(&dataset.conversation, template, train_on_inputs);
+                let (plain, with_tools) = templates()?;
+                Self::Chat(Box::new(ChatReaders { plain: reader(plain), with_tools: with_tools.map(reader) }))
             }
         })
     }
@@ -130,7 +148,7 @@ impl RecordReader {
     /// The field with the messages of conversations; empty for other records.
     pub(super) fn field_messages(&self) -> &str {
         match self {
-            Self::Chat(reader) => reader.field_messages(),
+            Self::Chat(readers) => readers.plain.field_messages(),
             _ => "",
         }
     }
@@ -146,8 +164,8 @@ impl RecordReader {
             DatasetType::Tokenized,
         ]
         .map(|kind| {
-            let template = || ChatTemplate::parse(super::chat_template::CHATML, "", "");
-            Self::new(&DatasetConfig::new("", kind), false, template).expect("our own template is valid")
+            let templates = || Ok((ChatTemplate::parse(super::chat_template::CHATML, "", "")?, None));
+            Self::new(&DatasetConfig::new("", kind), false, templates).expect("our own template is valid")
         })
     }
 
@@ -162,9 +180,9 @@ impl RecordReader {
                     Sample::Text(Document { trained: vec![0..text.len()], text, bounded: true })
                 }
             },
-            Self::Chat(reader) => match record.get(reader.field_messages()) {
+            Self::Chat(readers) => match record.get(readers.plain.field_messages()) {
                 Some(Value::Null) => Sample::Empty,
-                _ => Sample::Text(reader.document(record)?),
+                _ => Sample::Text(readers.of(record).document(record)?),
             },
             Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
             Self::Tokens => Sample::Tokens(pretokenized::tokens(record)?),
@@ -239,7 +257,7 @@ mod tests {
     use serde_json::json;
 
     fn reader(dataset: DatasetConfig) -> RecordReader {
-        RecordReader::new(&dataset, false, || ChatTemplate::parse(CHATML, "", "")).unwrap()
+        RecordReader::new(&dataset, false, || Ok((ChatTemplate::parse(CHATML, "", "")?, None))).unwrap()
     }
 
     fn documents(reader: &RecordReader, record: &Value) -> Result<Vec<Document>, RecordError> {
@@ -285,7 +303,7 @@ mod tests {
     #[test]
     fn alpaca_trains_on_everything_with_train_on_inputs() {
         let dataset = DatasetConfig::new("", DatasetType::Alpaca);
-        let reader = RecordReader::new(&dataset, true, || ChatTemplate::parse(CHATML, "", "")).unwrap();
+        let reader = RecordReader::new(&dataset, true, || Ok((ChatTemplate::parse(CHATML, "", "")?, None))).unwrap();
 
         let documents = documents(&reader, &json!({ "instruction": "Sing.", "output": "La." })).unwrap();
 

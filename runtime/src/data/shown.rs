@@ -75,19 +75,6 @@ fn shown(row: u64, ids: &[u32], labels: &[i32], tokenizer: &Tokenizer) -> Result
     Ok(ShownSample { row, n_tokens: ids.len(), n_predicted, pieces })
 }
 
-/// Text without characters that control a terminal, which data may contain.
-pub fn printable(text: &str) -> String {
-    let shown = |c: char| match c {
-        '\n' | '\t' => c.to_string(),
-        // Marks of direction reorder what is shown around them.
-        c if c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c) => {
-            c.escape_default().to_string()
-        }
-        c => c.to_string(),
-    };
-    text.chars().map(shown).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,10 +103,5 @@ mod tests {
             assert_eq!(answer, &format!("é{n}<|eos|>"));
             assert_eq!(sample.n_predicted, 4);
         }
-    }
-
-    #[test]
-    fn text_that_controls_a_terminal_is_escaped() {
-        assert_eq!(printable("a\u{1b}[2Jb\r\u{202e}c\n\té"), "a\\u{1b}[2Jb\\r\\u{202e}c\n\té");
     }
 }

@@ -9,13 +9,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
+use super::side_tokens;
 use super::tokenizer::TokenizerError;
-use super::tokenizer_files::{TokenizerFiles, invalid};
-
-const TOKENIZER: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
-const SPECIAL: &str = "special_tokens_map.json";
-const TEMPLATE: &str = "chat_template.jinja";
+use super::tokenizer_files::{CONFIG, SPECIAL, TEMPLATE, TOKENIZER, TokenizerFiles, invalid};
 
 /// What to change.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -56,14 +52,18 @@ impl TokenChanges {
             files.remove(TEMPLATE);
             config["chat_template"] = template.as_str().into();
         }
+        let has_other_tokens = tokenizer["added_tokens"] != before.0["added_tokens"];
         for (name, old, new) in [
-            (TOKENIZER, Some(before.0), Some(tokenizer)),
+            (TOKENIZER, Some(before.0), Some(tokenizer.clone())),
             (CONFIG, Some(before.1), Some(config)),
             (SPECIAL, before.2, special),
         ] {
             if let Some(new) = new.filter(|new| Some(new) != old.as_ref()) {
                 files.put(name, format!("{new:#}\n").into_bytes());
             }
+        }
+        if has_other_tokens {
+            side_tokens::list_in_config(files, &tokenizer)?;
         }
         Ok(())
     }

@@ -311,8 +311,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data.jsonl");
         std::fs::write(&path, content).unwrap();
-        let reader =
-            RecordReader::new(&DatasetConfig::new(&path, kind), false, || ChatTemplate::parse(CHATML, "", "")).unwrap();
+        let reader = RecordReader::new(&DatasetConfig::new(&path, kind), false, || {
+            Ok((ChatTemplate::parse(CHATML, "", "")?, None))
+        })
+        .unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
         let file = DataFile::open(&path)?;
         tokenize_records(&file, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| ())?;

@@ -6,9 +6,12 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::byte_vocabulary;
-use super::chat_template::CHATML;
+use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
+use super::reader_differences;
+use super::side_tokens;
+use super::splitting::Library;
 use super::token_changes::TokenChanges;
-use super::tokenizer_files::{Settings, TokenizerFiles, invalid};
+use super::tokenizer_files::{ChatTemplates, Settings, TokenizerFiles, invalid};
 
 /// Why a tokenizer cannot be loaded, used or written.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
@@ -20,9 +23,6 @@ pub enum TokenizerError {
     /// A file is malformed.
     #[error("{} is not valid: {reason}", path.display())]
     Invalid { path: PathBuf, reason: String },
-    /// A file names a special token that is missing from the vocabulary.
-    #[error("{} names {token:?} as {role}, which is not in the vocabulary of tokenizer.json", path.display())]
-    UnknownSpecial { path: PathBuf, role: &'static str, token: String },
     /// The tokenizer refuses a text.
     #[error("text cannot be tokenised: {reason}")]
     Encode { reason: String },
@@ -48,7 +48,7 @@ pub struct Piece {
 #[derive(Debug, Clone)]
 enum Vocabulary {
     Bytes,
-    HuggingFace(Box<tokenizers::Tokenizer>),
+    HuggingFace(Box<Library>),
 }
 
 /// A vocabulary with its special tokens and chat template.
@@ -61,14 +61,16 @@ pub struct Tokenizer {
     pad_id: Option<u32>,
     stop_ids: Vec<u32>,
     starts_with_bos: bool,
-    chat_template: Option<String>,
+    chat_templates: ChatTemplates,
     files: TokenizerFiles,
+    /// What a user may not expect of the files.
+    notes: Vec<String>,
 }
 
 impl Tokenizer {
     /// Loads the tokenizer of a model directory.
     ///
-    /// `tokenizer.json` must exist. The special tokens come from `tokenizer_config.json` or, if not set there, from
+    /// `tokenizer.json` must exist; tokens that only the files beside it add get the ids that transformers gives them. The special tokens come from `tokenizer_config.json` or, if not set there, from
     /// `config.json` and `generation_config.json`; the chat template from `chat_template.jinja` or `tokenizer_config.json`.
     /// A directory that [`Tokenizer::write_files`] wrote for [`Tokenizer::bytes`] loads as the byte tokenizer.
     ///
@@ -99,21 +101,24 @@ impl Tokenizer {
         Self::from_files(files)
     }
 
-    fn from_files(files: TokenizerFiles) -> Result<Self, TokenizerError> {
+    fn from_files(mut files: TokenizerFiles) -> Result<Self, TokenizerError> {
+        let side_tokens = side_tokens::merge(&mut files)?;
         let (path, json) = files.tokenizer();
         let parsed: Value = serde_json::from_slice(json).map_err(|error| invalid(&path, &error))?;
         let settings = Settings::of(&files)?;
+        let mut other_class = None;
         let (vocabulary, vocab_size) = if parsed == byte_vocabulary::tokenizer_json() {
             (Vocabulary::Bytes, byte_vocabulary::SIZE)
         } else {
-            let mut model = tokenizers::Tokenizer::from_bytes(json).map_err(|error| invalid(&path, &*error))?;
+            let mut model: Library = serde_json::from_slice(json).map_err(|error| invalid(&path, &error))?;
             // Both may be left over from training; rows are truncated and padded by this crate.
             model.with_truncation(None).map_err(|error| invalid(&path, &*error))?;
             model.with_padding(None);
-            let size = model.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+            let size = size_of(model.get_vocab(true));
+            other_class = reader_differences::replace_class(&mut files, &settings, &model, &parsed)?;
             (Vocabulary::HuggingFace(Box::new(model)), size)
         };
-        let chat_template = settings.chat_template(&files)?;
+        let chat_templates = settings.chat_templates(&files)?;
         let mut tokenizer = Self {
             vocabulary,
             vocab_size,
@@ -122,22 +127,24 @@ impl Tokenizer {
             pad_id: None,
             stop_ids: Vec::new(),
             starts_with_bos: false,
-            chat_template,
+            chat_templates,
             files,
+            notes: Vec::new(),
         };
-        tokenizer.bos_id = settings.special_id(&tokenizer, "bos_token")?;
-        tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token")?;
-        tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token")?;
+        tokenizer.bos_id = settings.special_id(&tokenizer, "bos_token");
+        tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token");
+        tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token");
         tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
         tokenizer.starts_with_bos = match settings.adds_bos() {
             Some(adds_bos) => adds_bos,
             None => tokenizer.probes_bos()?,
         };
+        tokenizer.notes = reader_differences::notes(&settings, &tokenizer, &side_tokens, other_class.as_deref())?;
         Ok(tokenizer)
     }
 
     /// Whether the library puts BOS before a text.
-    fn probes_bos(&self) -> Result<bool, TokenizerError> {
+    pub(super) fn probes_bos(&self) -> Result<bool, TokenizerError> {
         match &self.vocabulary {
             Vocabulary::Bytes => Ok(true),
             Vocabulary::HuggingFace(model) => {
@@ -159,7 +166,8 @@ impl Tokenizer {
             pad_id: Some(byte_vocabulary::PAD),
             stop_ids: vec![byte_vocabulary::EOS, byte_vocabulary::IM_END],
             starts_with_bos: true,
-            chat_template: Some(CHATML.to_owned()),
+            chat_templates: ChatTemplates::of_default(CHATML),
+            notes: Vec::new(),
             files: TokenizerFiles::new(vec![
                 ("tokenizer.json", json.into_bytes()),
                 ("tokenizer_config.json", config.into_bytes()),
@@ -257,6 +265,15 @@ impl Tokenizer {
         self.vocab_size
     }
 
+    /// One more than the largest id of the vocabulary without the tokens that were added to it later, for which a model may have
+    /// no rows as long as they are not used.
+    pub(crate) fn base_vocab_size(&self) -> usize {
+        match &self.vocabulary {
+            Vocabulary::Bytes => self.vocab_size,
+            Vocabulary::HuggingFace(model) => size_of(model.get_vocab(false)),
+        }
+    }
+
     /// The token that begins a document.
     pub fn bos_id(&self) -> Option<u32> {
         self.bos_id
@@ -284,7 +301,43 @@ impl Tokenizer {
 
     /// The Jinja chat template of the tokenizer.
     pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+        self.chat_templates.plain()
+    }
+
+    /// The template for conversations with tools, if it is another one.
+    pub fn tool_template(&self) -> Option<&str> {
+        self.named_template("tool_use")
+    }
+
+    /// A template that the tokenizer has beside its usual one, such as `rag`.
+    pub fn named_template(&self, name: &str) -> Option<&str> {
+        self.chat_templates.named(name)
+    }
+
+    /// Parses a chat template, which may print the tokens that begin and end a text.
+    ///
+    /// # Errors
+    /// When the template is not valid Jinja.
+    pub fn parse_template(&self, source: &str) -> Result<ChatTemplate, ChatTemplateError> {
+        let text = |id: Option<u32>| id.and_then(|id| self.token_text(id)).unwrap_or_default();
+        ChatTemplate::parse(source, &text(self.bos_id), &text(self.eos_id))
+    }
+
+    /// The tokens that were added to the vocabulary: their texts, ids, and whether they are special.
+    pub(crate) fn added_tokens(&self) -> Vec<(String, u32, bool)> {
+        let json = self.json();
+        let tokens = json["added_tokens"].as_array().into_iter().flatten();
+        tokens
+            .filter_map(|token| {
+                let id = u32::try_from(token["id"].as_u64()?).ok()?;
+                Some((token["content"].as_str()?.to_owned(), id, token["special"] == true))
+            })
+            .collect()
+    }
+
+    /// What a user may not expect: tokens that `tokenizer.json` lacks, and other readers that get other ids from these files.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// How the vocabulary writes `id`, for messages.
@@ -351,6 +404,10 @@ impl Tokenizer {
         }
         *hasher.finalize().as_bytes()
     }
+}
+
+fn size_of(vocabulary: impl IntoIterator<Item = (String, u32)>) -> usize {
+    vocabulary.into_iter().map(|(_, id)| id as usize + 1).max().unwrap_or(0)
 }
 
 fn encode_error(error: &dyn std::fmt::Display) -> TokenizerError {
@@ -440,17 +497,6 @@ mod tests {
 
         assert_eq!((tokenizer.bos_id(), tokenizer.eos_id()), (None, Some(7)));
         assert_eq!(tokenizer.stop_ids(), [7, 9]);
-    }
-
-    #[test]
-    fn special_token_missing_from_the_vocabulary_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        Tokenizer::bytes().write_files(dir.path()).unwrap();
-        std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"eos_token": "</s>"}"#).unwrap();
-
-        let error = Tokenizer::from_dir(dir.path()).unwrap_err();
-
-        assert!(matches!(&error, TokenizerError::UnknownSpecial { token, .. } if token == "</s>"), "{error}");
     }
 
     #[test]

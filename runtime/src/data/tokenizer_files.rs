@@ -1,13 +1,26 @@
 //! The files of a directory that describe a tokenizer, and what the small ones say.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::tokenizer::{Tokenizer, TokenizerError};
 
-/// The names of the files; an exported model includes them.
-const FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+pub(super) const CONFIG: &str = "tokenizer_config.json";
+pub(super) const SPECIAL: &str = "special_tokens_map.json";
+pub(super) const TEMPLATE: &str = "chat_template.jinja";
+/// Tokens of old tokenizers; they are written into `tokenizer.json`, and the file is not exported.
+pub(super) const ADDED: &str = "added_tokens.json";
+
+/// The names of the files.
+const FILES: [&str; 5] = [TOKENIZER, CONFIG, SPECIAL, TEMPLATE, ADDED];
+
+/// The folder of templates with names, each in a file of its own.
+const TEMPLATE_DIR: &str = "additional_chat_templates";
+/// The template that renders conversations for which no other one is named.
+const DEFAULT: &str = "default";
 
 /// The files of a tokenizer, and the configurations of the model beside them.
 #[derive(Debug, Clone)]
@@ -43,7 +56,40 @@ impl TokenizerFiles {
             }
         };
         let model_configs = [config("config.json")?, config("generation_config.json")?];
-        Ok(Self { dir: dir.to_owned(), files, model_configs })
+        let mut files = Self { dir: dir.to_owned(), files, model_configs };
+        files.add_named_templates(&dir.join(TEMPLATE_DIR))?;
+        Ok(files)
+    }
+
+    /// Puts the templates of a folder into the list of `tokenizer_config.json`, the other place for them. Templates in files
+    /// take the place of those that the list has, as in transformers.
+    fn add_named_templates(&mut self, folder: &Path) -> Result<(), TokenizerError> {
+        let entries = match std::fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(read_error(folder, &error)),
+        };
+        let mut templates = BTreeMap::new();
+        for entry in entries {
+            let path = entry.map_err(|error| read_error(folder, &error))?.path();
+            let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jinja"));
+            if let Some(name) = name {
+                let content = std::fs::read(&path).map_err(|error| read_error(&path, &error))?;
+                templates.insert(name.to_owned(), text_of(content, &path)?);
+            }
+        }
+        if templates.is_empty() {
+            return Ok(());
+        }
+        if let Some((_, content)) = self.files.iter().find(|(name, _)| *name == TEMPLATE) {
+            templates.insert(DEFAULT.to_owned(), text_of(content.clone(), &self.path(TEMPLATE))?);
+        }
+        let mut config = self.json(CONFIG)?.unwrap_or_else(|| json!({}));
+        config["chat_template"] =
+            templates.iter().map(|(name, template)| json!({ "name": name, "template": template })).collect();
+        self.remove(TEMPLATE);
+        self.put(CONFIG, format!("{config:#}\n").into_bytes());
+        Ok(())
     }
 
     /// The files with these names, as if they were in `dir`; there must be a `tokenizer.json`.
@@ -95,6 +141,14 @@ impl TokenizerFiles {
         }
     }
 
+    /// Sets the class of transformers that reads the files.
+    pub(super) fn set_class(&mut self, class: &str) -> Result<(), TokenizerError> {
+        let mut config = self.json(CONFIG)?.unwrap_or_else(|| json!({}));
+        config["tokenizer_class"] = class.into();
+        self.put(CONFIG, format!("{config:#}\n").into_bytes());
+        Ok(())
+    }
+
     /// Removes a file.
     pub(super) fn remove(&mut self, name: &str) {
         self.files.retain(|(found, _)| *found != name);
@@ -113,28 +167,26 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn of(files: &TokenizerFiles) -> Result<Self, TokenizerError> {
         Ok(Self {
-            path: files.path("tokenizer_config.json"),
-            tokenizer_config: files.json("tokenizer_config.json")?.unwrap_or_default(),
-            special_tokens: files.json("special_tokens_map.json")?.unwrap_or_default(),
+            path: files.path(CONFIG),
+            tokenizer_config: files.json(CONFIG)?.unwrap_or_default(),
+            special_tokens: files.json(SPECIAL)?.unwrap_or_default(),
             model_configs: files.model_configs.clone(),
         })
     }
 
     /// A file that sets the token takes precedence, even with `null`; the ids of the model's configs come second, because
-    /// they often belong to the model from which it was derived.
-    pub(super) fn special_id(&self, tokenizer: &Tokenizer, role: &'static str) -> Result<Option<u32>, TokenizerError> {
-        for source in [&self.tokenizer_config, &self.special_tokens] {
+    /// they often belong to the model from which it was derived. Every token that a file names is in the vocabulary by then.
+    pub(super) fn special_id(&self, tokenizer: &Tokenizer, role: &str) -> Option<u32> {
+        let files = [&self.tokenizer_config, &self.special_tokens];
+        // As transformers, to which the list of added tokens says that the other file is old.
+        let order = if self.tokenizer_config["added_tokens_decoder"].is_object() { [0, 1] } else { [1, 0] };
+        for source in order.map(|at| files[at]) {
             let Some(value) = source.get(role) else { continue };
-            let Some(token) = value.as_str().or_else(|| value["content"].as_str()) else { return Ok(None) };
-            return tokenizer.token_id(token).map(Some).ok_or_else(|| TokenizerError::UnknownSpecial {
-                path: self.path.clone(),
-                role,
-                token: token.to_owned(),
-            });
+            return value.as_str().or_else(|| value["content"].as_str()).and_then(|token| tokenizer.token_id(token));
         }
         let key = format!("{role}_id");
         let ids = self.model_configs.iter().flat_map(|config| ids_of(&config[&key]));
-        Ok(ids.into_iter().find(|&id| (id as usize) < tokenizer.vocab_size()))
+        ids.into_iter().find(|&id| (id as usize) < tokenizer.vocab_size())
     }
 
     pub(super) fn stop_ids(&self, eos: Option<u32>) -> Vec<u32> {
@@ -150,16 +202,57 @@ impl Settings {
         self.tokenizer_config["add_bos_token"].as_bool()
     }
 
-    pub(super) fn chat_template(&self, files: &TokenizerFiles) -> Result<Option<String>, TokenizerError> {
-        if let Some((name, content)) = files.iter().find(|(name, _)| name.ends_with(".jinja")) {
-            let path = self.path.with_file_name(name);
-            return String::from_utf8(content.to_vec()).map(Some).map_err(|error| invalid(&path, &error));
+    /// Where the class `LlamaTokenizer` of transformers 5 puts a blank before a text, if that class reads the files: for most
+    /// other families it uses `tokenizer.json` whatever the file says.
+    pub(super) fn llama_scheme(&self) -> Option<&'static str> {
+        let config = &self.tokenizer_config;
+        let class = config["tokenizer_class"].as_str().unwrap_or_default();
+        let family = self.model_configs[0]["model_type"].as_str().unwrap_or("llama");
+        let is_read = class.trim_end_matches("Fast") == "LlamaTokenizer" && family == "llama";
+        is_read.then(|| match (config["add_prefix_space"].as_bool(), config["legacy"].as_bool()) {
+            (Some(false), _) => "never",
+            (_, Some(true)) => "always",
+            _ => "first",
+        })
+    }
+
+    pub(super) fn chat_templates(&self, files: &TokenizerFiles) -> Result<ChatTemplates, TokenizerError> {
+        let of_default = |template: String| BTreeMap::from([(DEFAULT.to_owned(), template)]);
+        if let Some((name, content)) = files.iter().find(|(name, _)| *name == TEMPLATE) {
+            return Ok(ChatTemplates(of_default(text_of(content.to_vec(), &self.path.with_file_name(name))?)));
         }
         let template = &self.tokenizer_config["chat_template"];
-        // Some models have several named templates; the one for plain conversations is called "default".
-        let named = template.as_array().and_then(|list| list.iter().find(|entry| entry["name"] == "default"));
-        Ok(template.as_str().or_else(|| named?["template"].as_str()).map(str::to_owned))
+        if let Some(template) = template.as_str() {
+            return Ok(ChatTemplates(of_default(template.to_owned())));
+        }
+        let named = |entry: &Value| Some((entry["name"].as_str()?.to_owned(), entry["template"].as_str()?.to_owned()));
+        Ok(ChatTemplates(template.as_array().into_iter().flatten().filter_map(named).collect()))
     }
+}
+
+/// The chat templates of a tokenizer by name; most have one, called "default".
+#[derive(Debug, Clone, Default)]
+pub(super) struct ChatTemplates(BTreeMap<String, String>);
+
+impl ChatTemplates {
+    /// The template without a name of its own.
+    pub(super) fn of_default(template: &str) -> Self {
+        Self(BTreeMap::from([(DEFAULT.to_owned(), template.to_owned())]))
+    }
+
+    /// The template for conversations without tools.
+    pub(super) fn plain(&self) -> Option<&str> {
+        self.named(DEFAULT)
+    }
+
+    /// The template of a name.
+    pub(super) fn named(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+}
+
+fn text_of(content: Vec<u8>, path: &Path) -> Result<String, TokenizerError> {
+    String::from_utf8(content).map_err(|error| invalid(path, &error))
 }
 
 /// Ids are written as one number or as a list.

@@ -118,6 +118,9 @@ pub enum CommandError {
     /// The operating system does not report its memory and processors.
     #[error("cannot read the memory and processors of this machine: {0}")]
     System(#[source] sysinfo::Error),
+    /// A question that no model could read.
+    #[error("the question on standard input has more than {bytes_max} bytes; ask a shorter one")]
+    LongQuestion { bytes_max: u64 },
     /// The input cannot be read.
     #[error("cannot read standard input: {0}")]
     Input(#[source] std::io::Error),

@@ -21,6 +21,12 @@ pub enum GenerateError {
     /// A setting of the sampling has no meaning.
     #[error("{name} is {found}, expected {fits}")]
     Sampling { name: &'static str, found: String, fits: &'static str },
+    /// A run that has not ended, or one of its checkpoints.
+    #[error(
+        "{run} has checkpoints, but no model yet: write one with `phalanx export {run} DIR`, and use DIR",
+        run = run.display()
+    )]
+    NoModelYet { run: PathBuf },
     /// A chat needs a template.
     #[error("the tokenizer of {} has no chat template; name one with `--chat_template`, for example chatml", dir.display())]
     NoTemplate { dir: PathBuf },

@@ -81,7 +81,7 @@ impl Gathered {
             let finish = finish_reason(choice.is_at_limit);
             match self.header.shape {
                 Shape::Completion => {
-                    let logprobs = self.has_likelihoods.then(|| completion_logprobs(&choice.tokens, &mut 0));
+                    let logprobs = self.has_likelihoods.then(|| completion_logprobs(&choice.tokens));
                     json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": finish})
                 }
                 Shape::Chat => {
@@ -105,14 +105,13 @@ pub(super) struct Events {
     /// Whether the stream ends with the numbers of tokens.
     has_usage: bool,
     prompt_tokens: usize,
-    /// Characters of each continuation so far.
-    n_chars: Vec<usize>,
+    n_choices: usize,
 }
 
 impl Events {
     pub(super) fn new(header: Header, request: &Request) -> Events {
         let (has_likelihoods, has_usage) = (request.completion.n_top.is_some(), request.stream_usage);
-        Events { header, has_likelihoods, has_usage, prompt_tokens: 0, n_chars: vec![0; request.n_choices()] }
+        Events { header, has_likelihoods, has_usage, prompt_tokens: 0, n_choices: request.n_choices() }
     }
 
     /// The events of a part; may be empty.
@@ -125,7 +124,7 @@ impl Events {
                     Shape::Completion => String::new(),
                     Shape::Chat => {
                         let delta = json!({"role": "assistant", "content": ""});
-                        (0..self.n_chars.len()).map(|i| self.chat_chunk(i, &delta, None, None)).collect()
+                        (0..self.n_choices).map(|i| self.chat_chunk(i, &delta, None, None)).collect()
                     }
                 }
             }
@@ -149,14 +148,13 @@ impl Events {
         }
     }
 
-    fn text(&mut self, choice: usize, text: &str, tokens: &[Token]) -> String {
+    fn text(&self, choice: usize, text: &str, tokens: &[Token]) -> String {
         if text.is_empty() && tokens.is_empty() {
             return String::new();
         }
         match self.header.shape {
             Shape::Completion => {
-                let offset = &mut self.n_chars[choice];
-                let logprobs = self.has_likelihoods.then(|| completion_logprobs(tokens, offset));
+                let logprobs = self.has_likelihoods.then(|| completion_logprobs(tokens));
                 self.completion_chunk(choice, text, logprobs, None)
             }
             Shape::Chat => {
@@ -193,10 +191,8 @@ fn usage(prompt_tokens: usize, completion_tokens: usize) -> Value {
     json!({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total})
 }
 
-/// Likelihoods in the shape of completions; `offset` counts the characters before the tokens.
-fn completion_logprobs(tokens: &[Token], offset: &mut usize) -> Value {
-    let offsets: Vec<usize> =
-        tokens.iter().map(|token| std::mem::replace(offset, *offset + token.piece.text().chars().count())).collect();
+/// Likelihoods in the shape of completions.
+fn completion_logprobs(tokens: &[Token]) -> Value {
     let top = |token: &Token| {
         let logprob = token.logprob?;
         let mut top = Map::new();
@@ -212,7 +208,7 @@ fn completion_logprobs(tokens: &[Token], offset: &mut usize) -> Value {
         "tokens": tokens.iter().map(|token| token.piece.text()).collect::<Vec<_>>(),
         "token_logprobs": tokens.iter().map(|token| token.logprob).collect::<Vec<_>>(),
         "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": offsets,
+        "text_offset": tokens.iter().map(|token| token.offset).collect::<Vec<_>>(),
     })
 }
 

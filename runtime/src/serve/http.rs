@@ -1,6 +1,7 @@
 //! The HTTP side: connections, routes, keys, and limits of everything that a client can send.
 
 use super::answer::{Events, Gathered, Header, Shape};
+use super::connections::{Activity, Answering, Connections, Place, Watched};
 use super::refusal::Refusal;
 use super::request::{Offer, Request};
 use super::worker::{Part, Work};
@@ -21,15 +22,18 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
 
 /// Most bytes of a request's body.
 const BODY_BYTES_MAX: usize = 2 << 20;
 /// Most bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// Most open connections; further ones wait until one ends.
+/// Most open connections; see [`Connections`] for what happens to further ones.
 const CONNECTIONS_MAX: usize = 128;
 /// How long a client may take for the head of a request, and a connection may have no request.
-const HEAD_PATIENCE: Duration = Duration::from_secs(30);
+const HEAD_PATIENCE: Duration = Duration::from_secs(10);
+/// Answers that may wait in memory for clients that read slowly, besides those of waiting requests.
+const UNREAD_MAX: usize = 8;
 /// How long a client may take for the body of a request.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long answers under way may take after the server was told to stop.
@@ -43,7 +47,14 @@ pub(super) struct Front {
     pub(super) queue: Sender<Work>,
     /// Most waiting requests.
     pub(super) queue_len: usize,
+    /// Room for answers that are not read yet.
+    pub(super) room: Arc<Semaphore>,
     pub(super) n_requests: AtomicU64,
+}
+
+/// Room for answers that wait in memory.
+pub(super) const fn room_for(queue_len: usize) -> usize {
+    queue_len + 1 + UNREAD_MAX
 }
 
 /// Serves connections until told to stop, then waits for answers under way, but not for long.
@@ -55,21 +66,22 @@ pub(super) fn serve(listener: TcpListener, front: Front, stop: &Arc<Notify>) -> 
     runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let (front, room) = (Arc::new(front), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+        let (front, connections) = (Arc::new(front), Arc::new(Connections::default()));
+        let mut tasks = JoinSet::new();
         let mut stopped = pin!(stop.notified());
         loop {
-            let Ok(place) = Arc::clone(&room).acquire_owned().await else { break };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
+                Some(_) = tasks.join_next() => continue,
                 () = &mut stopped => break,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    let front = Arc::clone(&front);
-                    tokio::spawn(async move {
-                        connection(stream, front).await;
-                        drop(place);
-                    });
+                Ok((stream, peer)) => {
+                    // Without a place, the connection is closed: all others have answers under way.
+                    let Some(place) = connections.enter(peer.ip(), CONNECTIONS_MAX) else { continue };
+                    let number = place.number();
+                    let task = tasks.spawn(connection(stream, Arc::clone(&front), place));
+                    Place::ends_with(&connections, number, task);
                 }
                 // A connection that ended before it was accepted, or too few file descriptors for now.
                 Err(error) => {
@@ -79,16 +91,18 @@ pub(super) fn serve(listener: TcpListener, front: Front, stop: &Arc<Notify>) -> 
             }
         }
         drop((listener, front));
-        let all_ended = room.acquire_many(CONNECTIONS_MAX as u32);
+        let all_ended = async { while tasks.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(END_PATIENCE, all_ended).await;
         Ok(())
     })
 }
 
-async fn connection(stream: TcpStream, front: Arc<Front>) {
+async fn connection(stream: TcpStream, front: Arc<Front>, place: Place) {
+    let activity = Arc::clone(place.activity());
+    let stream = Watched::new(stream, Arc::clone(&activity));
     let answer = hyper::service::service_fn(|request| {
-        let front = Arc::clone(&front);
-        async move { Ok::<_, Infallible>(front.answer(request).await) }
+        let (front, activity) = (Arc::clone(&front), Arc::clone(&activity));
+        async move { Ok::<_, Infallible>(front.answer(request, &activity).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -99,17 +113,21 @@ async fn connection(stream: TcpStream, front: Arc<Front>) {
     if let Err(error) = served {
         tracing::debug!(%error, "a connection ended early");
     }
+    drop(place);
 }
 
 /// The body of an answer.
 pub(super) enum Content {
-    Whole(Option<Bytes>),
+    /// The second one is dropped with the answer.
+    Whole(Option<Bytes>, Option<Answering>),
     /// Server-sent events, made from the parts as they come, after `head`.
     Stream {
         head: String,
         parts: Receiver<Part>,
         events: Events,
         is_done: bool,
+        /// Dropped with the answer.
+        _answering: Answering,
     },
 }
 
@@ -119,7 +137,7 @@ impl Body for Content {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
-            Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Whole(bytes, _) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Content::Stream { head, .. } if !head.is_empty() => {
                 Poll::Ready(Some(Ok(Frame::data(std::mem::take(head).into()))))
             }
@@ -140,8 +158,8 @@ impl Body for Content {
 }
 
 impl Front {
-    async fn answer(&self, request: hyper::Request<Incoming>) -> Response<Content> {
-        match self.route(request).await {
+    async fn answer(&self, request: hyper::Request<Incoming>, activity: &Arc<Activity>) -> Response<Content> {
+        match self.route(request, activity).await {
             Ok(answer) => answer,
             Err(refusal) => {
                 let mut answer = of_json(&refusal.json());
@@ -154,8 +172,12 @@ impl Front {
         }
     }
 
-    async fn route(&self, request: hyper::Request<Incoming>) -> Result<Response<Content>, Refusal> {
-        self.authorise(request.headers())?;
+    async fn route(
+        &self,
+        request: hyper::Request<Incoming>,
+        activity: &Arc<Activity>,
+    ) -> Result<Response<Content>, Refusal> {
+        self.authorise(request.headers(), request.uri().host())?;
         let path = request.uri().path().to_owned();
         let wanted = match path.as_str() {
             "/v1/completions" | "/v1/chat/completions" => Method::POST,
@@ -175,21 +197,28 @@ impl Front {
         match path.as_str() {
             "/health" => Ok(of_json(&json!({"status": "ok"}))),
             "/v1/models" => Ok(of_json(&json!({"object": "list", "data": [self.model()]}))),
-            "/v1/completions" => self.complete(request, Shape::Completion).await,
-            "/v1/chat/completions" => self.complete(request, Shape::Chat).await,
-            path => match path.strip_prefix("/v1/models/") {
-                Some(name) if name == self.offer.name => Ok(of_json(&self.model())),
-                name => Err(Refusal::unknown_model(name.unwrap_or_default(), &self.offer.name)),
-            },
+            "/v1/completions" => self.complete(request, Shape::Completion, activity).await,
+            "/v1/chat/completions" => self.complete(request, Shape::Chat, activity).await,
+            path => {
+                let given = path.strip_prefix("/v1/models/").unwrap_or_default();
+                // Clients write the slashes of a name as %2F.
+                let name = percent_decoded(given);
+                match [given.as_bytes(), &name].contains(&self.offer.name.as_bytes()) {
+                    true => Ok(of_json(&self.model())),
+                    false => Err(Refusal::unknown_model(&String::from_utf8_lossy(&name), &self.offer.name)),
+                }
+            }
         }
     }
 
     /// Without a key, a page of another site in a browser of this machine could use the server: it can send no JSON without
     /// asking, and its name for this machine is another one.
-    fn authorise(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    fn authorise(&self, headers: &HeaderMap, host_of_target: Option<&str>) -> Result<(), Refusal> {
         let Some(key) = &self.key else {
-            let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-            return if host.is_none_or(is_loopback) { Ok(()) } else { Err(Refusal::foreign_host()) };
+            return match names_this_machine(headers, host_of_target) {
+                true => Ok(()),
+                false => Err(Refusal::foreign_host()),
+            };
         };
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         // Hashes are compared in constant time.
@@ -204,7 +233,12 @@ impl Front {
         json!({"id": name, "object": "model", "created": 0, "owned_by": "phalanx", "max_model_len": max_len})
     }
 
-    async fn complete(&self, request: hyper::Request<Incoming>, shape: Shape) -> Result<Response<Content>, Refusal> {
+    async fn complete(
+        &self,
+        request: hyper::Request<Incoming>,
+        shape: Shape,
+        activity: &Arc<Activity>,
+    ) -> Result<Response<Content>, Refusal> {
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
             return Err(Refusal::of_body(415, "the request needs the header `Content-Type: application/json`"));
@@ -215,6 +249,7 @@ impl Front {
             Shape::Chat => Request::chat(&body, &self.offer)?,
         };
         drop(body);
+        let room = Arc::clone(&self.room).try_acquire_owned().map_err(|_| Refusal::busy(self.queue_len))?;
         let header = self.header(shape);
         let (answer, mut parts) = channel(self.n_parts_max(&request));
         let work = Work { request: request.clone(), answer };
@@ -222,18 +257,23 @@ impl Front {
             TrySendError::Full(_) => Refusal::busy(self.queue_len),
             TrySendError::Closed(_) => Refusal::stopping(),
         })?;
+        let answering = activity.answering(room);
         if request.stream {
             let first = parts.recv().await.ok_or_else(Refusal::stopping)?;
             if let Part::Refused(refusal) = first {
                 return Err(refusal);
             }
-            return Ok(streamed(parts, Events::new(header, &request), first));
+            return Ok(streamed(parts, Events::new(header, &request), first, answering));
         }
         let mut gathered = Gathered::new(header, &request);
         loop {
             let part = parts.recv().await.ok_or_else(Refusal::stopping)?;
             if let Some(whole) = gathered.take(part) {
-                return whole.map(|whole| of_json(&whole));
+                let mut answer = of_json(&whole?);
+                if let Content::Whole(_, to_drop) = answer.body_mut() {
+                    *to_drop = Some(answering);
+                }
+                return Ok(answer);
             }
         }
     }
@@ -266,19 +306,46 @@ async fn body(body: Incoming) -> Result<Bytes, Refusal> {
 }
 
 fn of_json(value: &Value) -> Response<Content> {
-    let mut answer = Response::new(Content::Whole(Some(value.to_string().into())));
+    let mut answer = Response::new(Content::Whole(Some(value.to_string().into()), None));
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     answer
 }
 
 /// A stream whose first part has come already.
-fn streamed(parts: Receiver<Part>, mut events: Events, first: Part) -> Response<Content> {
+fn streamed(parts: Receiver<Part>, mut events: Events, first: Part, answering: Answering) -> Response<Content> {
     let head = events.of(first);
-    let mut answer = Response::new(Content::Stream { head, parts, events, is_done: false });
+    let mut answer = Response::new(Content::Stream { head, parts, events, is_done: false, _answering: answering });
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
+}
+
+/// The bytes of a path, in which `%2F` stands for a slash.
+fn percent_decoded(path: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(path.len()), path.as_bytes());
+    while let [first, after @ ..] = rest {
+        let digit = |at: usize| after.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+        match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                bytes.push((16 * high + low) as u8);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+/// Whether a request is for this machine by all the names that it gives: no name can be hidden behind another one, or behind bytes
+/// that are no text.
+fn names_this_machine(headers: &HeaderMap, host_of_target: Option<&str>) -> bool {
+    let hosts = || headers.get_all(header::HOST).iter();
+    let is_one = hosts().count() <= 1;
+    is_one && hosts().all(|host| host.to_str().is_ok_and(is_loopback)) && host_of_target.is_none_or(is_loopback)
 }
 
 /// Whether the value of a `Host` header names this machine for itself.
@@ -293,6 +360,33 @@ fn is_loopback(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // SERVE-3
+    #[test]
+    fn request_with_several_names_or_one_that_is_no_text_is_not_for_this_machine() {
+        let named = |hosts: &[&[u8]], target: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            for host in hosts {
+                headers.append(header::HOST, HeaderValue::from_bytes(host).unwrap());
+            }
+            names_this_machine(&headers, target)
+        };
+
+        assert!(named(&[b"localhost:8000"], None) && named(&[], None) && named(&[b"[::1]"], Some("127.0.0.1")));
+        for hosts in [&[&b"localhost"[..], b"evil.example"][..], &[b"localhost", b"localhost"], &[b"evil\xe9.example"]]
+        {
+            assert!(!named(hosts, None), "{hosts:?}");
+        }
+        assert!(!named(&[b"localhost"], Some("evil.example")));
+    }
+
+    #[test]
+    fn escaped_characters_of_a_path_are_read() {
+        for (path, name) in [("out%2Fmodel", "out/model"), ("a%2", "a%2"), ("%c3%A9%", "é%"), ("%zz", "%zz"), ("", "")]
+        {
+            assert_eq!(percent_decoded(path), name.as_bytes(), "{path}");
+        }
+    }
 
     // SERVE-3
     #[test]

@@ -1,6 +1,6 @@
 //! A trained model behind OpenAI's HTTP API: models, completions with likelihoods, and chats.
 //!
-//! - `http`: connections, keys, limits. `request`, `fields`: what a client asks, checked. `refusal`: why not.
+//! - `http`: routes, keys, limits. `connections`: who keeps a connection when there are too many. `request`, `fields`: what a client asks, checked. `refusal`: why not.
 //! - `worker`: the model's side, one request after the other. `answer`: what a client gets.
 //!
 //! Invariants:
@@ -9,10 +9,13 @@
 //! - `SERVE-2` A client that reads slowly or has gone delays no other one: the model never waits for a client.
 //! - `SERVE-3` Whoever can reach the server from another machine needs its key; without one, only requests that name a loopback
 //!   address are answered.
+//! - `SERVE-4` A connection without an accepted request, or whose client does not read, keeps nobody out.
 //!
-//! Deliberately absent: batching of requests, TLS (a proxy in front has it), and calls of functions.
+//! Deliberately absent: batching of requests, TLS (a proxy in front has it), and parsing of calls of functions: an answer has them
+//! as the model writes them.
 
 mod answer;
+mod connections;
 mod fields;
 mod http;
 mod refusal;
@@ -28,7 +31,7 @@ use crate::error::command::CommandError;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 /// What a server offers.
 pub(crate) struct Settings {
@@ -75,6 +78,7 @@ pub(crate) fn serve(
         key: key.map(|key| blake3::hash(key.as_bytes())),
         queue,
         queue_len,
+        room: Arc::new(Semaphore::new(http::room_for(queue_len))),
         n_requests: AtomicU64::new(1),
     };
     let told = Arc::clone(&stop.told);

@@ -30,6 +30,8 @@ pub(super) struct Request {
     pub(super) has_limit: bool,
     /// Whether the prompt is a part of the answer.
     pub(super) echo: bool,
+    /// Whether a template that does not show the conversation's tools to the model cannot be used.
+    pub(super) needs_tools: bool,
     /// Whether the answer comes piece by piece.
     pub(super) stream: bool,
     /// Whether the stream ends with the numbers of tokens.
@@ -125,8 +127,10 @@ impl Request {
             return Err(Refusal::of_field("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
         let variables = fields.object("chat_template_kwargs")?.unwrap_or_default();
-        for name in ["tools", "functions", "tool_choice", "function_call"] {
-            fields.refuse(name, "calls of functions in the model's text are not parsed")?;
+        let choice = fields.take("tool_choice");
+        let tools = tools(fields.take("tools"), choice.as_ref())?;
+        for name in ["functions", "function_call"] {
+            fields.refuse(name, "use `tools`")?;
         }
         if let Some(format) = fields.object("response_format")?
             && format.get("type").and_then(Value::as_str) != Some("text")
@@ -139,12 +143,13 @@ impl Request {
         for name in ["audio", "modalities", "prediction", "web_search_options", "reasoning_effort"] {
             fields.refuse(name, "the model continues text")?;
         }
-        let prompts = vec![Prompt::Chat(Conversation { messages, tools: None }, variables)];
+        let prompts = vec![Prompt::Chat(Conversation { messages, tools }, variables)];
         let mut request = Request::shared(&mut fields, prompts, offer)?;
         fields.finish()?;
         request.completion.max_new = limit.map_or(offer.max_len, |limit| limit as usize);
         request.completion.n_top = asks_logprobs.then_some(n_top.unwrap_or(0) as usize);
         request.has_limit = limit.is_some();
+        request.needs_tools = choice.is_none_or(|choice| choice != "none");
         Ok(request)
     }
 
@@ -171,9 +176,10 @@ impl Request {
         Ok(Request {
             prompts,
             n,
-            completion: Completion { max_new: 0, sampling, stop, ignore_eos, n_top: None },
+            completion: Completion { max_new: 0, sampling, stop, stop_ids: Vec::new(), ignore_eos, n_top: None },
             has_limit: false,
             echo: false,
+            needs_tools: false,
             stream,
             stream_usage: usage.unwrap_or(false),
         })
@@ -256,6 +262,30 @@ fn prompts(value: &Value) -> Result<Vec<Prompt>, Refusal> {
     all.ok_or_else(|| mismatch("prompt", value, wanted))
 }
 
+/// Descriptions of functions, which the chat template shows to the model. A call of one is text of the answer: nothing parses it, so
+/// that no request can demand one.
+fn tools(tools: Option<Value>, choice: Option<&Value>) -> Result<Option<Value>, Refusal> {
+    match choice {
+        None => {}
+        Some(Value::String(choice)) if choice == "auto" || choice == "none" => {}
+        Some(other) => {
+            let message = format!(
+                "`tool_choice` is {other}, but must be auto or none: calls are not parsed, and an answer has them as the model writes them"
+            );
+            return Err(Refusal::of_field("tool_choice", message));
+        }
+    }
+    let Some(tools) = tools else { return Ok(None) };
+    let wanted = "a list of functions, each with a name";
+    let Some(items) = tools.as_array() else { return Err(mismatch("tools", &tools, wanted)) };
+    for (i, item) in items.iter().enumerate() {
+        if item["type"] != "function" || item["function"]["name"].as_str().is_none_or(str::is_empty) {
+            return Err(mismatch(&format!("tools[{i}]"), item, "an object of type function with the name of one"));
+        }
+    }
+    Ok((!items.is_empty()).then_some(tools))
+}
+
 fn messages(value: Option<Value>) -> Result<Vec<Message>, Refusal> {
     let wanted = "a list of at least one message, each with a role and a content";
     let missing = || Refusal::of_field("messages", format!("`messages` is missing; it is {wanted}"));
@@ -275,8 +305,16 @@ fn message(value: &Value, at: &str) -> Result<Message, Refusal> {
         return Err(mismatch(&format!("{at}.role"), role, "a role such as system, user or assistant"));
     }
     let mut fields = fields.clone();
-    fields.retain(|_, value| !value.is_null());
+    // Clients send back what they got, with the keys that it does not have.
+    let is_nothing = |name: &str, value: &Value| name != "content" && value.as_array().is_some_and(Vec::is_empty);
+    fields.retain(|name, value| !(value.is_null() || is_nothing(name, value)));
+    let calls = fields.get("tool_calls").map(|calls| calls_in(calls, at)).transpose()?;
     let content = match fields.get("content") {
+        // An answer that is all calls.
+        None if calls.is_some() => {
+            fields.insert("content".into(), Value::Null);
+            return Ok(Message(fields));
+        }
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => {
             let texts = parts.iter().enumerate().map(|(i, part)| text_of_part(part, &format!("{at}.content[{i}]")));
@@ -289,6 +327,17 @@ fn message(value: &Value, at: &str) -> Result<Message, Refusal> {
     };
     fields.insert("content".into(), content.into());
     Ok(Message(fields))
+}
+
+/// Checks the calls of a message.
+fn calls_in(calls: &Value, at: &str) -> Result<(), Refusal> {
+    let wanted = "a list of calls, each of a function with a name";
+    let Some(items) = calls.as_array() else { return Err(mismatch(&format!("{at}.tool_calls"), calls, wanted)) };
+    let is_call = |call: &Value| call["function"]["name"].as_str().is_some_and(|name| !name.is_empty());
+    match items.iter().position(|call| !is_call(call)) {
+        None => Ok(()),
+        Some(i) => Err(mismatch(&format!("{at}.tool_calls[{i}]"), &items[i], "a call of a function with a name")),
+    }
 }
 
 fn text_of_part(part: &Value, at: &str) -> Result<String, Refusal> {

@@ -119,7 +119,17 @@ fn messages_are_checked_and_parts_of_text_are_joined() {
             "messages[0].content[1]",
             messages(json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}])),
         ),
-        ("tools", chat(&json!({"messages": [hello], "tools": [{}]}))),
+        ("tools[0]", chat(&json!({"messages": [hello], "tools": [{}]}))),
+        ("tool_choice", chat(&json!({"messages": [hello], "tool_choice": "required"}))),
+        (
+            "tool_choice",
+            chat(&json!({"messages": [hello], "tool_choice": {"type": "function", "function": {"name": "f"}}})),
+        ),
+        ("functions", chat(&json!({"messages": [hello], "functions": [{"name": "f"}]}))),
+        (
+            "messages[0].tool_calls[0]",
+            messages(json!([{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}])),
+        ),
         ("top_logprobs", chat(&json!({"messages": [hello], "top_logprobs": 2}))),
         ("response_format", chat(&json!({"messages": [hello], "response_format": {"type": "json_object"}}))),
         ("chat_template_kwargs", chat(&json!({"messages": [hello], "chat_template_kwargs": 1}))),
@@ -132,24 +142,49 @@ fn messages_are_checked_and_parts_of_text_are_joined() {
     assert_eq!(conversation.messages[0].0, *json!({"role": "user", "content": "a\nb"}).as_object().unwrap());
 }
 
+#[test]
+fn conversation_with_calls_and_tools_is_taken_as_clients_send_it_back() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}});
+    let messages = json!([
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": null, "refusal": null, "annotations": [], "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "3"}]},
+        {"role": "assistant", "content": "3.", "tool_calls": []},
+    ]);
+    for (choice, needs_tools) in [(Value::Null, true), (json!("auto"), true), (json!("none"), false)] {
+        let request = chat(&json!({"messages": messages, "tools": tools, "tool_choice": choice})).unwrap();
+
+        assert_eq!(request.needs_tools, needs_tools);
+        let Prompt::Chat(conversation, _) = &request.prompts[0] else { panic!("{request:?}") };
+        assert_eq!(conversation.tools.as_ref(), Some(&tools));
+        let message = |i: usize| Value::from(conversation.messages[i].0.clone());
+        assert_eq!(message(1), json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+        assert_eq!(message(2), json!({"role": "tool", "tool_call_id": "1", "content": "3"}));
+        assert_eq!(message(3), json!({"role": "assistant", "content": "3."}));
+    }
+    let without = chat(&json!({"messages": messages, "tools": []})).unwrap();
+    assert!(matches!(&without.prompts[0], Prompt::Chat(conversation, _) if conversation.tools.is_none()));
+}
+
 fn header(shape: Shape) -> Header {
     Header { shape, id: "x".into(), created: 1, model: "m".into() }
 }
 
-fn token(bytes: &[u8], logprob: Option<f32>) -> Token {
+fn token(bytes: &[u8], offset: usize, logprob: Option<f32>) -> Token {
     let piece = |bytes: &[u8]| Piece { bytes: bytes.to_vec() };
     let top =
         logprob.map_or(Vec::new(), |_| vec![(piece(b"best"), -0.5), (piece(&[0xff]), -1.0), (piece(b"best"), -2.0)]);
-    Token { piece: piece(bytes), logprob, top }
+    Token { piece: piece(bytes), offset, logprob, top }
 }
 
 /// The parts of an answer of two tokens, after an echoed one.
 fn parts() -> Vec<Part> {
     vec![
         Part::Accepted { prompt_tokens: 1 },
-        Part::Text { choice: 0, text: "ü".into(), tokens: vec![token("ü".as_bytes(), None)] },
-        Part::Text { choice: 0, text: String::new(), tokens: vec![token(&[0xc3], Some(-3.0))] },
-        Part::Text { choice: 0, text: "é".into(), tokens: vec![token(&[0xa9], Some(-0.5))] },
+        Part::Text { choice: 0, text: "ü".into(), tokens: vec![token("ü".as_bytes(), 0, None)] },
+        Part::Text { choice: 0, text: String::new(), tokens: vec![token(&[0xc3], 1, Some(-3.0))] },
+        Part::Text { choice: 0, text: "é".into(), tokens: vec![token(&[0xa9], 1, Some(-0.5))] },
         Part::Finished { choice: 0, is_at_limit: true },
         Part::Done { completion_tokens: 2 },
     ]
@@ -169,7 +204,7 @@ fn likelihoods_of_tokens_without_text_of_their_own_stay_apart() {
     assert_eq!(logprobs["token_logprobs"], json!([null, -3.0, -0.5]));
     assert_eq!(logprobs["top_logprobs"][0], Value::Null);
     assert_eq!(logprobs["top_logprobs"][1], json!({"best": -0.5, "bytes:\\xff": -1.0, "bytes:\\xc3": -3.0}));
-    assert_eq!(logprobs["text_offset"], json!([0, 1, 11]));
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 1]));
     assert_eq!(answer["usage"], json!({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}));
 }
 

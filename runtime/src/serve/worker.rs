@@ -4,10 +4,15 @@ use super::refusal::Refusal;
 use super::request::{Prompt, Request};
 use crate::api::completion::{Chosen, Finish, Likely, likelihoods};
 use crate::api::generate::Generator;
-use crate::data::chat_template::{ChatTemplate, Conversation};
+use crate::data::chat_template::{ChatTemplate, ChatTemplateError, Conversation};
+use crate::data::conversation::parse_arguments;
+use crate::data::end_of_turn::EndOfTurn;
+use crate::data::text_stream::TextStream;
 use crate::data::token_pieces::TokenPieces;
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::error::JobError;
 use serde_json::{Map, Value};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -50,6 +55,8 @@ pub(super) enum Part {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Token {
     pub(super) piece: Piece,
+    /// Characters of the answer before its text.
+    pub(super) offset: usize,
     /// The first token of a text has none.
     pub(super) logprob: Option<f32>,
     /// The most likely tokens in its place, the most likely one first.
@@ -76,25 +83,63 @@ impl Piece {
     }
 }
 
-/// The chat template of a server.
-#[derive(Debug)]
+/// The chat templates of a server.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Templates {
-    /// Its source; `None` refuses conversations.
-    pub(crate) source: Option<String>,
-    pub(crate) bos: String,
-    pub(crate) eos: String,
+    /// The template of conversations; `None` refuses them.
+    pub(crate) plain: Option<String>,
+    /// The template of conversations with tools, if it is another one.
+    pub(crate) with_tools: Option<String>,
+    /// What ends an answer in these templates.
+    pub(crate) ends: Vec<EndOfTurn>,
 }
 
 impl Templates {
-    fn render(&self, conversation: &Conversation, variables: &Map<String, Value>) -> Result<String, Refusal> {
+    fn render(
+        &self,
+        tokenizer: &Tokenizer,
+        conversation: &Conversation,
+        variables: &Map<String, Value>,
+        needs_tools: bool,
+    ) -> Result<String, Refusal> {
         let refused = |error: &dyn std::fmt::Display| Refusal::of_field("messages", error.to_string());
-        let Some(source) = &self.source else {
+        let with_tools = self.with_tools.as_ref().filter(|_| conversation.tools.is_some());
+        let Some(source) = with_tools.or(self.plain.as_ref()) else {
             return Err(refused(
                 &"the model has no chat template; start the server with --chat-template, for example chatml",
             ));
         };
-        let template = ChatTemplate::parse(source, &self.bos, &self.eos).map_err(|error| refused(&error))?;
-        template.with_variables(variables.clone()).render(conversation, true).map_err(|error| refused(&error))
+        let template = tokenizer.parse_template(source).map_err(|error| refused(&error))?;
+        if needs_tools && conversation.tools.is_some() && !template.mentions("tools") {
+            return Err(not_rendered("tools", "tools"));
+        }
+        let has_calls = conversation.messages.iter().any(|message| message.0.contains_key("tool_calls"));
+        if has_calls && !template.mentions("tool_calls") {
+            return Err(not_rendered("messages", "tool_calls"));
+        }
+        render(&template.with_variables(variables.clone()), conversation).map_err(|error| refused(&error))
+    }
+}
+
+/// Part of a conversation would be lost without a word.
+fn not_rendered(field: &str, name: &str) -> Refusal {
+    Refusal::of_field(
+        field,
+        format!("the chat template of the model does not render `{name}`; leave it out, or use another template"),
+    )
+}
+
+/// The text of a conversation. Arguments of calls are objects in most templates, and texts in OpenAI's API.
+fn render(template: &ChatTemplate, conversation: &Conversation) -> Result<String, ChatTemplateError> {
+    let mut parsed = conversation.clone();
+    for message in &mut parsed.messages {
+        parse_arguments(&mut message.0);
+    }
+    match template.render(&parsed, true) {
+        Err(refused @ ChatTemplateError::Render { .. }) if parsed != *conversation => {
+            template.render(conversation, true).map_err(|_| refused)
+        }
+        rendered => rendered,
     }
 }
 
@@ -161,7 +206,8 @@ impl Answering<'_> {
                 {
                     return Ok(None);
                 }
-                match self.one(ids, choice, nth).map_err(failed)? {
+                let n_echoed = echoed.as_ref().map_or(0, |(text, _)| text.chars().count());
+                match self.one(ids, n_echoed, choice, nth).map_err(failed)? {
                     Some(n_new) => completion_tokens += n_new,
                     None => return Ok(None),
                 }
@@ -204,7 +250,10 @@ impl Answering<'_> {
                 ids.extend(encode(text)?);
                 ids
             }
-            Prompt::Chat(conversation, variables) => encode(&self.templates.render(conversation, variables)?)?,
+            Prompt::Chat(conversation, variables) => {
+                let needs_tools = self.request.needs_tools;
+                encode(&self.templates.render(tokenizer, conversation, variables, needs_tools)?)?
+            }
         };
         if ids.is_empty() {
             let message = "the prompt is empty, and the tokenizer has no beginning-of-text token";
@@ -227,30 +276,73 @@ impl Answering<'_> {
         let text = self.generator.tokenizer().decode(ids, true)?;
         let Some(n_top) = self.request.completion.n_top else { return Ok((text, Vec::new())) };
         let found = likelihoods(self.generator, ids, n_top)?;
-        let token = |(id, found): (&u32, Option<Chosen>)| match found {
-            Some(chosen) => token(&chosen, self.pieces),
-            None => Token { piece: Piece::of(*id, self.pieces), logprob: None, top: Vec::new() },
+        let offsets = offsets(self.generator.tokenizer(), ids)?;
+        let token = |((id, found), offset): ((&u32, Option<Chosen>), usize)| match found {
+            Some(chosen) => Token { offset, ..token(&chosen, self.pieces) },
+            None => Token { piece: Piece::of(*id, self.pieces), offset, logprob: None, top: Vec::new() },
         };
-        Ok((text, ids.iter().zip(found).map(token).collect()))
+        Ok((text, ids.iter().zip(found).zip(offsets).map(token).collect()))
     }
 
-    /// One continuation; returns the number of its tokens, or `None` if nobody waits for the rest.
-    fn one(&mut self, ids: &[u32], choice: usize, nth: usize) -> Result<Option<usize>, JobError> {
-        let Answering { generator, pieces, request, answer, is_stopping, .. } = self;
+    /// One continuation of a prompt, of which the answer has `n_echoed` characters; returns the number of its tokens, or `None`
+    /// if nobody waits for the rest.
+    fn one(&mut self, ids: &[u32], n_echoed: usize, choice: usize, nth: usize) -> Result<Option<usize>, JobError> {
+        let Answering { generator, pieces, templates, request, answer, is_stopping } = self;
         let mut completion = request.completion.clone();
+        if request.prompts.iter().any(|prompt| matches!(prompt, Prompt::Chat(..))) {
+            completion.stop_ids.extend(templates.ends.iter().filter_map(EndOfTurn::token));
+            // Like tokens that end a text, they do not if the client says so.
+            let texts = templates.ends.iter().filter_map(EndOfTurn::text).filter(|_| !completion.ignore_eos);
+            completion.stop.extend(texts.map(str::to_owned));
+        }
         completion.sampling.seed = completion.sampling.seed.wrapping_add(nth as u64);
         completion.max_new = completion.max_new.min(generator.max_len() - ids.len());
+        let mut waiting = Waiting { tokens: VecDeque::new(), n_chars: n_echoed };
         let ended = completion.run(generator, ids, |text, chosen| {
-            let tokens: Vec<Token> = chosen.iter().map(|chosen| token(chosen, pieces)).collect();
-            let part = Part::Text { choice, text: text.to_owned(), tokens };
+            waiting.tokens.extend(chosen.iter().map(|chosen| {
+                let token = token(chosen, pieces);
+                Token { offset: n_echoed + token.offset, ..token }
+            }));
+            let part = Part::Text { choice, text: text.to_owned(), tokens: waiting.of_text(text) };
             send(answer, is_stopping, part)
         })?;
-        if ended.finish == Finish::Cancelled {
+        // A stop text is no part of the answer, and neither are its tokens.
+        let rest = if ended.finish == Finish::StopText { Vec::new() } else { waiting.tokens.into() };
+        let is_whole = rest.is_empty() || self.send(Part::Text { choice, text: String::new(), tokens: rest });
+        if ended.finish == Finish::Cancelled || !is_whole {
             return Ok(None);
         }
         let is_sent = self.send(Part::Finished { choice, is_at_limit: ended.finish == Finish::Length });
         Ok(is_sent.then_some(ended.n_new))
     }
+}
+
+/// Tokens whose text is not sent yet, because it may be the beginning of a stop text or of a character.
+struct Waiting {
+    tokens: VecDeque<Token>,
+    /// Characters that were sent.
+    n_chars: usize,
+}
+
+impl Waiting {
+    /// The tokens that go with the next text.
+    fn of_text(&mut self, text: &str) -> Vec<Token> {
+        self.n_chars += text.chars().count();
+        let n = self.tokens.iter().take_while(|token| token.offset < self.n_chars).count();
+        self.tokens.drain(..n).collect()
+    }
+}
+
+/// Where the text of each token begins in the text of all of them, in characters. Tokens without text of their own, such as special
+/// ones, are where the next text begins.
+fn offsets(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Vec<usize>, TokenizerError> {
+    let (mut stream, mut n_chars) = (TextStream::new(tokenizer), 0);
+    let offset = |id: &u32| {
+        let before = n_chars;
+        n_chars += stream.push(*id)?.chars().count();
+        Ok(before)
+    };
+    ids.iter().map(offset).collect()
 }
 
 /// Sends a part; returns whether somebody waits for more.
@@ -268,6 +360,7 @@ fn token(chosen: &Chosen, pieces: &TokenPieces) -> Token {
     let top = |likely: &Likely| (Piece::of(likely.id, pieces), likely.logprob);
     Token {
         piece: Piece::of(chosen.token.id, pieces),
+        offset: chosen.offset,
         logprob: Some(chosen.token.logprob),
         top: chosen.top.iter().map(top).collect(),
     }

@@ -53,7 +53,10 @@ fn export_as(
     let is_adapter = |t: &Tensor| t.name.contains(".lora_");
     let tokenizer: Vec<(String, Vec<u8>)> = extras.iter().filter(|(n, _)| is_tokenizer_file(n)).cloned().collect();
     if !merged && tensors.iter().any(is_adapter) {
-        return export_lora(dir, from, &tensors, &job, &tokenizer, dtype.unwrap_or(Dtype::F32));
+        // Whoever uses the adapter has to stop where it was trained to, not where the base model does.
+        let generation = extras.iter().find(|(name, _)| name == GENERATION_JSON);
+        let files: Vec<_> = tokenizer.into_iter().chain(generation.cloned()).collect();
+        return export_lora(dir, from, &tensors, &job, &files, dtype.unwrap_or(Dtype::F32));
     }
     tensors.retain(|t| !is_adapter(t));
     let shown: Vec<Shown<'_>> = tensors.iter().map(|t| shown(from, t)).collect();

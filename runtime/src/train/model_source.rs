@@ -45,6 +45,7 @@ pub(crate) fn forward_spec() -> StepSpec {
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
+const GENERATION_JSON: &str = "generation_config.json";
 
 impl ModelSource {
     /// The model in a directory; the base model of an adapter is the one that the adapter names, or `base_model`.
@@ -81,10 +82,11 @@ impl ModelSource {
         plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())
     }
 
-    /// The recommended settings of generation; null if there are none.
+    /// The recommended settings of generation, those of an adapter if it has some; null if there are none.
     pub(crate) fn generation_config(&self) -> Result<Value, JobError> {
-        let path = self.base.join("generation_config.json");
-        Ok(if path.is_file() { read_json(&path)? } else { Value::Null })
+        let dirs = self.adapter.iter().chain([&self.base]);
+        let mut paths = dirs.map(|dir| dir.join(GENERATION_JSON));
+        Ok(paths.find(|path| path.is_file()).map(|path| read_json(&path)).transpose()?.unwrap_or_default())
     }
 
     /// The directory whose tokenizer belongs to the model: that of the adapter if it has one.

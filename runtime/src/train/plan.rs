@@ -242,7 +242,7 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
 }
 
 /// A data set with a template of its own uses nothing of the job's.
-fn template_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::TemplateConfig {
+pub(super) fn template_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::TemplateConfig {
     let (choice, jinja) = match (d.chat_template, &d.chat_template_jinja) {
         (None, None) => (job.chat_template, &job.chat_template_jinja),
         (choice, jinja) => (choice.unwrap_or(ChatTemplateChoice::Jinja), jinja),
@@ -609,7 +609,8 @@ fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
 }
 
 fn check_vocabulary(model: &Architecture, tokenizer: &Tokenizer) -> Result<(), JobError> {
-    let (n_tokens, vocab_size) = (tokenizer.vocab_size(), model.vocab_size());
+    // Models may lack rows for tokens that were added later; data that has such a token is refused.
+    let (n_tokens, vocab_size) = (tokenizer.base_vocab_size(), model.vocab_size());
     if n_tokens <= vocab_size {
         return Ok(());
     }

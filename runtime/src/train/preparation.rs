@@ -5,13 +5,16 @@ use super::inputs::{INPUTS_JSON, RunInputs};
 use super::plan::{self, ModelPlan};
 use super::vocabulary;
 use crate::config::JobConfig;
-use crate::data::prepare::{PrepareError, Prepared, Summary, in_tokens, prepare};
+use crate::data::end_of_turn::{self, with_ids};
+use crate::data::prepare::{PrepareError, Prepared, Summary, in_tokens, prepare, template_sources};
 use crate::data::tokenize::Progress;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::export::ExportError;
+use crate::error::generate::GenerateError;
 use crate::events::Event;
 use phalanx_device::ThreadError;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Folder of prepared tokens, and of digests of weights.
@@ -97,14 +100,65 @@ fn describe(s: &Summary, row_len: usize) -> String {
     if s.from_cache { text + " (from the cache)" } else { text }
 }
 
-/// The model's `generation_config.json`, with the ids of tokens to which the job gives roles.
-fn generation_config(config: &JobConfig, tokenizer: &Tokenizer, bytes: Vec<u8>) -> Result<Vec<u8>, JobError> {
-    let Ok(mut json) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return Ok(bytes) };
-    let before = json.clone();
-    if json.is_object() {
-        vocabulary::set_ids(config, &mut json, tokenizer);
+/// The model's `generation_config.json`, with the ids of tokens to which the job gives roles, and with those that end a turn of
+/// the job's conversations; `None` if the model has none and needs none.
+fn generation_config(
+    config: &JobConfig,
+    model: &ModelPlan,
+    tokenizer: &Tokenizer,
+    bytes: Option<Vec<u8>>,
+) -> Result<Option<Vec<u8>>, JobError> {
+    let before = match &bytes {
+        None => json!({}),
+        Some(text) => match serde_json::from_slice::<Value>(text) {
+            Ok(json) if json.is_object() => json,
+            _ => return Ok(bytes),
+        },
+    };
+    let mut json = before.clone();
+    vocabulary::set_ids(config, &mut json, tokenizer);
+    let ends: Vec<u32> = ends_of_turns(config, tokenizer)?;
+    let found = [&json["eos_token_id"], &model.hf_config["eos_token_id"]].into_iter().find(|ids| !ids.is_null());
+    let found = found.cloned().or_else(|| tokenizer.eos_id().map(|id| json!(id))).unwrap_or_default();
+    let all = with_ids(&found, &ends);
+    if all != found {
+        json["eos_token_id"] = all;
+        if let (None, Some(id)) = (json.get("bos_token_id"), tokenizer.bos_id()) {
+            json["bos_token_id"] = json!(id);
+        }
     }
-    Ok(if json == before { bytes } else { serde_json::to_vec_pretty(&json).map_err(ExportError::Encode)? })
+    match json == before {
+        true => Ok(bytes),
+        false => Ok(Some(serde_json::to_vec_pretty(&json).map_err(ExportError::Encode)?)),
+    }
+}
+
+/// The tokens that end a turn in the job's data: those of the configuration, and those of its chat templates.
+fn ends_of_turns(config: &JobConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>, JobError> {
+    let data = &config.data;
+    let conversations = || data.datasets.iter().filter(|dataset| dataset.r#type.is_conversation());
+    let mut ends: Vec<u32> = match conversations().next() {
+        // A text is no token just because the vocabulary spells one so.
+        Some(_) => data.eot_tokens.iter().filter_map(|text| single_token(tokenizer, text)).collect(),
+        None => Vec::new(),
+    };
+    for dataset in conversations() {
+        let sources = template_sources(&plan::template_config(dataset, data), tokenizer, &dataset.path)?;
+        for source in std::iter::once(sources.plain).chain(sources.with_tools) {
+            let template = tokenizer.parse_template(&source).map_err(GenerateError::Template)?;
+            let template = template.with_variables(data.chat_template_kwargs.0.clone());
+            ends.extend(end_of_turn::of_template(tokenizer, &template).and_then(|end| end.token()));
+        }
+    }
+    Ok(ends)
+}
+
+/// The token that a text is.
+fn single_token(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
+    match tokenizer.encode(text).ok()?[..] {
+        [id] => Some(id),
+        _ => None,
+    }
 }
 
 /// The files that make a checkpoint self-contained.
@@ -119,11 +173,8 @@ pub(crate) fn extras(
         vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
     extras.push((INPUTS_JSON.to_string(), inputs.encode()));
     extras.extend(tokenizer.files());
-    if let Some(dir) = &model.weights {
-        let path = dir.join(export::GENERATION_JSON);
-        if let Ok(bytes) = std::fs::read(&path) {
-            extras.push((export::GENERATION_JSON.to_string(), generation_config(config, tokenizer, bytes)?));
-        }
-    }
+    let found = model.weights.as_ref().and_then(|dir| std::fs::read(dir.join(export::GENERATION_JSON)).ok());
+    let generation = generation_config(config, model, tokenizer, found)?;
+    extras.extend(generation.map(|bytes| (export::GENERATION_JSON.to_string(), bytes)));
     Ok(extras)
 }

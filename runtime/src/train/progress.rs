@@ -1,6 +1,6 @@
 //! Output for people while a job runs: a progress bar with ETA on a terminal, plain lines otherwise.
 
-use crate::console::{Console, Stream};
+use crate::console::{Console, Stream, printable};
 use crate::events::{EvalMetrics, Event, StepMetrics};
 use crate::train::step_line::{COLUMNS, Pace, beside_bar, step_line};
 use crate::units::human_duration;
@@ -187,7 +187,8 @@ fn columns(stream: &Stream) -> usize {
 
 /// The end of a path: what fits beside a bar, but never less than some letters of the name.
 fn file_name(path: &Path, columns: usize) -> String {
-    let (text, fits) = (path.display().to_string(), columns.saturating_sub(NUMBERS_COLUMNS).max(12));
+    let (text, fits) =
+        (printable(&path.display().to_string()).into_owned(), columns.saturating_sub(NUMBERS_COLUMNS).max(12));
     match text.chars().count() {
         n if n > fits => text
             .chars()

@@ -23,7 +23,7 @@ use std::path::Path;
 pub fn reexport(source: &ModelSource, to: &Path, dtype: Option<Dtype>) -> Result<(), JobError> {
     let config = source.config()?;
     let generation = source.generation_config()?;
-    let files = read_tokenizer_files(source.tokenizer_dir())?;
+    let files = tokenizer_files(source)?;
     let (machine, compiled) = load(source, &source.model()?)?;
     let from = ExportFrom { machine: &*machine, compiled: &compiled };
     let tensors = weights::parameters(&compiled);
@@ -47,6 +47,20 @@ pub fn reexport(source: &ModelSource, to: &Path, dtype: Option<Dtype>) -> Result
     };
     Ok(export_model(to, &export)?)
 }
+
+/// The files of a tokenizer: as they are used here, and the others that belong to it. `tokenizer.json` has the tokens of
+/// `added_tokens.json`, whose ids may be others.
+fn tokenizer_files(source: &ModelSource) -> Result<Vec<(String, Vec<u8>)>, JobError> {
+    let mut files: Vec<_> = source.tokenizer()?.files().collect();
+    let others = read_tokenizer_files(source.tokenizer_dir())?.into_iter();
+    let is_left = |name: &String| !RESOLVED.contains(&name.as_str());
+    files.extend(others.filter(|(name, _)| is_left(name)));
+    Ok(files)
+}
+
+/// Files that are written as the tokenizer resolves them.
+const RESOLVED: [&str; 5] =
+    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json"];
 
 /// Writes a GGUF file.
 ///

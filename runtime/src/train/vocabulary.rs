@@ -57,7 +57,11 @@ fn trains_embedding(config: &JobConfig) -> bool {
 }
 
 /// What the user may not expect of the tokens.
-pub(crate) fn note(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
+pub(crate) fn notes(config: &JobConfig, tokenizer: &Tokenizer) -> Vec<String> {
+    tokenizer.notes().iter().cloned().chain(note_of_padding(config, tokenizer)).collect()
+}
+
+fn note_of_padding(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
     let pad = config.model.special_tokens.roles.get(PAD)?;
     tokenizer.token_id(pad).is_none().then(|| {
         format!(

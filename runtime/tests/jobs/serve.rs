@@ -235,6 +235,103 @@ fn sampled_texts_follow_their_seed_and_end_at_stop_texts() {
     assert_eq!((cut.as_str(), reason), (&whole[..whole.find(stop).unwrap()], json!("stop")));
 }
 
+/// Texts, offsets and the whole text of the tokens of a completion.
+fn walked(choice: &Value) -> (Vec<String>, Vec<usize>, String) {
+    let list = |key: &str| choice["logprobs"][key].as_array().unwrap().clone();
+    let tokens = list("tokens").iter().map(|token| token.as_str().unwrap().to_owned()).collect();
+    let offsets = list("text_offset").iter().map(|offset| offset.as_u64().unwrap() as usize).collect();
+    (tokens, offsets, choice["text"].as_str().unwrap().to_owned())
+}
+
+/// Panics unless each token with a text is where its offset says.
+fn assert_in_place((tokens, offsets, text): &(Vec<String>, Vec<usize>, String)) {
+    let chars: Vec<char> = text.chars().collect();
+    for (token, offset) in tokens.iter().zip(offsets) {
+        let is_part = token.starts_with("bytes:") || token.starts_with('<') || !text.contains(token.as_str());
+        let there: String = chars[*offset..].iter().take(token.chars().count()).collect();
+        assert!(is_part || there == *token, "{token:?} is not at {offset} of {text:?}: {there:?}");
+    }
+    assert!(offsets.is_sorted(), "{offsets:?}");
+}
+
+#[test]
+fn offsets_of_tokens_are_positions_in_the_text_also_in_a_stream_and_before_a_stop_text() {
+    let p = trained("64");
+    let reference = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/reference/models"));
+    for model in [p.path("out/model"), reference.join("tiny-llama2"), reference.join("tiny-llama3")] {
+        let server = Server::start(&p, &[model.to_str().unwrap()]);
+        let prompt = "Once upon a time, é 語 there was";
+        let body = |more: Value| {
+            let mut body =
+                json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 1, "ignore_eos": true});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+
+        let echoed = walked(&server.completed(&body(json!({"echo": true})))["choices"][0]);
+        let whole = walked(&server.completed(&body(json!({})))["choices"][0]);
+        let (_, streamed) = server.ask("POST", "/v1/completions", &[JSON], &body(json!({"stream": true})).to_string());
+
+        assert!(echoed.2.starts_with(prompt), "{}", echoed.2);
+        assert_in_place(&echoed);
+        assert_in_place(&whole);
+        let events = streamed.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+        let mut joined = (Vec::new(), Vec::new(), String::new());
+        for event in events.filter(|event| *event != "[DONE]") {
+            let choice = &serde_json::from_str::<Value>(event).unwrap()["choices"][0];
+            joined.2 += choice["text"].as_str().unwrap();
+            if choice["logprobs"].is_object() {
+                let (tokens, offsets, _) = walked(choice);
+                joined.0.extend(tokens);
+                joined.1.extend(offsets);
+            }
+        }
+        assert_eq!(joined, whole);
+        // The tokens of a stop text are no part of the answer.
+        let stop: String = whole.2.chars().skip(2).take(3).collect();
+        let cut = walked(&server.completed(&body(json!({"stop": [stop]})))["choices"][0]);
+        assert_in_place(&cut);
+        assert!(cut.1.iter().all(|offset| *offset < cut.2.chars().count().max(1)), "{cut:?}");
+    }
+}
+
+#[test]
+fn silent_connections_of_strangers_keep_nobody_out() {
+    let p = trained("64");
+    std::fs::write(p.path("key.txt"), "a-key-of-some-length\n").unwrap();
+    let server = Server::start(&p, &["out/model", "--api-key-file", "key.txt"]);
+    let silent: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    // Answers of which nobody reads a byte.
+    let unread = "GET /health HTTP/1.1\r\nhost: a\r\n\r\n".repeat(200);
+    let unread: Vec<TcpStream> = (0..150)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&server.address).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write(unread.as_bytes());
+            stream
+        })
+        .collect();
+
+    let begun = Instant::now();
+    let status = server.ask("GET", "/health", &["authorization: Bearer a-key-of-some-length"], "").0;
+
+    assert_eq!((status, silent.len() + unread.len()), (200, 350));
+    assert!(begun.elapsed() < Duration::from_secs(9), "waited {:?} for the places of strangers", begun.elapsed());
+}
+
+#[test]
+fn model_is_found_by_the_name_that_clients_write_into_a_path() {
+    let p = trained("64");
+    let server = Server::start(&p, &["out/model"]);
+
+    for path in ["/v1/models/out%2Fmodel", "/v1/models/out%2fmodel", "/v1/models/out/model"] {
+        let (status, model) = server.get(path);
+        assert_eq!((status, &model["id"]), (200, &json!("out/model")), "{path}");
+    }
+    assert_eq!(server.get("/v1/models/out%2Fother").0, 404);
+    assert_eq!(server.ask("GET", "/health", &["Host: localhost", "Host: evil.example"], "").0, 403);
+}
+
 #[test]
 fn bad_requests_have_a_status_and_name_their_field() {
     let p = trained("64");

@@ -3,6 +3,7 @@
 use crate::support::Project;
 use phalanx::api::generate::with_generator;
 use phalanx::api::sampling::Sampling;
+use phalanx::data::tokenizer::Tokenizer;
 
 /// A project with a base model in `base/model`, and adapters for it in `adapter` and, merged into it, `merged`. They are trained with
 /// these further keys.
@@ -121,6 +122,37 @@ fn one_question_has_one_answer_rendered_with_the_chat_template() {
     p.run(&unknown).refuses(&["nowhere.jinja", "chatml"]);
     let long = "x".repeat(400);
     p.run(&["chat", "out/model", "--prompt", &long]).refuses(&["at most 256"]);
+}
+
+#[test]
+fn tokens_that_end_a_turn_in_training_end_answers_of_the_model_and_of_an_adapter() {
+    let p = Project::new();
+    let turn = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho."}]}"#;
+    p.write("chat.jsonl", &[turn; 16].join("\n"));
+    let yaml =
+        crate::support::YAML.replace("text.txt", "chat.jsonl").replace("type: completion", "type: chat_template");
+    let (model, rest) = yaml.split_once("datasets:").unwrap();
+    p.write("chat.yaml", &format!("{model}chat_template: chatml\neot_tokens: ['<|pad|>']\ndatasets:{rest}"));
+    p.run(&["train", "chat.yaml", "--max_steps", "1"]).succeeds();
+    p.train(&["--max_steps", "1", "--output_dir", "base"]).succeeds();
+    let keys = "adapter: lora\nlora_r: 4\nlora_target_modules: [q_proj]\nchat_template: chatml\n";
+    p.write("lora.yaml", &format!("base_model: DIR/base/model\n{keys}datasets:{rest}"));
+    p.run(&["train", "lora.yaml", "--max_steps", "1", "--output_dir", "tuned"]).succeeds();
+    p.run(&["export", "tuned", "merged", "--merge"]).succeeds();
+    let tokenizer = Tokenizer::from_dir(&p.path("out/model")).unwrap();
+    let [eos, end, pad] = ["<|eos|>", "<|im_end|>", "<|pad|>"].map(|text| tokenizer.token_id(text).unwrap());
+
+    let ends = |dir: &str| {
+        let text = std::fs::read_to_string(p.path(dir).join("generation_config.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["eos_token_id"].clone()
+    };
+
+    assert_eq!(ends("out/model"), serde_json::json!([eos, pad, end]));
+    for dir in ["tuned/model", "merged"] {
+        assert_eq!(ends(dir), serde_json::json!([eos, end]), "{dir}");
+        assert_eq!(Tokenizer::from_dir(&p.path(dir)).unwrap().stop_ids(), [eos, end], "{dir}");
+    }
+    assert!(!p.path("base/model/generation_config.json").exists(), "a model of texts has no turns");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! cannot be created in a process that was started as a rank.
 
 use crate::config::JobConfig;
+use crate::console::printable;
 use crate::error::JobError;
 use crate::error::host::HostError;
 use crate::frontend::UserModel;
@@ -140,7 +141,7 @@ fn run(start: &RankStart, make: Option<&MakeModel>) -> i32 {
     }));
     log_to(std::io::stderr);
     process::run(start.channel, start.fd_channel, make).unwrap_or_else(|error| {
-        let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", start.worker);
+        let _ = writeln!(std::io::stderr(), "{}", printable(&format!("error: rank {}: {error}", start.worker)));
         2
     })
 }
