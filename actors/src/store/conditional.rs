@@ -46,19 +46,12 @@ pub trait Objects: Debug + Send + Sync + 'static {
     /// When there is no answer within `limit`.
     fn read(&self, name: &str, limit: Duration) -> Result<Option<(Vec<u8>, Version)>, StoreError>;
 
-    /// Replaces an object if it has the version `expected` (`None`: if there is no object), and returns its new version.
+    /// Replaces an object if it has the version `old` (`None`: if there is no object), and returns its new version.
     /// `None` if the object has another version. Without `is_durable`, a power failure may undo the replacement.
     ///
     /// # Errors
     /// When it is unknown whether the object was replaced; it may be replaced later, too.
-    fn replace(
-        &self,
-        name: &str,
-        expected: Option<&Version>,
-        bytes: &[u8],
-        is_durable: bool,
-        limit: Duration,
-    ) -> Replaced;
+    fn replace(&self, name: &str, old: Option<&Version>, bytes: &[u8], is_durable: bool, limit: Duration) -> Replaced;
 
     /// The location of an object, for errors.
     fn location(&self, name: &str) -> PathBuf;
