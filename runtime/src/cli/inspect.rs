@@ -4,10 +4,12 @@ use super::export::resolve;
 use super::say;
 use crate::console::printable;
 use crate::error::JobError;
+use crate::train::adapter_settings::AdapterSettings;
 use crate::train::plan;
 use crate::units::{human_bytes, human_count};
 use comfy_table::{Table, presets};
 use phalanx_storage::checkpoint::reader::Checkpoint;
+use phalanx_storage::hf::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use phalanx_storage::hf::source::{TensorSource, read_json};
 use serde_json::json;
 use std::io::Write;
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Checkpoint, output_dir of a run, or model directory.
+    /// Checkpoint, output_dir of a run, model directory or adapter directory.
     path: PathBuf,
     /// Print the contents as a JSON object.
     #[arg(long)]
@@ -30,18 +32,44 @@ struct Row {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    if args.path.join("config.json").exists() { model(&args.path, args.json) } else { checkpoint(args) }
+    let has = |name: &str| args.path.join(name).symlink_metadata().is_ok();
+    match (has(ADAPTER_CONFIG), has("config.json")) {
+        (true, _) => adapter(&args.path, args.json),
+        (false, true) => model(&args.path, args.json),
+        (false, false) => checkpoint(args),
+    }
+}
+
+fn adapter(dir: &Path, as_json: bool) -> Result<(), JobError> {
+    let settings = AdapterSettings::read(dir)?;
+    let source = TensorSource::open_file(&dir.join(ADAPTER_WEIGHTS))?;
+    let about = json!({
+        "kind": "adapter",
+        "base_model": settings.base_model,
+        "rank": settings.rank,
+        "alpha": settings.alpha,
+        "rslora": settings.use_rslora,
+        "dora": settings.use_dora,
+        "target_modules": settings.target_modules,
+        "modules_to_save": settings.modules_to_save,
+    });
+    show(about, &rows(&source)?, as_json);
+    Ok(())
+}
+
+/// The tensors of a file.
+fn rows(source: &TensorSource) -> Result<Vec<Row>, JobError> {
+    let row = |name: &str| {
+        let (dtype, shape) = (source.dtype(name)?.name().into(), source.shape(name)?.to_vec());
+        Ok(Row { name: name.into(), dtype, shape })
+    };
+    source.names().map(row).collect()
 }
 
 fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
     let path = dir.join("config.json");
     let config = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
-    let source = TensorSource::open(dir)?;
-    let mut rows = Vec::new();
-    for name in source.names() {
-        let shape = source.shape(name)?.to_vec();
-        rows.push(Row { name: name.into(), dtype: source.dtype(name)?.name().into(), shape });
-    }
+    let rows = rows(&TensorSource::open(dir)?)?;
     let about = json!({
         "kind": "model",
         "architecture": config.family.architecture,

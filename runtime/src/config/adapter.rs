@@ -29,7 +29,8 @@ section! {
         pub lora_target_linear: bool = false;
         /// Indices of the blocks whose layers get adapters; empty for all.
         pub peft_layers_to_transform: Vec<usize> = Vec::new();
-        /// Modules that are trained whole beside the adapters, such as embed_tokens and lm_head.
+        /// Modules that are trained whole beside the adapters, such as embed_tokens and lm_head: ends of their paths, also within
+        /// a component, as in PEFT, so that norm means every norm before a part of a block too.
         pub lora_modules_to_save: Vec<String> = Vec::new();
         /// Directory of an adapter from which training starts, as PEFT or an earlier run wrote it.
         pub lora_model_dir: Option<PathBuf> = None;

@@ -15,10 +15,13 @@ pub enum MergeError {
         dir.display(), base.display()
     )]
     NoBase { dir: PathBuf, base: PathBuf },
-    /// An adapter of a kind that is not merged.
-    #[error("adapter {}: {key} is {found}, {wanted}", dir.display())]
-    Setting { dir: PathBuf, key: &'static str, found: String, wanted: &'static str },
+    /// An adapter of a kind that is not supported.
+    #[error("adapter {}: `{key}` is {found}, {wanted}", dir.display())]
+    Setting { dir: PathBuf, key: String, found: String, wanted: String },
     /// A tensor that has no place in the base model.
     #[error("adapter {} has tensor {tensor}, which does not fit the base model: {why}", dir.display())]
     Tensor { dir: PathBuf, tensor: String, why: String },
+    /// A tensor that the settings of the adapter call for.
+    #[error("adapter {} lacks tensor {tensor}, although {why}", dir.display())]
+    Lacks { dir: PathBuf, tensor: String, why: &'static str },
 }

@@ -81,6 +81,12 @@ pub enum PlanError {
         dir.display()
     )]
     AdapterTensor { dir: PathBuf, has: &'static str, tensor: String },
+    /// The weight of an adapted module in an adapter is not that of the job's model.
+    #[error(
+        "lora_model_dir {}: its tensor `{tensor}` differs from that weight of `base_model`, to which the adapter does not belong",
+        dir.display()
+    )]
+    AdapterBase { dir: PathBuf, tensor: String },
     /// `phalanx eval` of a job before its training.
     #[error("output_dir {} has no trained model and no checkpoint yet; train first, or name a model with --model", dir.display())]
     NothingTrained { dir: PathBuf },

@@ -189,6 +189,7 @@ fn export_lora(
     // Beside adapters, modules that the configuration names are trained whole.
     let adapters: Vec<&Tensor> = tensors.iter().filter(|t| t.trainable).collect();
     let names: Vec<String> = adapters.iter().map(|t| peft_name(&t.name)).collect();
+    let saved = saved_modules(&adapters);
     let modules = adapted_modules(tensors.iter().map(|t| t.name.as_str()));
     let shown: Vec<Shown<'_>> = adapters.iter().map(|t| shown(from, t)).collect();
     let list: Vec<ExportTensor<'_>> =
@@ -204,7 +205,7 @@ fn export_lora(
             use_rslora: lora.section.peft_use_rslora,
             use_dora: lora.section.peft_use_dora,
             target_modules: &modules,
-            modules_to_save: &lora.section.lora_modules_to_save,
+            modules_to_save: &saved,
             fan_in_fan_out: adapts_stored_in_out(from.compiled, tensors),
             tensors: &list,
             dtype,
@@ -212,6 +213,13 @@ fn export_lora(
         },
     )?;
     Ok(())
+}
+
+/// Whole paths of the modules that were trained whole: PEFT takes a shorter name for every module whose path ends with it.
+fn saved_modules(trained: &[&Tensor]) -> Vec<String> {
+    let module = |t: &&Tensor| t.name.rsplit_once('.').map(|(module, _)| module.to_owned());
+    let whole = trained.iter().filter(|t| !t.name.contains(".lora_"));
+    whole.filter_map(module).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Names of the adapted modules among the tensors of a model and its adapters: a last component of paths if all modules with it

@@ -16,5 +16,10 @@ pub(crate) fn model_of(config: &JobConfig, path: &Path) -> Result<PathBuf, JobEr
 
 /// The directory of a model that is called by a path or a name.
 pub(crate) fn model(path: &Path) -> Result<PathBuf, JobError> {
-    Ok(HubCache::of_user().resolve(Kind::Model, path, None)?)
+    model_at(path, None)
+}
+
+/// As [`model`], at a branch, tag or commit if it is called by a name.
+pub(crate) fn model_at(path: &Path, revision: Option<&str>) -> Result<PathBuf, JobError> {
+    Ok(HubCache::of_user().resolve(Kind::Model, path, revision)?)
 }

@@ -1,22 +1,22 @@
 //! Adds adapters into the weights that they adapt.
 //!
 //! `W += s B A` (`W^T` where the model stores `[in, out]`), summed in f64; with DoRA, rows are then scaled to the lengths `m`.
-//! Modules that were trained whole replace those of the base model.
+//! `W` of an embedding is `[vocabulary, out]`, and `B` may have a bias, which is scaled too. Modules that were trained whole replace
+//! those of the base model.
 //!
 //! Sources: Hu et al. 2021, LoRA, §4.1 (arXiv:2106.09685); Liu et al. 2024, DoRA, §4.1 (arXiv:2402.09353), with the lengths of
 //! rows as PEFT computes them.
 
+use super::adapter_settings::AdapterSettings;
 use super::weights::{self, Tensor};
 use crate::error::JobError;
 use crate::error::merge::MergeError;
-use fancy_regex::Regex;
 use phalanx_device::Machine;
-use phalanx_storage::hf::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
-use phalanx_storage::hf::source::{TensorSource, read_json};
+use phalanx_storage::hf::adapter::ADAPTER_WEIGHTS;
+use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::Op;
 use rayon::prelude::*;
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -63,10 +63,7 @@ impl LowRank<'_> {
 pub(crate) struct AdapterWeights {
     dir: PathBuf,
     source: TensorSource,
-    /// A numerator of the scale for modules whose paths match, before the common one.
-    alphas: Vec<(Regex, f64)>,
-    alpha: f64,
-    use_rslora: bool,
+    settings: AdapterSettings,
 }
 
 const PREFIX: &str = "base_model.model.";
@@ -75,51 +72,26 @@ impl AdapterWeights {
     /// Opens an adapter and reads its settings.
     ///
     /// # Errors
-    /// When it cannot be read, or is of a kind that cannot be merged.
+    /// When it cannot be read, or computes something that this build does not.
     pub(crate) fn open(dir: &Path) -> Result<AdapterWeights, JobError> {
-        let config = read_json(&dir.join(ADAPTER_CONFIG))?;
-        let refuse = |key: &'static str, wanted: &'static str| {
-            let found = config[key].to_string().chars().take(60).collect();
-            JobError::from(MergeError::Setting { dir: dir.to_owned(), key, found, wanted })
-        };
-        if config["peft_type"] != "LORA" {
-            return Err(refuse("peft_type", "but only \"LORA\" can be merged"));
-        }
-        if config["alora_invocation_tokens"].is_array() {
-            return Err(refuse("alora_invocation_tokens", "and an adapter that is active at times cannot be merged"));
-        }
-        let patterns = config["alpha_pattern"].as_object().into_iter().flatten();
-        let alphas = patterns.map(|(key, alpha)| {
-            // As PEFT: the pattern is the end of a module's path.
-            let regex = Regex::new(&format!(r"\A(?:.*\.)?(?:{key})\z")).ok();
-            regex
-                .zip(alpha.as_f64())
-                .ok_or_else(|| refuse("alpha_pattern", "which is no table of patterns and numbers"))
-        });
-        Ok(AdapterWeights {
-            dir: dir.to_owned(),
-            alphas: alphas.collect::<Result<_, _>>()?,
-            alpha: config["lora_alpha"].as_f64().unwrap_or(8.0),
-            use_rslora: config["use_rslora"] == Value::Bool(true),
-            source: TensorSource::open_file(&dir.join(ADAPTER_WEIGHTS))?,
-        })
+        let settings = AdapterSettings::read(dir)?;
+        let source = TensorSource::open_file(&dir.join(ADAPTER_WEIGHTS))?;
+        Ok(AdapterWeights { dir: dir.to_owned(), source, settings })
     }
 
-    fn scale(&self, module: &str, rank: usize) -> f64 {
-        let own = self.alphas.iter().find(|(regex, _)| regex.is_match(module).unwrap_or(false));
-        let rank = rank as f64;
-        own.map_or(self.alpha, |(_, alpha)| *alpha) / if self.use_rslora { rank.sqrt() } else { rank }
+    fn unfit(&self, tensor: &str, why: impl Into<String>) -> JobError {
+        MergeError::Tensor { dir: self.dir.clone(), tensor: tensor.to_owned(), why: why.into() }.into()
     }
 
-    fn unfit(&self, tensor: &str, why: impl Into<String>) -> MergeError {
-        MergeError::Tensor { dir: self.dir.clone(), tensor: tensor.to_owned(), why: why.into() }
+    fn lacks(&self, tensor: &str, why: &'static str) -> JobError {
+        MergeError::Lacks { dir: self.dir.clone(), tensor: tensor.to_owned(), why }.into()
     }
 
     /// A tensor of this shape.
     fn read(&self, name: &str, fits: impl FnOnce(&[usize]) -> bool) -> Result<Vec<f32>, JobError> {
         let shape = self.source.shape(name)?;
         if !fits(shape) {
-            return Err(self.unfit(name, format!("its shape is {shape:?}")).into());
+            return Err(self.unfit(name, format!("its shape is {shape:?}")));
         }
         let mut values = vec![0.0; shape.iter().product()];
         self.source.read_into(name, &mut values)?;
@@ -130,44 +102,169 @@ impl AdapterWeights {
 /// Merges an adapter into the weights of a machine, whose program has none.
 ///
 /// # Errors
-/// When a tensor of the adapter has no place in the model or another shape; the weights are then those of neither.
+/// When a tensor of the adapter has no place in the model or another shape, or is missing; the weights are then those of neither.
 pub(crate) fn merge(machine: &mut dyn Machine, c: &Compiled, adapter: &AdapterWeights) -> Result<(), JobError> {
-    let mut left: BTreeSet<String> = adapter.source.names().map(str::to_owned).collect();
+    let left = adapter.source.names().map(str::to_owned).collect();
+    let mut merge = Merge { machine, c, adapter, left };
     for tensor in weights::parameters(c) {
+        merge.replace(&tensor)?;
+        match tensor.name.strip_suffix(".weight") {
+            Some(module) => merge.add_product(module, &tensor)?,
+            None => merge.add_bias(&tensor)?,
+        }
+    }
+    match merge.left.first() {
+        None => Ok(()),
+        Some(tensor) => Err(adapter.unfit(tensor, "the model has no such module, or it is not merged")),
+    }
+}
+
+/// A merge that is going on.
+struct Merge<'a> {
+    machine: &'a mut dyn Machine,
+    c: &'a Compiled,
+    adapter: &'a AdapterWeights,
+    /// Tensors of the adapter that were not used yet.
+    left: BTreeSet<String>,
+}
+
+impl Merge<'_> {
+    /// Takes a whole tensor from the adapter: of a module that was trained whole, or of an adapted one, whose own weights PEFT
+    /// stores beside the adapters of embeddings and heads.
+    fn replace(&mut self, tensor: &Tensor) -> Result<(), JobError> {
+        let (module, kind) = tensor.name.rsplit_once('.').unwrap_or((&tensor.name, ""));
+        let is_saved = self.adapter.settings.saves(module);
         let whole = format!("{PREFIX}{}", tensor.name);
-        if left.remove(&whole) {
-            let values = adapter.read(&whole, |shape| shape == tensor.shape)?;
-            weights::unpack_from_whole(machine, c, &tensor, &values);
+        let names = [whole.clone(), format!("{PREFIX}{module}.base_layer.{kind}")];
+        let Some(name) = names.iter().find(|name| self.left.remove(*name)) else {
+            return match is_saved {
+                true => Err(self.adapter.lacks(&whole, "modules_to_save names its module")),
+                false => Ok(()),
+            };
+        };
+        if is_saved {
+            self.check_untied(name, tensor)?;
         }
-        let Some(module) = tensor.name.strip_suffix(".weight") else { continue };
-        let [a, b, m] =
-            ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"].map(|part| format!("{PREFIX}{module}.{part}"));
-        if !left.remove(&a) {
-            continue;
-        }
-        left.remove(&b);
-        let transposed = is_stored_in_out(c, &tensor);
+        let values = self.adapter.read(name, |shape| shape == tensor.shape)?;
+        weights::unpack_from_whole(self.machine, self.c, tensor, &values);
+        Ok(())
+    }
+
+    fn add_product(&mut self, module: &str, tensor: &Tensor) -> Result<(), JobError> {
+        let Some(matrices) = self.matrices(module, tensor)? else { return Ok(()) };
+        let Matrices { a, b, is_table } = matrices;
+        let transposed = is_table || is_stored_in_out(self.c, tensor);
         let &[rows, columns] = tensor.shape.as_slice() else {
-            return Err(adapter.unfit(&a, "its module has no matrix").into());
+            return Err(self.adapter.unfit(&a, "its module has no matrix"));
         };
         let (n_out, n_in) = if transposed { (columns, rows) } else { (rows, columns) };
-        let a_values = adapter.read(&a, |shape| shape.len() == 2 && shape[1] == n_in)?;
-        let rank = a_values.len() / n_in.max(1);
-        let b_values = adapter.read(&b, |shape| shape == [n_out, rank])?;
-        let magnitude = match left.remove(&m) {
-            true => Some(adapter.read(&m, |shape| shape.iter().product::<usize>() == n_out)?),
-            false => None,
-        };
-        let scale = adapter.scale(module, rank);
-        let low_rank = LowRank { a: &a_values, b: &b_values, scale, magnitude: magnitude.as_deref() };
-        let mut weight = weights::packed(machine, c, &tensor).into_owned();
+        let adapter = self.adapter;
+        let rank = adapter.settings.rank_of(module);
+        for (name, expected) in [(&a, [rank, n_in]), (&b, [n_out, rank])] {
+            let shape = adapter.source.shape(name)?;
+            if shape != expected {
+                let why = format!("its shape is {shape:?}, and that of rank {rank} is {expected:?}");
+                return Err(adapter.unfit(name, why));
+            }
+        }
+        let [a, b] = [a, b].map(|name| adapter.read(&name, |_| true));
+        let magnitude = self.magnitude(module, n_out)?;
+        let scale = adapter.settings.scale_of(module);
+        let low_rank = LowRank { a: &a?, b: &b?, scale, magnitude: magnitude.as_deref() };
+        let mut weight = weights::packed(self.machine, self.c, tensor).into_owned();
         low_rank.add_to(&mut weight, n_out, n_in, transposed);
-        weights::unpack_from_whole(machine, c, &tensor, &weight);
+        weights::unpack_from_whole(self.machine, self.c, tensor, &weight);
+        Ok(())
     }
-    match left.first() {
-        None => Ok(()),
-        Some(tensor) => Err(adapter.unfit(tensor, "the model has no such module, or it is not merged").into()),
+
+    /// Names of the matrices of a module, if it has some.
+    fn matrices(&mut self, module: &str, tensor: &Tensor) -> Result<Option<Matrices>, JobError> {
+        let named = |part: &str| format!("{PREFIX}{module}.{part}");
+        let is_table = is_table(self.c, tensor);
+        let [a, b] = match is_table {
+            true => ["lora_embedding_A", "lora_embedding_B"].map(named),
+            false => ["lora_A.weight", "lora_B.weight"].map(named),
+        };
+        let adapter = self.adapter;
+        let adapts = adapter.settings.adapts(module);
+        let can_be_adapted = tensor.shape.len() == 2;
+        match (self.left.remove(&a), self.left.remove(&b)) {
+            (false, false) if adapts == Some(true) && can_be_adapted => {
+                Err(adapter.lacks(&a, "target_modules names its module"))
+            }
+            (false, false) => Ok(None),
+            (true, true) if adapts == Some(false) => {
+                Err(adapter.unfit(&a, "target_modules and the keys beside it leave out its module"))
+            }
+            (true, true) => {
+                if is_table {
+                    self.check_untied(&a, tensor)?;
+                }
+                Ok(Some(Matrices { a, b, is_table }))
+            }
+            (true, false) => Err(adapter.lacks(&b, "it has the other matrix")),
+            (false, true) => Err(adapter.lacks(&a, "it has the other matrix")),
+        }
     }
+
+    /// The lengths of the rows of an adapted module.
+    fn magnitude(&mut self, module: &str, n_out: usize) -> Result<Option<Vec<f32>>, JobError> {
+        let name = format!("{PREFIX}{module}.lora_magnitude_vector");
+        let with_weight = format!("{name}.weight");
+        let found = [name.clone(), with_weight].into_iter().find(|name| self.left.remove(name));
+        match (found, self.adapter.settings.use_dora) {
+            (None, false) => Ok(None),
+            (None, true) => Err(self.adapter.lacks(&name, "`use_dora` is true")),
+            (Some(name), false) => Err(self.adapter.unfit(&name, "`use_dora` is not true")),
+            (Some(name), true) => self.adapter.read(&name, |shape| shape.iter().product::<usize>() == n_out).map(Some),
+        }
+    }
+
+    /// Adds the bias of a module's matrix B.
+    fn add_bias(&mut self, tensor: &Tensor) -> Result<(), JobError> {
+        let Some(module) = tensor.name.strip_suffix(".bias") else { return Ok(()) };
+        let name = format!("{PREFIX}{module}.lora_B.bias");
+        if !self.left.remove(&name) {
+            return Ok(());
+        }
+        if !self.adapter.settings.lora_bias {
+            return Err(self.adapter.unfit(&name, "`lora_bias` is not true"));
+        }
+        let added = self.adapter.read(&name, |shape| shape == tensor.shape)?;
+        let scale = self.adapter.settings.scale_of(module);
+        let mut bias = weights::packed(self.machine, self.c, tensor).into_owned();
+        bias.iter_mut()
+            .zip(added)
+            .for_each(|(bias, added)| *bias = (f64::from(*bias) + scale * f64::from(added)) as f32);
+        weights::unpack_from_whole(self.machine, self.c, tensor, &bias);
+        Ok(())
+    }
+
+    /// PEFT changes the embedding and leaves the head as it is, which one weight for both cannot do.
+    fn check_untied(&self, name: &str, tensor: &Tensor) -> Result<(), JobError> {
+        match is_table(self.c, tensor) && is_weight(self.c, tensor) {
+            true => Err(self.adapter.unfit(name, "the model also uses this weight as its head")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Names of the two matrices of a module.
+struct Matrices {
+    a: String,
+    b: String,
+    /// The module is an embedding.
+    is_table: bool,
+}
+
+/// Whether a tensor is the table of an embedding.
+fn is_table(c: &Compiled, w: &Tensor) -> bool {
+    c.program.instrs.iter().any(|i| matches!(i.op, Op::Embedding { .. }) && i.reads.get(1) == Some(&w.value))
+}
+
+/// Whether a product uses a tensor.
+fn is_weight(c: &Compiled, w: &Tensor) -> bool {
+    c.program.instrs.iter().any(|i| matches!(i.op, Op::MatMul(_)) && i.reads.get(1) == Some(&w.value))
 }
 
 /// Whether the product that uses a weight takes it as `[in, out]`.
@@ -175,6 +272,10 @@ pub(crate) fn is_stored_in_out(c: &Compiled, w: &Tensor) -> bool {
     let uses = c.program.instrs.iter().find(|i| matches!(i.op, Op::MatMul(_)) && i.reads.get(1) == Some(&w.value));
     matches!(uses.map(|i| &i.op), Some(Op::MatMul(m)) if !m.trans_b)
 }
+
+#[cfg(test)]
+#[path = "merge_tests.rs"]
+mod adapter_tests;
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 //! - [`architecture`]: what computes a model.
 //! - [`plan`]: all parts of a run, resolved before a buffer exists; `programs`: its compiled programs; `fit`: whether they
 //!   fit in memory; `preparation`: the data; `quantised`: weights that cannot be read;
-//!   `initial_adapter`: the adapter that a run continues; `frozen`: parameters that are not trained.
+//!   `adapter_settings`: what an adapter computes; `initial_adapter`: the one that a run continues; `frozen`: parameters that are not trained.
 //! - `weights`: parameters into and out of the machine; `row_lengths`: those that depend on other ones.
 //! - `trainer`: the loop, on the device thread; `trainer::catching_up`: how a member catches up while others train.
 //! - `team`: the ranks of a run and what they agree on; `links`: messages between two members, by way of `lane` and
@@ -28,6 +28,7 @@
 //! Deliberately absent: processes, supervisors and coordinators. They are layers above, which act through
 //! `trainer::Member`.
 
+pub(crate) mod adapter_settings;
 pub mod architecture;
 mod background;
 pub mod best;

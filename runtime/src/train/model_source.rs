@@ -1,5 +1,6 @@
 //! A model as the commands that use one are given it: a model directory, or an adapter directory with its base model.
 
+use super::adapter_settings::AdapterSettings;
 use super::located;
 use super::merge::{AdapterWeights, merge};
 use super::plan;
@@ -8,6 +9,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::merge::MergeError;
 use phalanx_device::Machine;
+use phalanx_storage::foreign_file;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::source::{TensorSource, read_json};
@@ -54,18 +56,19 @@ impl ModelSource {
     /// When `base_model` is given for a whole model, or the base model of an adapter is not there.
     pub fn find(dir: &Path, base_model: Option<&Path>) -> Result<ModelSource, JobError> {
         let dir = &*located::model(dir)?;
-        let path = dir.join(ADAPTER_CONFIG);
-        if !path.is_file() {
+        if !is_there(&dir.join(ADAPTER_CONFIG))? {
             return match base_model {
                 None => Ok(ModelSource { base: dir.to_owned(), adapter: None }),
                 Some(_) => Err(MergeError::NoAdapter { dir: dir.to_owned() }.into()),
             };
         }
-        let config = read_json(&path)?;
-        let named = config["base_model_name_or_path"].as_str().unwrap_or_default();
-        let base = base_model.map_or_else(|| PathBuf::from(named), Path::to_owned);
+        let AdapterSettings { base_model: named, revision, .. } = AdapterSettings::read(dir)?;
+        let (base, revision) = match base_model {
+            Some(base) => (base.to_owned(), None),
+            None => (PathBuf::from(named.unwrap_or_default()), revision),
+        };
         // Without it, the error below names both.
-        let base = located::model(&base).unwrap_or(base);
+        let base = located::model_at(&base, revision.as_deref()).unwrap_or(base);
         if !base.join(CONFIG).is_file() {
             return Err(MergeError::NoBase { dir: dir.to_owned(), base }.into());
         }
@@ -84,14 +87,20 @@ impl ModelSource {
 
     /// The recommended settings of generation, those of an adapter if it has some; null if there are none.
     pub(crate) fn generation_config(&self) -> Result<Value, JobError> {
-        let dirs = self.adapter.iter().chain([&self.base]);
-        let mut paths = dirs.map(|dir| dir.join(GENERATION_JSON));
-        Ok(paths.find(|path| path.is_file()).map(|path| read_json(&path)).transpose()?.unwrap_or_default())
+        for dir in self.adapter.iter().chain([&self.base]) {
+            let path = dir.join(GENERATION_JSON);
+            if is_there(&path)? {
+                return Ok(read_json(&path)?);
+            }
+        }
+        Ok(Value::Null)
     }
 
     /// The directory whose tokenizer belongs to the model: that of the adapter if it has one.
     pub(crate) fn tokenizer_dir(&self) -> &Path {
-        self.adapter.as_deref().filter(|dir| dir.join(TOKENIZER).is_file()).unwrap_or(&self.base)
+        // One that cannot be read is reported when it is.
+        let has_one = |dir: &&Path| is_there(&dir.join(TOKENIZER)).unwrap_or(true);
+        self.adapter.as_deref().filter(has_one).unwrap_or(&self.base)
     }
 
     /// The tokenizer.
@@ -127,6 +136,11 @@ impl ModelSource {
     }
 }
 
+/// Whether a file is there, also if it cannot be read.
+fn is_there(path: &Path) -> Result<bool, JobError> {
+    foreign_file::is_there(path).map_err(|source| JobError::Io { action: "read", path: path.to_owned(), source })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,7 +154,7 @@ mod tests {
         }
         std::fs::write(base.join(CONFIG), "{}").unwrap();
         std::fs::write(other.join(CONFIG), "{}").unwrap();
-        let config = serde_json::json!({ "base_model_name_or_path": base });
+        let config = serde_json::json!({ "peft_type": "LORA", "base_model_name_or_path": base });
         std::fs::write(adapter.join(ADAPTER_CONFIG), config.to_string()).unwrap();
 
         let named = ModelSource::find(&adapter, None).unwrap();

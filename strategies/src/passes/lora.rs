@@ -9,6 +9,7 @@ use crate::program::{
     Program, Role, Site, ValueId,
 };
 use std::collections::BTreeSet;
+use std::slice;
 
 /// What to adapt, and how strongly.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,7 +24,7 @@ pub struct LoraSpec {
     pub target_modules: Vec<String>,
     /// Adapt only modules of these blocks; empty for all.
     pub blocks: Vec<usize>,
-    /// Modules that are trained whole beside the adapters, named as targets are.
+    /// Modules that are trained whole beside the adapters; see [`is_saved`].
     pub modules_to_save: Vec<String>,
     /// Probability with which an element of an adapter's input is zeroed in training.
     pub dropout: f32,
@@ -199,13 +200,13 @@ fn check_targets(program: &Program, spec: &LoraSpec) -> Result<(), LoraError> {
 fn saved_params(program: &Program, spec: &LoraSpec) -> Result<Vec<bool>, LoraError> {
     let names = &spec.modules_to_save;
     let paths = || program.params.iter().flat_map(|p| &p.parts).map(|part| module_of(&part.name));
-    if let Some(name) = names.iter().find(|name| !paths().any(|path| is_at(path, name))) {
+    if let Some(name) = names.iter().find(|&name| !paths().any(|path| is_saved(path, slice::from_ref(name)))) {
         return Err(LoraError::NoSuchSaved { name: name.clone(), present: last_names(paths()) });
     }
     let mut saved = Vec::new();
     for param in &program.params {
         let (named, others): (Vec<&str>, Vec<&str>) =
-            param.parts.iter().map(|part| module_of(&part.name)).partition(|path| is_named(path, names));
+            param.parts.iter().map(|part| module_of(&part.name)).partition(|path| is_saved(path, names));
         if let Some(&name) = named.first() {
             let name = name.to_string();
             if !others.is_empty() {
@@ -261,6 +262,13 @@ fn module_of(tensor: &str) -> &str {
 /// Whether a name is a module's path, or its last components.
 fn is_at(path: &str, name: &str) -> bool {
     path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// Whether a module is trained whole: it, or a module that contains it, has a path that ends with one of the names. As in PEFT, a
+/// name may begin within a component, so that `norm` also means every `input_layernorm`.
+pub fn is_saved(path: &str, names: &[String]) -> bool {
+    let ends = |path: &str| names.iter().any(|name| path.ends_with(name.as_str()));
+    path.match_indices('.').any(|(at, _)| ends(&path[..at])) || ends(path)
 }
 
 fn is_named(path: &str, names: &[String]) -> bool {
@@ -486,6 +494,22 @@ mod tests {
         expected.sort();
         found.sort();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn name_of_saved_modules_is_the_end_of_their_paths_or_of_modules_around_them() {
+        let saved = |names: &[&str]| {
+            let mut p = model("");
+            lora(&mut p, &spec(&["o_proj"], names)).unwrap();
+            let names: Vec<String> = trained(&p).into_iter().map(str::to_owned).collect();
+            names.into_iter().filter(|name| !name.contains(".lora_")).collect::<Vec<_>>()
+        };
+
+        // PEFT wraps each module whose path ends with the name.
+        assert_eq!(saved(&["norm"]).len(), 7);
+        assert_eq!(saved(&["model.norm"]), ["model.norm.weight"]);
+        let mlp = ["gate_proj", "up_proj", "down_proj"].map(|part| format!("model.layers.1.mlp.{part}.weight"));
+        assert_eq!(saved(&["layers.1.mlp"]), mlp);
     }
 
     #[test]

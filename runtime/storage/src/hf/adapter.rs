@@ -34,7 +34,7 @@ pub struct AdapterExport<'a> {
     pub target_modules: &'a [String],
     /// Whether the base model stores its weights as `[in, out]`, as GPT-2 does.
     pub fan_in_fan_out: bool,
-    /// Modules that were trained whole: ends of their paths.
+    /// Modules that were trained whole: their whole paths.
     pub modules_to_save: &'a [String],
     /// The matrices and the tensors of modules that were trained whole, named with [`peft_name`].
     pub tensors: &'a [ExportTensor<'a>],
