@@ -10,10 +10,12 @@ use crate::config::named_templates::NamedTemplate;
 use crate::config::precision::DeviceChoice;
 use crate::data::chat_template::{ChatTemplate, Conversation, Message};
 use crate::data::end_of_turn::{self, EndOfTurn};
+use crate::data::prepare::TEMPLATE_BYTES_MAX;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::error::generate::GenerateError;
+use phalanx_storage::{foreign_file, home};
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 
@@ -196,8 +198,11 @@ pub(super) fn template_source(tokenizer: &Tokenizer, wanted: Option<&str>) -> Re
         Some(name) => Some(match (tokenizer.named_template(name), NamedTemplate::of(name)) {
             (Some(own), _) => own.to_owned(),
             (None, Some(template)) => template.source().to_owned(),
-            (None, None) if Path::new(name).is_file() => std::fs::read_to_string(name)
-                .map_err(|source| JobError::Io { action: "read", path: name.into(), source })?,
+            (None, None) if home::expanded(name).exists() => {
+                let path = home::expanded(name);
+                let read = foreign_file::read_text(&path, TEMPLATE_BYTES_MAX);
+                read.map_err(|source| JobError::Io { action: "read", path, source })?
+            }
             (None, None) => {
                 let known = NamedTemplate::names().collect();
                 return Err(GenerateError::UnknownTemplate { name: name.to_owned(), known }.into());

@@ -3,6 +3,7 @@
 use crate::devices;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use phalanx_storage::foreign_file;
 use phalanx_strategies::plan::Hardware;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -44,9 +45,12 @@ struct Stage {
     report: Report,
 }
 
+/// The longest summary that is read.
+const SUMMARY_BYTES_MAX: u64 = 64 << 20;
+
 fn read(hardware: &Hardware, path: &Path) -> Result<Hardware, JobError> {
     let io = |source| JobError::Io { action: "read", path: path.to_owned(), source };
-    let text = std::fs::read_to_string(path).map_err(io)?;
+    let text = foreign_file::read_text(path, SUMMARY_BYTES_MAX).map_err(io)?;
     let none = |reason: String| CommandError::Measured { path: path.to_owned(), reason };
     let summary: BTreeMap<String, Stage> = serde_json::from_str(&text).map_err(|e| none(e.to_string()))?;
     let report = |stage: &str| summary.get(stage).map(|stage| &stage.report).filter(|report| !report.rows.is_empty());

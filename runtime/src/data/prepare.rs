@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use phalanx_storage::{foreign_file, home};
 use phalanx_strategies::sampler::Permutation;
 use thiserror::Error;
 
@@ -509,13 +510,17 @@ fn template_source(config: &TemplateConfig, tokenizer: &Tokenizer, dataset: &Pat
     }
 }
 
+/// The longest template that is read; the longest known ones have some 20 kB.
+pub(crate) const TEMPLATE_BYTES_MAX: u64 = 16 << 20;
+
 /// Text with a tag of Jinja is a template; anything else is the path of one.
 pub(crate) fn read_template(template: &str) -> Result<String, PrepareError> {
     if template.contains("{{") || template.contains("{%") {
         return Ok(template.to_owned());
     }
-    let path = PathBuf::from(template);
-    std::fs::read_to_string(&path).map_err(|error| PrepareError::TemplateFile { path, reason: error.to_string() })
+    let path = home::expanded(template);
+    foreign_file::read_text(&path, TEMPLATE_BYTES_MAX)
+        .map_err(|error| PrepareError::TemplateFile { path, reason: error.to_string() })
 }
 
 fn check_vocabulary(

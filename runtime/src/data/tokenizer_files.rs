@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use phalanx_storage::foreign_file;
 use serde_json::{Value, json};
 
 use super::tokenizer::{Tokenizer, TokenizerError};
@@ -21,6 +22,9 @@ const FILES: [&str; 5] = [TOKENIZER, CONFIG, SPECIAL, TEMPLATE, ADDED];
 const TEMPLATE_DIR: &str = "additional_chat_templates";
 /// The template that renders conversations for which no other one is named.
 const DEFAULT: &str = "default";
+
+/// The longest file that is read; the largest tokenizers have some 40 MB.
+const BYTES_MAX: u64 = 256 << 20;
 
 /// The files of a tokenizer, and the configurations of the model beside them.
 #[derive(Debug, Clone)]
@@ -41,7 +45,7 @@ impl TokenizerFiles {
     /// The files of a directory, which must have `tokenizer.json`.
     pub(super) fn read(dir: &Path) -> Result<Self, TokenizerError> {
         let path = dir.join(FILES[0]);
-        let json = std::fs::read(&path).map_err(|error| read_error(&path, &error))?;
+        let json = foreign_file::read(&path, BYTES_MAX).map_err(|error| read_error(&path, &error))?;
         let mut files = vec![(FILES[0], json)];
         for name in &FILES[1..] {
             if let Some(content) = read_if_present(&dir.join(name))? {
@@ -74,7 +78,7 @@ impl TokenizerFiles {
             let path = entry.map_err(|error| read_error(folder, &error))?.path();
             let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jinja"));
             if let Some(name) = name {
-                let content = std::fs::read(&path).map_err(|error| read_error(&path, &error))?;
+                let content = foreign_file::read(&path, BYTES_MAX).map_err(|error| read_error(&path, &error))?;
                 templates.insert(name.to_owned(), text_of(content, &path)?);
             }
         }
@@ -262,11 +266,11 @@ fn ids_of(value: &Value) -> Vec<u32> {
 }
 
 fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
-    match std::fs::read(path) {
-        Ok(content) => Ok(Some(content)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(read_error(path, &error)),
-    }
+    let read = || match foreign_file::is_there(path)? {
+        true => foreign_file::read(path, BYTES_MAX).map(Some),
+        false => Ok(None),
+    };
+    read().map_err(|error| read_error(path, &error))
 }
 
 fn read_error(path: &Path, error: &std::io::Error) -> TokenizerError {

@@ -137,7 +137,7 @@ impl Subject {
     /// When there is none yet.
     pub(crate) fn trained_by(job: &JobConfig) -> Result<(Subject, Vec<String>), JobError> {
         let exported = job.output.folder().join("model");
-        if ["config.json", ADAPTER_CONFIG].iter().any(|name| exported.join(name).is_file()) {
+        if ["config.json", ADAPTER_CONFIG].iter().any(|name| exported.join(name).symlink_metadata().is_ok()) {
             return Subject::find(&exported, job.model.base_model.as_deref());
         }
         let (found, skipped) = latest_valid(&job.output.checkpoints())?;

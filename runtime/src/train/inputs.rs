@@ -8,10 +8,12 @@ use crate::error::export::ExportError;
 use crate::train::initial_adapter;
 use crate::train::plan::ModelPlan;
 use crate::train::preparation::cache_dir;
+use crate::train::weights::name_in;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_storage::hf::tensor_digests::{TensorDigests, tensor_digests};
 use phalanx_strategies::elastic::inputs::{INPUT_LEN_MAX, Input};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -59,11 +61,15 @@ impl RunInputs {
         data: &Prepared,
     ) -> Result<RunInputs, JobError> {
         let mut base_model = match &model.weights {
-            Some(dir) => digests(dir, &TensorSource::open(dir)?, &cache_dir(config))?,
+            Some(dir) => {
+                let source = TensorSource::open(dir)?;
+                let used = used_tensors(model, &source)?;
+                digests(dir, &source, |name| used.contains(name), &cache_dir(config))?
+            }
             None => TensorDigests::new(),
         };
         if let Some(dir) = &model.adapter {
-            base_model.extend(digests(dir, &initial_adapter::open(dir)?, &cache_dir(config))?);
+            base_model.extend(digests(dir, &initial_adapter::open(dir)?, |_| true, &cache_dir(config))?);
         }
         let data_set = |(summary, digest): (&Summary, &[u8; 32])| DataSet {
             file: file_name(&summary.path),
@@ -114,7 +120,7 @@ impl RunInputs {
     ) -> Result<Option<String>, JobError> {
         let decode = |source| ExportError::Json { file: INPUTS_JSON.into(), source };
         let then: RunInputs = serde_json::from_slice(file).map_err(decode)?;
-        let now = digests(dir, source, cache)?;
+        let now = digests(dir, source, |name| then.base_model.contains_key(name), cache)?;
         Ok(now
             .into_iter()
             .find(|(tensor, digest)| then.base_model.get(tensor) != Some(digest))
@@ -143,17 +149,11 @@ impl RunInputs {
         if self.tokenizer != then.tokenizer {
             return Some("the tokenizer is another one than when the checkpoint was saved".into());
         }
-        let names = then.base_model.keys().chain(self.base_model.keys());
-        let of = |inputs: &RunInputs, tensor: &String| inputs.base_model.get(tensor).cloned();
-        let changed = names.into_iter().find(|tensor| of(self, tensor) != of(then, tensor))?;
-        Some(match (of(then, changed), of(self, changed)) {
-            (Some(_), Some(_)) => {
-                format!("tensor `{changed}` of `base_model` has other values than when the checkpoint was saved")
-            }
-            (Some(_), None) => {
-                format!("`base_model` lacks tensor `{changed}`, which it had when the checkpoint was saved")
-            }
-            _ => format!("`base_model` has tensor `{changed}`, which it lacked when the checkpoint was saved"),
+        // Earlier versions also stored the digests of tensors that the model does not use.
+        let (changed, _) = self.base_model.iter().find(|(name, now)| then.base_model.get(*name) != Some(*now))?;
+        Some(match then.base_model.contains_key(changed) {
+            true => format!("tensor `{changed}` of `base_model` has other values than when the checkpoint was saved"),
+            false => format!("`base_model` has tensor `{changed}`, which it lacked when the checkpoint was saved"),
         })
     }
 
@@ -195,13 +195,26 @@ fn file_name(path: &Path) -> String {
     name.chars().take(INPUT_LEN_MAX / 8).collect()
 }
 
-fn digests(dir: &Path, source: &TensorSource, cache: &Path) -> Result<TensorDigests, JobError> {
+/// Names in the files of the tensors that a model uses; foreign files may have any number of others.
+fn used_tensors(model: &ModelPlan, source: &TensorSource) -> Result<BTreeSet<String>, JobError> {
+    let prefix = model.model.known().map_or("", |known| known.family.prefix);
+    let program = model.forward()?;
+    let parts = program.params.iter().flat_map(|param| &param.parts);
+    Ok(parts.map(|part| name_in(source, &part.name, prefix).to_owned()).collect())
+}
+
+fn digests(
+    dir: &Path,
+    source: &TensorSource,
+    wanted: impl Fn(&str) -> bool,
+    cache: &Path,
+) -> Result<TensorDigests, JobError> {
     // Machines that share the cache may have other models at equal paths.
     let read = |source| JobError::Io { action: "read", path: dir.to_owned(), source };
     let metadata = std::fs::metadata(dir).map_err(read)?;
     let name = blake3::hash(format!("{} {} {}", dir.display(), metadata.dev(), metadata.ino()).as_bytes()).to_hex();
     let known = cache.join(format!("weights-{}.json", &name[..16]));
-    Ok(tensor_digests(source, &known)?)
+    Ok(tensor_digests(source, wanted, &known)?)
 }
 
 /// The digest of texts, each with its length.

@@ -14,6 +14,7 @@ use crate::error::export::ExportError;
 use crate::error::generate::GenerateError;
 use crate::events::Event;
 use phalanx_device::ThreadError;
+use phalanx_storage::foreign_file;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -161,6 +162,17 @@ fn single_token(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
     }
 }
 
+/// The longest `generation_config.json` that is read.
+const GENERATION_BYTES_MAX: u64 = 16 << 20;
+
+fn read_if_there(path: PathBuf) -> Result<Option<Vec<u8>>, JobError> {
+    let found = foreign_file::is_there(&path).and_then(|is_there| match is_there {
+        true => foreign_file::read(&path, GENERATION_BYTES_MAX).map(Some),
+        false => Ok(None),
+    });
+    found.map_err(|source| JobError::Io { action: "read", path, source })
+}
+
 /// The files that make a checkpoint self-contained.
 pub(crate) fn extras(
     config: &JobConfig,
@@ -173,7 +185,10 @@ pub(crate) fn extras(
         vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
     extras.push((INPUTS_JSON.to_string(), inputs.encode()));
     extras.extend(tokenizer.files());
-    let found = model.weights.as_ref().and_then(|dir| std::fs::read(dir.join(export::GENERATION_JSON)).ok());
+    let found = match &model.weights {
+        Some(dir) => read_if_there(dir.join(export::GENERATION_JSON))?,
+        None => None,
+    };
     let generation = generation_config(config, model, tokenizer, found)?;
     extras.extend(generation.map(|bytes| (export::GENERATION_JSON.to_string(), bytes)));
     Ok(extras)

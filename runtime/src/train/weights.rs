@@ -139,6 +139,9 @@ pub(crate) fn initialise(
     let FirstValues { model, params, source, grown, adapter, seed } = first;
     let rng = CounterRng::new(*seed).fork_named("init");
     let prefix = model.map_or("", |m| m.family.prefix);
+    if let (Some(model), Some(source), 0) = (model, source, c.program.mesh_rank.rank) {
+        check_tied(model, source)?;
+    }
     for param in c.program.params.iter().filter(|p| wanted(p)) {
         let is_adapter = param.parts.iter().all(|p| p.name.contains(".lora_"));
         // A user's parameter is one tensor.
@@ -164,6 +167,27 @@ pub(crate) fn initialise(
         tracing::debug!(rank = c.program.mesh_rank.rank, bytes = source.bytes_read(), "weights read");
     }
     Ok(())
+}
+
+/// The names of embeddings, without the prefix of the family.
+const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
+
+/// Checks that files with a head of their own agree with a configuration that takes the embedding for it: transformers then
+/// trusts the files.
+fn check_tied(model: &ModelConfig, source: &TensorSource) -> Result<(), HfError> {
+    let head = "lm_head.weight";
+    if !model.tie_embeddings || !source.contains(head) {
+        return Ok(());
+    }
+    let prefix = model.family.prefix;
+    let names = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
+    let found = names.iter().map(|name| name_in(source, name, prefix)).find(|name| source.contains(name));
+    match found {
+        Some(embedding) if source.digest(embedding)? != source.digest(head)? => {
+            Err(HfError::Untied { dir: source.dir().to_owned(), embedding: embedding.to_owned() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Fills the model's tables.

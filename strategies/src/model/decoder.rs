@@ -33,6 +33,7 @@ pub(super) const KEYS: &[&str] = &[
     "num_attention_heads",
     "num_hidden_layers",
     "num_key_value_heads",
+    "original_max_position_embeddings",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
@@ -54,6 +55,7 @@ pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfi
     let n_heads = need("num_attention_heads", family, hf.size("num_attention_heads")?)?;
     let n_layers = need("num_hidden_layers", family, hf.size("num_hidden_layers")?)?;
     let n_layers = check_layers("num_hidden_layers", n_layers)?;
+    let (rope_theta, rope_scaling) = rope::read(hf)?;
     let attention_bias = hf.flag("attention_bias")?.unwrap_or(false);
     Ok(ModelConfig {
         family,
@@ -66,8 +68,8 @@ pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfi
         head_dim: head_dim(hf, hidden_size, n_heads)?,
         max_positions: hf.size("max_position_embeddings")?.unwrap_or(2048),
         norm_eps: hf.float("rms_norm_eps")?.unwrap_or(1e-6),
-        rope_theta: rope::theta(hf)?,
-        rope_scaling: rope::scaling(hf)?,
+        rope_theta,
+        rope_scaling,
         tie_embeddings: hf.flag("tie_word_embeddings")?.unwrap_or(false),
         qkv_bias: attention_bias,
         o_bias: attention_bias,
@@ -120,11 +122,21 @@ pub(super) fn windows(
     types.into_iter().map(of_type).collect()
 }
 
-/// Windows that apply only if `use_sliding_window` is set, from layer `max_window_layers` on.
+/// The same window for all layers: transformers ignores `layer_types` in these families.
+pub(super) fn window_of_all(hf: &HfConfig, n_layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
+    let window = hf.size("sliding_window")?;
+    let windows = windows(hf, window, 0, n_layers)?;
+    match windows.iter().all(|of_layer| *of_layer == window) {
+        true => Ok(windows),
+        false => Err(ModelError::Conflict { first: "sliding_window".into(), second: "layer_types".into() }),
+    }
+}
+
+/// Windows that apply only if `use_sliding_window` is set, from layer `max_window_layers` on, which is 28 in transformers if it is absent.
 pub(super) fn optional_windows(hf: &HfConfig, n_layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
     let used = hf.flag("use_sliding_window")? == Some(true);
     let window = hf.size("sliding_window")?.filter(|_| used);
-    windows(hf, window, hf.size("max_window_layers")?.unwrap_or(0), n_layers)
+    windows(hf, window, hf.size("max_window_layers")?.unwrap_or(28), n_layers)
 }
 
 pub(super) fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Program {

@@ -30,6 +30,14 @@ pub enum ModelError {
         /// What is supported.
         expected: String,
     },
+    /// Two keys that say different things of the same.
+    #[error("`{first}` and `{second}` contradict each other; remove the wrong one")]
+    Conflict {
+        /// A key, with its value if that is short.
+        first: String,
+        /// The other one.
+        second: String,
+    },
     /// More elements than any machine can hold.
     #[error("the model and its batch have {n} {what}, but at most {max} can be planned")]
     TooLarge {

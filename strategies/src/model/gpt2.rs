@@ -1,7 +1,7 @@
 //! GPT-2: layer norm, learned positions, GELU, weights stored `[in, out]`. Source: Radford et al. 2019.
 
 use super::config::check_layers;
-use super::hf_config::need;
+use super::hf_config::{agreed, need};
 use super::{
     BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
     RopeScaling, Tensor,
@@ -62,7 +62,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
     if hf.flag("scale_attn_weights")? == Some(false) {
         return Err(ModelError::value("scale_attn_weights", false, "expected true"));
     }
-    let size = |own, other| Ok::<_, ModelError>(hf.size(own)?.or(hf.size(other)?));
+    let size = |own, other| agreed([(own, hf.size(own)?), (other, hf.size(other)?)]);
     let hidden_size = need("n_embd", &FAMILY, size("n_embd", "hidden_size")?)?;
     let n_heads = need("n_head", &FAMILY, size("n_head", "num_attention_heads")?)?;
     let n_layers = check_layers("n_layer", need("n_layer", &FAMILY, size("n_layer", "num_hidden_layers")?)?)?;

@@ -86,6 +86,18 @@ impl HfConfig {
         })
     }
 
+    /// The same keys, and a whole number for one that is absent; a key with `null` is not absent here.
+    pub(super) fn with_default(&self, key: &str, value: u64) -> HfConfig {
+        let mut keys = self.0.clone();
+        keys.entry(key.to_owned()).or_insert(Json::Whole(value));
+        HfConfig(keys)
+    }
+
+    /// Whether there are no keys, as in a section that only exists.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.values().all(|value| *value == Json::Null)
+    }
+
     fn read<'a, T>(
         &'a self,
         key: &'static str,
@@ -102,6 +114,22 @@ impl HfConfig {
 /// The value of a key that `family` requires.
 pub(super) fn need<T>(field: &'static str, family: &Family, value: Option<T>) -> Result<T, ModelError> {
     value.ok_or(ModelError::Missing { field, family: family.model_type })
+}
+
+/// The one value of several keys.
+///
+/// # Errors
+/// When two of them have different values.
+pub(super) fn agreed<K: ToString, T: Copy + PartialEq + ToString>(
+    keys: impl IntoIterator<Item = (K, Option<T>)>,
+) -> Result<Option<T>, ModelError> {
+    let mut given = keys.into_iter().filter_map(|(key, value)| Some((key, value?)));
+    let Some((first, value)) = given.next() else { return Ok(None) };
+    let said = |key: &K, value: T| format!("{}: {}", key.to_string(), value.to_string());
+    match given.find(|(_, other)| *other != value) {
+        None => Ok(Some(value)),
+        Some((second, other)) => Err(ModelError::Conflict { first: said(&first, value), second: said(&second, other) }),
+    }
 }
 
 /// A value of a `config.json`.

@@ -13,7 +13,9 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
+    // In transformers, `null` means no window, and an absent key this one.
+    let hf = &hf.with_default("sliding_window", 4096);
     let base = decoder::parse(hf, &FAMILY)?;
-    let windows = decoder::windows(hf, hf.size("sliding_window")?, 0, base.n_layers)?;
+    let windows = decoder::window_of_all(hf, base.n_layers)?;
     Ok(ModelConfig { windows, ..base })
 }

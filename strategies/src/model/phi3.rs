@@ -9,7 +9,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "phi3",
     architecture: "Phi3ForCausalLM",
     prefix: decoder::PREFIX,
-    keys: &[decoder::KEYS, &["original_max_position_embeddings", "partial_rotary_factor", "sliding_window"], DROPOUTS],
+    keys: &[decoder::KEYS, &["partial_rotary_factor", "sliding_window"], DROPOUTS],
     linears: &["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     parse,
     forward: decoder::forward,
@@ -32,7 +32,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
         o_bias: false,
         mlp_bias: false,
         packed_projections: true,
-        windows: decoder::windows(hf, hf.size("sliding_window")?, 0, base.n_layers)?,
+        windows: decoder::window_of_all(hf, base.n_layers)?,
         ..base
     })
 }

@@ -1,5 +1,6 @@
 //! Rotary positions: how a configuration stretches their frequencies, and the table of angles.
 
+use super::hf_config::agreed;
 use super::{HfConfig, ModelConfig, ModelError};
 
 /// Name of the constant that holds the rotary table, `[2, P, D/2]`: cosines, then sines.
@@ -29,31 +30,53 @@ pub enum RopeScaling {
     },
 }
 
-/// The base of the frequencies, from `rope_parameters` (the new form) or beside `rope_scaling` (the old form).
-pub(super) fn theta(hf: &HfConfig) -> Result<f64, ModelError> {
-    let within =
-        |key| Ok::<_, ModelError>(hf.section(key)?.map(|rope| rope.number("rope_theta")).transpose()?.flatten());
-    let found = within("rope_parameters")?.or(hf.number("rope_theta")?).or(within("rope_scaling")?);
-    Ok(found.unwrap_or(10_000.0))
+/// The base of the frequencies, and how they are stretched: from `rope_parameters` (the new form), or from `rope_scaling` with
+/// `rope_theta` beside it (the old form).
+///
+/// # Errors
+/// When the forms contradict each other: transformers then takes one of them, and other tools take the other.
+pub(super) fn read(hf: &HfConfig) -> Result<(f64, RopeScaling), ModelError> {
+    let section = |key| Ok::<_, ModelError>(hf.section(key)?.filter(|section| !section.is_empty()).map(|s| (key, s)));
+    let sections: Vec<_> = [section("rope_parameters")?, section("rope_scaling")?].into_iter().flatten().collect();
+    let mut thetas = vec![("rope_theta".to_owned(), hf.number("rope_theta")?)];
+    let mut scalings = Vec::new();
+    for (key, section) in sections {
+        thetas.push((format!("{key}.rope_theta"), section.number("rope_theta")?));
+        scalings.push((key, scaling(hf, section)?));
+    }
+    if let [(first, a), (second, b)] = scalings.as_slice()
+        && a != b
+    {
+        return Err(ModelError::Conflict { first: (*first).to_owned(), second: (*second).to_owned() });
+    }
+    let theta = agreed(thetas)?.unwrap_or(10_000.0);
+    Ok((theta, scalings.first().map_or(RopeScaling::None, |(_, scaling)| *scaling)))
 }
 
-/// How the frequencies are stretched, in either form.
-pub(super) fn scaling(hf: &HfConfig) -> Result<RopeScaling, ModelError> {
-    let (new, old) = (hf.section("rope_parameters")?, hf.section("rope_scaling")?);
-    let Some(rope) = new.or(old) else { return Ok(RopeScaling::None) };
+/// What a section says of how the frequencies are stretched.
+fn scaling(hf: &HfConfig, rope: &HfConfig) -> Result<RopeScaling, ModelError> {
     let missing = |field| ModelError::Missing { field, family: "model with scaled rotary embedding" };
     let number = |key| rope.number(key)?.ok_or(missing(key));
-    match rope.text("rope_type")?.or(rope.text("type")?).unwrap_or("default") {
+    let (kind, old_kind) = (rope.text("rope_type")?, rope.text("type")?);
+    if let (Some(kind), Some(old)) = (kind, old_kind)
+        && kind != old
+    {
+        return Err(ModelError::Conflict { first: format!("rope_type: {kind}"), second: format!("type: {old}") });
+    }
+    match kind.or(old_kind).unwrap_or("default") {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
-        "llama3" => Ok(RopeScaling::Llama3 {
-            factor: number("factor")?,
-            low_freq_factor: number("low_freq_factor")?,
-            high_freq_factor: number("high_freq_factor")?,
-            original_max_positions: rope
-                .size("original_max_position_embeddings")?
-                .ok_or(missing("original_max_position_embeddings"))?,
-        }),
+        "llama3" => {
+            let original = "original_max_position_embeddings";
+            let given = agreed([(original, hf.size(original)?), (original, rope.size(original)?)])?;
+            let given = given.or(hf.size("max_position_embeddings")?);
+            Ok(RopeScaling::Llama3 {
+                factor: number("factor")?,
+                low_freq_factor: number("low_freq_factor")?,
+                high_freq_factor: number("high_freq_factor")?,
+                original_max_positions: given.ok_or(missing(original))?,
+            })
+        }
         other => Err(ModelError::value("rope_type", other, "supported are default, linear, llama3")),
     }
 }
@@ -99,11 +122,15 @@ mod tests {
     use super::*;
 
     fn parse(rope: &str) -> ModelConfig {
+        try_parse(rope).unwrap()
+    }
+
+    fn try_parse(rope: &str) -> Result<ModelConfig, ModelError> {
         let json = format!(
             r#"{{"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 172,
             "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256, {rope}}}"#
         );
-        ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap()).unwrap()
+        ModelConfig::try_from(&serde_json::from_str::<HfConfig>(&json).unwrap())
     }
 
     #[test]
@@ -116,5 +143,37 @@ mod tests {
 
         assert_eq!(old, new);
         assert!(old.rope_theta == 500_000.0 && matches!(old.rope_scaling, RopeScaling::Llama3 { .. }));
+    }
+
+    #[test]
+    fn forms_that_contradict_each_other_are_refused_and_equal_ones_are_not() {
+        let refused = |rope: &str| try_parse(rope).unwrap_err().to_string();
+        let linear = r#"{"rope_type": "linear", "factor": 4.0}"#;
+
+        let both = refused(&format!(r#""rope_parameters": {{"rope_type": "default"}}, "rope_scaling": {linear}"#));
+        assert_eq!(both, "`rope_parameters` and `rope_scaling` contradict each other; remove the wrong one");
+        let theta = refused(r#""rope_theta": 10000.0, "rope_parameters": {"rope_theta": 500000.0}"#);
+        assert!(
+            theta.starts_with("`rope_theta: 10000` and `rope_parameters.rope_theta: 500000` contradict"),
+            "{theta}"
+        );
+        assert!(refused(r#""rope_scaling": {"rope_type": "linear", "type": "default", "factor": 2}"#).contains("type"));
+        let yarn = refused(r#""rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}"#);
+        assert!(yarn.contains("yarn"), "{yarn}");
+        let equal = parse(&format!(r#""rope_parameters": {linear}, "rope_scaling": {linear}, "rope_theta": 10000"#));
+        assert_eq!(equal.rope_scaling, RopeScaling::Linear { factor: 4.0 });
+        assert_eq!(parse(r#""rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {}"#).rope_theta, 7.0);
+    }
+
+    #[test]
+    fn original_length_is_that_of_the_model_if_it_is_not_given() {
+        let scaling = r#""rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0"#;
+        let original = |keys: &str| match parse(&format!(r#""rope_scaling": {{{scaling}}}{keys}"#)).rope_scaling {
+            RopeScaling::Llama3 { original_max_positions, .. } => original_max_positions,
+            other => panic!("{other:?}"),
+        };
+
+        assert_eq!(original(""), 256);
+        assert_eq!(original(r#", "original_max_position_embeddings": 64"#), 64);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use phalanx_storage::foreign_file;
 use serde_yaml_ng::Value;
 
 use super::error::SourceError;
@@ -28,7 +29,7 @@ pub(super) fn parts_of(dir: &Path) -> Result<Vec<Part>, SourceError> {
         return Ok(Vec::new());
     }
     let error = |reason: String| SourceError::Description { path: path.clone(), reason };
-    let text = std::fs::read(&path).map_err(|source| error(source.to_string()))?;
+    let text = foreign_file::read(&path, CARD_BYTES_MAX).map_err(|source| error(source.to_string()))?;
     let text = String::from_utf8_lossy(&text);
     match front(&text) {
         Some(front) => parts_in(front).map_err(error),

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
+use phalanx_storage::foreign_file;
 use serde_json::Value as Json;
 
 use super::card::{Part, parts_of};
@@ -147,12 +148,11 @@ fn saved_files(dir: &Path) -> Result<Option<Vec<PathBuf>>, SourceError> {
 
 /// A small file in JSON, if it exists.
 fn description(path: &Path) -> Result<Option<Json>, SourceError> {
-    let Ok(metadata) = path.metadata() else { return Ok(None) };
     let error = |reason: String| SourceError::Description { path: path.to_owned(), reason };
-    if metadata.len() > DESCRIPTION_BYTES_MAX {
-        return Err(error(format!("it is larger than {} MiB", DESCRIPTION_BYTES_MAX >> 20)));
+    if !foreign_file::is_there(path).map_err(|source| error(source.to_string()))? {
+        return Ok(None);
     }
-    let bytes = std::fs::read(path).map_err(|source| error(source.to_string()))?;
+    let bytes = foreign_file::read(path, DESCRIPTION_BYTES_MAX).map_err(|source| error(source.to_string()))?;
     serde_json::from_slice(&bytes).map(Some).map_err(|source| error(source.to_string()))
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::catalog::CheckpointId;
 use super::error::CheckpointError;
 use super::store::{NewFile, Store, StoredFile};
 use super::volume::{LocalDisk, Volume, VolumeFile};
@@ -40,7 +41,11 @@ impl Disk {
         self.volume.sync_dir(if parent.as_os_str().is_empty() { Path::new(".") } else { parent }).map_err(io)
     }
 
+    /// Removes a checkpoint; of a link to one, only the link: others decide about what is elsewhere.
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        if fs::symlink_metadata(dir)?.is_symlink() {
+            return self.volume.remove_file(dir);
+        }
         match self.volume.remove_file(&dir.join("COMMIT")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => self.volume.sync_dir(dir)?,
@@ -90,10 +95,10 @@ impl Store for Disk {
     }
 
     fn list(&self, root: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-        let is_dir = |path: &PathBuf| match fs::symlink_metadata(path) {
+        let is_dir = |path: &PathBuf| match fs::metadata(path) {
             Ok(metadata) => Ok(metadata.is_dir()),
-            // Removed since it was listed.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            // Removed since it was listed. A link to nothing is a checkpoint on a disk that is not there.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !is_link_of_checkpoint(path) => Ok(false),
             Err(error) => Err(CheckpointError::io("read", path, &error)),
         };
         let paths = entries(root)?.into_iter().map(|path| is_dir(&path).map(|is_dir| is_dir.then_some(path)));
@@ -166,6 +171,10 @@ fn open_regular(path: &Path) -> io::Result<Option<OpenFile>> {
     let metadata = file.metadata()?;
     let identity = format!("{} {} {}.{}", metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
     Ok(Some(OpenFile { file, n_bytes: metadata.len(), identity }))
+}
+
+fn is_link_of_checkpoint(path: &Path) -> bool {
+    CheckpointId::from_dir(path).is_some() && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
 fn is_trash(path: &Path) -> bool {

@@ -81,6 +81,18 @@ pub enum HfError {
         /// The tensor.
         tensor: String,
     },
+    /// A head that the configuration takes for the embedding.
+    #[error(
+        "`tie_word_embeddings` is true in the model configuration, but {} has an lm_head.weight that differs from {embedding}; \
+         set it to false, or remove the wrong tensor",
+        dir.display()
+    )]
+    Untied {
+        /// The directory.
+        dir: PathBuf,
+        /// Name of the embedding's tensor.
+        embedding: String,
+    },
     /// A tensor's shape differs from the model's.
     #[error("tensor `{tensor}` in {} has shape {found:?}, but the model needs {expected:?}", path.display())]
     Shape {

@@ -104,8 +104,11 @@ pub fn export_model(dir: &Path, export: &Export<'_>) -> Result<(), HfError> {
     let mut staging = Staging::new(dir)?;
     let mut config = export.config.clone();
     if let Some(keys) = config.as_object_mut() {
-        let key = if keys.contains_key("dtype") { "dtype" } else { "torch_dtype" };
-        keys.insert(key.into(), json!(torch_name(export.dtype)));
+        // Readers of either key find the type that is written.
+        let given: Vec<&str> = ["dtype", "torch_dtype"].into_iter().filter(|key| keys.contains_key(*key)).collect();
+        for key in if given.is_empty() { vec!["torch_dtype"] } else { given } {
+            keys.insert(key.into(), json!(torch_name(export.dtype)));
+        }
     }
     write_json(&mut staging, "config.json", &config)?;
     if let Some(generation) = export.generation_config {

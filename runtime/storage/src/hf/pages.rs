@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::HfError;
 use super::layout::Header;
+use crate::foreign_file;
 
 /// Bytes of a page.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -60,7 +61,7 @@ pub(super) fn digests_name(weights: &str) -> String {
 impl CountedFile {
     /// Opens a file; its reads add to `bytes_read`.
     pub(super) fn open(path: &Path, bytes_read: &Arc<AtomicU64>) -> Result<Self, HfError> {
-        let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let opened = foreign_file::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
         let (len, file) = opened.map_err(|error| HfError::io("read", path, &error))?;
         Ok(Self { path: path.to_owned(), len, file, bytes_read: bytes_read.clone() })
     }
@@ -81,7 +82,7 @@ impl Digests {
     pub(super) fn open(weights: &CountedFile, header: &Header) -> Result<Option<Self>, HfError> {
         let name = weights.path.file_name().unwrap_or_default().to_string_lossy();
         let path = weights.path.with_file_name(digests_name(&name));
-        if !path.exists() {
+        if !foreign_file::is_there(&path).map_err(|error| HfError::io("read", &path, &error))? {
             return Ok(None);
         }
         let file = CountedFile::open(&path, &weights.bytes_read)?;

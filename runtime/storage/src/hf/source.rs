@@ -4,7 +4,7 @@
 //! killed process, f32 weights go straight from the page cache into the caller's buffer, and no `unsafe` is needed.
 //! From a file with digests ([`super::pages`]), whole pages are read and verified, each once; otherwise only elements.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use super::error::HfError;
 use super::layout::{Entry, Header, read_header};
 use super::pages::{CountedFile, Digests, digests_from, first_damaged};
 use super::windows::{Bad, WINDOW_BYTES, Window, windows};
+use crate::foreign_file;
 
 /// The longest JSON file that is read from a model directory.
 const JSON_BYTES_MAX: u64 = 100_000_000;
@@ -28,6 +29,8 @@ pub struct TensorSource {
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Tensor>,
+    /// Tensors that are not in the shard in which the index places them.
+    missing: BTreeMap<String, String>,
     bytes_read: Arc<AtomicU64>,
 }
 
@@ -54,16 +57,19 @@ struct Index {
 impl TensorSource {
     /// Opens `model.safetensors`, or else the shards that `model.safetensors.index.json` names, and checks every header.
     ///
+    /// As in transformers, the shards themselves tell which tensors they hold: an entry of the index for a tensor that is not
+    /// there matters only to who reads that tensor.
+    ///
     /// # Errors
-    /// When neither exists, a header does not describe its file, the index names a file that may lie outside `dir`, or a
-    /// shard does not contain a tensor that the index places in it.
+    /// When neither exists, a header does not describe its file, the index names a file that may lie outside `dir`, or two
+    /// shards hold different tensors of one name.
     pub fn open(dir: &Path) -> Result<Self, HfError> {
         let single = dir.join("model.safetensors");
-        if single.is_file() {
+        if is_there(&single)? {
             return Self::open_file(&single);
         }
         let index_path = dir.join("model.safetensors.index.json");
-        if !index_path.is_file() {
+        if !is_there(&index_path)? {
             let has_pickle =
                 ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| dir.join(name).exists());
             return Err(HfError::NoWeights { dir: dir.to_owned(), has_pickle });
@@ -73,17 +79,21 @@ impl TensorSource {
         let mut source = Self::empty(dir);
         let index_bytes = std::fs::metadata(&index_path).map_err(|error| HfError::io("read", &index_path, &error))?;
         source.bytes_read.fetch_add(index_bytes.len(), Ordering::Relaxed);
-        let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (tensor, shard) in &index.weight_map {
             if !is_shard_name(shard) {
                 let (tensor, shard) = (tensor.clone(), shard.clone());
                 return Err(HfError::BadShardName { index: index_path, tensor, shard });
             }
-            wanted.entry(shard).or_default().push(tensor);
         }
-        for (shard, names) in wanted {
-            source.add_shard(&dir.join(shard), Some(&names))?;
+        for shard in index.weight_map.values().collect::<BTreeSet<_>>() {
+            for (name, tensor) in source.add_shard(&dir.join(shard))? {
+                if let Some(other) = source.tensors.insert(name.clone(), tensor) {
+                    source.check_equal(&name, &other)?;
+                }
+            }
         }
+        let is_missing = |(tensor, _): &(String, String)| !source.tensors.contains_key(tensor);
+        source.missing = index.weight_map.into_iter().filter(is_missing).collect();
         Ok(source)
     }
 
@@ -93,17 +103,23 @@ impl TensorSource {
     /// When it cannot be read or its header does not describe it.
     pub fn open_file(path: &Path) -> Result<Self, HfError> {
         let mut source = Self::empty(path);
-        source.add_shard(path, None)?;
+        source.tensors = source.add_shard(path)?.collect();
         Ok(source)
     }
 
     fn empty(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), shards: Vec::new(), tensors: BTreeMap::new(), bytes_read: Arc::default() }
+        let (tensors, missing) = (BTreeMap::new(), BTreeMap::new());
+        Self { dir: dir.to_owned(), shards: Vec::new(), tensors, missing, bytes_read: Arc::default() }
     }
 
     /// Bytes read from the directory's files so far: weights, headers, the index and digests.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// The directory or file that was opened.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Every tensor's name, sorted.
@@ -159,7 +175,11 @@ impl TensorSource {
     /// # Errors
     /// When it does not exist or cannot be read.
     pub fn digest(&self, name: &str) -> Result<String, HfError> {
-        let Tensor { shard, dtype, shape, start } = self.tensor(name)?;
+        self.digest_of(self.tensor(name)?)
+    }
+
+    fn digest_of(&self, tensor: &Tensor) -> Result<String, HfError> {
+        let Tensor { shard, dtype, shape, start } = tensor;
         let file = &self.shards[*shard].file;
         let mut hasher = blake3::Hasher::new();
         hasher.update(format!("{} {shape:?} ", dtype.name()).as_bytes());
@@ -253,11 +273,14 @@ impl TensorSource {
     }
 
     fn tensor(&self, name: &str) -> Result<&Tensor, HfError> {
-        self.tensors.get(name).ok_or_else(|| HfError::NoTensor { path: self.dir.clone(), tensor: name.to_owned() })
+        self.tensors.get(name).ok_or_else(|| {
+            let path = self.missing.get(name).map_or_else(|| self.dir.clone(), |shard| self.dir.join(shard));
+            HfError::NoTensor { path, tensor: name.to_owned() }
+        })
     }
 
-    /// Adds the tensors of a file: all of them, or those that an index names, which must exist.
-    fn add_shard(&mut self, path: &Path, wanted: Option<&[&str]>) -> Result<(), HfError> {
+    /// Adds a file and returns its tensors.
+    fn add_shard(&mut self, path: &Path) -> Result<impl Iterator<Item = (String, Tensor)> + use<>, HfError> {
         let file = CountedFile::open(path, &self.bytes_read)?;
         let header = read_header(|out, start| file.read_exact_at(out, start), file.len)
             .map_err(|layout| HfError::BadLayout { path: path.to_owned(), layout })?;
@@ -268,17 +291,20 @@ impl TensorSource {
         let Header { entries, payload_start, .. } = header;
         let shard = self.shards.len();
         self.shards.push(Shard { file, payload_start, digests });
-        let mut found: BTreeMap<String, Entry> = entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
-        if let Some(names) = wanted {
-            if let Some(missing) = names.iter().find(|name| !found.contains_key(**name)) {
-                return Err(HfError::NoTensor { path: path.to_owned(), tensor: (*missing).to_owned() });
-            }
-            found.retain(|name, _| names.binary_search(&name.as_str()).is_ok());
+        let tensor =
+            move |Entry { name, dtype, shape, start, .. }: Entry| (name, Tensor { shard, dtype, shape, start });
+        Ok(entries.into_iter().map(tensor))
+    }
+
+    /// Checks that a tensor is the same in another shard.
+    fn check_equal(&self, name: &str, other: &Tensor) -> Result<(), HfError> {
+        let tensor = self.tensor(name)?;
+        if self.digest_of(tensor)? == self.digest_of(other)? {
+            return Ok(());
         }
-        for (name, entry) in found {
-            self.tensors.insert(name, Tensor { shard, dtype: entry.dtype, shape: entry.shape, start: entry.start });
-        }
-        Ok(())
+        let [file, other] = [tensor, other].map(|tensor| &self.shards[tensor.shard].file.path);
+        let reason = format!("it holds another tensor `{name}` than {}", other.display());
+        Err(HfError::BadFile { path: file.clone(), reason })
     }
 }
 
@@ -356,15 +382,14 @@ fn check_payload(file: &CountedFile, header: &Header) -> Result<(), HfError> {
 /// Reads a JSON file of a model directory.
 ///
 /// # Errors
-/// When it cannot be read, is longer than 100 MB or is not JSON.
+/// When it cannot be read, is no regular file, is longer than 100 MB or is not JSON.
 pub fn read_json(path: &Path) -> Result<serde_json::Value, HfError> {
-    let metadata = std::fs::metadata(path).map_err(|error| HfError::io("read", path, &error))?;
-    if metadata.len() > JSON_BYTES_MAX {
-        let reason = format!("it has {} bytes, more than the {JSON_BYTES_MAX} allowed", metadata.len());
-        return Err(HfError::BadJson { path: path.to_owned(), reason });
-    }
-    let text = std::fs::read(path).map_err(|error| HfError::io("read", path, &error))?;
+    let text = foreign_file::read(path, JSON_BYTES_MAX).map_err(|error| HfError::io("read", path, &error))?;
     serde_json::from_slice(&text).map_err(|error| HfError::BadJson { path: path.to_owned(), reason: error.to_string() })
+}
+
+fn is_there(path: &Path) -> Result<bool, HfError> {
+    foreign_file::is_there(path).map_err(|error| HfError::io("read", path, &error))
 }
 
 /// Whether this is a plain file name rather than a path.

@@ -153,8 +153,32 @@ fn shards_are_found_through_the_index_and_only_inside_the_directory() {
         let error = open(serde_json::json!({ "x": shard })).unwrap_err();
         assert!(matches!(error, HfError::BadShardName { .. }), "{shard:?} gave {error}");
     }
-    let error = open(serde_json::json!({"z": "m-1.safetensors"})).unwrap_err();
+    // As transformers, the reader finds a tensor wherever it is, and a stale entry matters only to who reads that tensor.
+    let stale =
+        open(serde_json::json!({"z": "m-1.safetensors", "y": "m-1.safetensors", "x": "m-2.safetensors"})).unwrap();
+    assert_eq!(stale.names().collect::<Vec<_>>(), ["x", "y"]);
+    let error = stale.read_into("z", &mut y).unwrap_err();
     assert!(error.to_string().contains("m-1.safetensors has no tensor `z`"), "{error}");
+    std::fs::write(dir.path().join("m-2.safetensors"), one("x", 1.0)).unwrap();
+    assert!(open(serde_json::json!({"x": "m-1.safetensors", "y": "m-2.safetensors"})).is_ok(), "equal copies");
+    std::fs::write(dir.path().join("m-2.safetensors"), one("x", 3.0)).unwrap();
+    let error = open(serde_json::json!({"x": "m-1.safetensors", "y": "m-2.safetensors"})).unwrap_err();
+    assert!(error.to_string().contains("another tensor `x`"), "{error}");
+}
+
+#[test]
+fn weights_that_cannot_be_read_are_not_taken_for_absent_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let single = dir.path().join("model.safetensors");
+    std::os::unix::fs::symlink("on-a-disk-that-is-not-there", &single).unwrap();
+    std::fs::write(dir.path().join("model.safetensors.index.json"), r#"{"weight_map": {}}"#).unwrap();
+
+    let error = TensorSource::open(dir.path()).unwrap_err().to_string();
+
+    assert!(error.contains("cannot read") && error.contains("model.safetensors:"), "{error}");
+    std::fs::remove_file(&single).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &single).unwrap();
+    assert!(TensorSource::open(dir.path()).unwrap_err().to_string().contains("it is a device"));
 }
 
 #[test]

@@ -35,17 +35,24 @@ struct Known {
     tensors: TensorDigests,
 }
 
-/// The digests of all tensors of a source. `known` names a file of earlier digests; it is used if no weight file has changed
+/// The digests of the `wanted` tensors of a source. `known` names a file of earlier digests; it is used if no weight file has changed
 /// since, and otherwise replaced. A file that cannot be read or written costs time only.
 ///
 /// # Errors
 /// When a tensor cannot be read.
-pub fn tensor_digests(source: &TensorSource, known: &Path) -> Result<TensorDigests, HfError> {
+pub fn tensor_digests(
+    source: &TensorSource,
+    wanted: impl Fn(&str) -> bool,
+    known: &Path,
+) -> Result<TensorDigests, HfError> {
     let files = versions(source)?;
-    if let Some(earlier) = read(known).filter(|earlier| earlier.files == files) {
+    let names: Vec<&str> = source.names().filter(|name| wanted(name)).collect();
+    if let Some(mut earlier) = read(known).filter(|earlier| earlier.files == files)
+        && names.iter().all(|name| earlier.tensors.contains_key(*name))
+    {
+        earlier.tensors.retain(|name, _| wanted(name));
         return Ok(earlier.tensors);
     }
-    let names: Vec<&str> = source.names().collect();
     let digest = |name: &&str| Ok(((*name).to_owned(), source.digest(name)?));
     let tensors: TensorDigests = names.par_iter().map(digest).collect::<Result<_, HfError>>()?;
     let found = Known { files, tensors };
@@ -122,7 +129,7 @@ mod tests {
     }
 
     fn digests(dir: &Path) -> TensorDigests {
-        tensor_digests(&TensorSource::open(dir).unwrap(), &dir.join("known.json")).unwrap()
+        tensor_digests(&TensorSource::open(dir).unwrap(), |_| true, &dir.join("known.json")).unwrap()
     }
 
     #[test]

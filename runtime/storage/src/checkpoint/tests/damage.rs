@@ -114,6 +114,26 @@ fn failed_system_call_is_no_damage() {
 }
 
 #[test]
+fn linked_checkpoint_is_used_and_one_on_a_disk_that_is_not_there_is_no_reason_to_start_again() {
+    let (root, newer) = two_checkpoints();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let moved = elsewhere.path().join("moved");
+    fs::rename(&newer, &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, &newer).unwrap();
+
+    assert_eq!(loaded_step(root.path()), Some(2));
+
+    fs::rename(&moved, elsewhere.path().join("away")).unwrap();
+    assert!(matches!(refusal(root.path()), CheckpointError::Io { path, .. } if path == newer));
+    fs::rename(elsewhere.path().join("away"), &moved).unwrap();
+    let writer = quick_writer(root.path());
+    save_state(&writer, 3).unwrap();
+    writer.retain(1.into(), &latest_valid(root.path()).unwrap().0.unwrap().id().clone()).unwrap();
+    assert_eq!((loaded_step(root.path()), newer.exists()), (Some(3), false));
+    assert!(moved.join("COMMIT").exists(), "what a link names belongs to others");
+}
+
+#[test]
 fn link_in_place_of_a_file_is_not_followed() {
     let (root, newer) = two_checkpoints();
     let path = newer.join("rank-00000-0000.safetensors");
