@@ -21,7 +21,8 @@ or ~/.cache/huggingface/hub), and a job then names them as here. Files that are
 there are not downloaded again, and an interrupted download continues. Every
 file is compared with the hash that the Hub gives for it. HF_TOKEN, or the
 token that `hf auth login` has stored, opens private repositories; HF_ENDPOINT
-is another server that speaks the Hub's protocol.";
+is another server that speaks the Hub's protocol. With HF_HUB_OFFLINE=1, only
+the cache is asked.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -63,7 +64,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             n => format!("; {n} files in other formats are left out (--all downloads them)"),
         };
         let size = human_bytes(total_bytes);
-        console.say(format_args!("{}: {n_files} files, {size}, in {}{left_out}", request.name, snapshot.display()));
+        let offline = if hub.is_offline() { "; the Hub was not asked, because HF_HUB_OFFLINE is set" } else { "" };
+        let name = &request.name;
+        console.say(format_args!("{name}: {n_files} files, {size}, in {}{left_out}{offline}", snapshot.display()));
     }
     if args.json {
         console.say(format_args!("{:#}", serde_json::Value::from(found)));

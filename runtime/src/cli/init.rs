@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         say(reference_markdown().trim_end());
         return Ok(());
     }
-    if args.file.exists() {
+    if args.file.symlink_metadata().is_ok() {
         return Err(CommandError::Exists { path: args.file.clone() }.into());
     }
     let answers = Answers::of(args, !args.yes && args.from.is_none())?;

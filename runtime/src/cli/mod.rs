@@ -35,9 +35,12 @@ use crate::devices;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
 use crate::process_limits;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use ended::Ended;
+use phalanx_storage::home;
+use std::any::TypeId;
 use std::backtrace::BacktraceStatus;
 use std::io::{ErrorKind as IoErrorKind, Write};
 use std::path::PathBuf;
@@ -191,7 +194,8 @@ fn report_note(note: &String) {
 pub fn main() -> ExitCode {
     process_limits::prepare_process();
     let program = rank_process();
-    let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
+    let cli = command().try_get_matches().and_then(|found| Cli::from_arg_matches(&found));
+    let cli = cli.unwrap_or_else(|error| match error.kind() {
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
             let _ = writeln!(std::io::stderr(), "{}", printable(&in_one_line(&error)));
             std::process::exit(2)
@@ -223,6 +227,15 @@ pub fn main() -> ExitCode {
 /// Whether a command installs handlers of its own for requests to end.
 const fn handles_signals(command: &Command) -> bool {
     matches!(command, Command::Train(_) | Command::Coordinator(_) | Command::Node(_) | Command::Serve(_))
+}
+
+/// The commands. Their paths may begin with `~`, which shells leave as it is behind `--dir=`.
+fn command() -> clap::Command {
+    let expands = |arg: clap::Arg| match arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
+        true => arg.value_parser(PathBufValueParser::new().map(home::expanded)),
+        false => arg,
+    };
+    Cli::command().mut_subcommands(|subcommand| subcommand.mut_args(expands))
 }
 
 /// An invalid value in one sentence, with the valid ones if they are few; the rest of what clap tells is in the help.
@@ -321,7 +334,17 @@ fn print(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+
+    #[test]
+    fn tilde_in_a_path_behind_an_equals_sign_stands_for_the_home_folder() {
+        let found = command().try_get_matches_from(["phalanx", "eval", "~/job.yaml", "--model=~/m"]).unwrap();
+
+        let eval = found.subcommand_matches("eval").unwrap();
+
+        let home = std::env::home_dir().unwrap();
+        assert_eq!(eval.get_one::<PathBuf>("model"), Some(&home.join("m")));
+        assert_eq!(eval.get_one::<PathBuf>("config"), Some(&home.join("job.yaml")));
+    }
 
     #[test]
     fn examples_in_help_texts_fit_80_columns() {

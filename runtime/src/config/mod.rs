@@ -39,6 +39,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
+use phalanx_storage::home;
 use serde_yaml_ng::{Mapping, Value};
 
 use adapter::AdapterSection;
@@ -264,7 +265,7 @@ pub(crate) fn parse_keys(text: &str) -> Result<Mapping, ConfigError> {
 /// The text of a file, up to one byte more than a configuration may have: the path may name an endless device.
 pub(crate) fn read_text(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
-    std::fs::File::open(path)?.take(source::TEXT_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
+    std::fs::File::open(home::expanded(path))?.take(source::TEXT_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
     Ok(text)
 }
 

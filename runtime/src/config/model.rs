@@ -171,7 +171,7 @@ impl Setting for Tokenizer {
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
             Value::String(word) if word == "bytes" => Ok(Self::Bytes),
-            Value::String(path) if !path.is_empty() => Ok(Self::Path(path.into())),
+            Value::String(path) if !path.is_empty() => PathBuf::read(value, at).map(Self::Path),
             other => Err(at.mismatch(other, Self::fits())),
         }
     }

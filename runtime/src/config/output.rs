@@ -161,7 +161,7 @@ impl Setting for Resume {
             _ if truth(value).is_some() => Ok(if truth(value) == Some(true) { Self::Auto } else { Self::Never }),
             Value::String(word) if word == "auto" => Ok(Self::Auto),
             Value::String(word) if word == "none" => Ok(Self::Never),
-            Value::String(path) if !path.is_empty() => Ok(Self::Path(path.into())),
+            Value::String(path) if !path.is_empty() => PathBuf::read(value, at).map(Self::Path),
             other => Err(at.mismatch(other, Self::fits())),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use phalanx_storage::home;
 use serde_yaml_ng::Value;
 
 use super::error::{ConfigError, Errors};
@@ -186,7 +187,7 @@ impl Setting for PathBuf {
     // A folder may be called 2024, so a whole number is accepted as a path.
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value {
-            Value::String(text) if !text.is_empty() => Ok(PathBuf::from(text)),
+            Value::String(text) if !text.is_empty() => Ok(home::expanded(text)),
             Value::Number(number) if number.is_u64() => Ok(PathBuf::from(number.to_string())),
             _ => Err(at.mismatch(value, Self::fits())),
         }

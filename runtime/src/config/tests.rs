@@ -614,3 +614,28 @@ fn stream_ends_with_max_steps_which_its_epochs_divide() {
     assert_eq!(plan(""), (Some(10), Some(5)));
     assert_eq!(plan("num_epochs: 2"), (Some(5), Some(3)));
 }
+
+#[test]
+fn tilde_in_every_path_stands_for_the_home_folder() {
+    let home = std::env::home_dir().unwrap();
+    let text = "base_model: ~/m\ndatasets: [{path: ~/d.jsonl, type: completion}]\nmax_steps: 1\noutput_dir: ~/runs\n\
+                checkpoint_dir: ~/c\ndataset_prepared_path: ~/p\ntokenizer: ~/t\nresume_from_checkpoint: ~/r\n\
+                adapter: lora\nlora_target_linear: true\nlora_model_dir: ~/a\n";
+
+    let job = JobConfig::from_yaml_str(text, &[("trace".into(), "~/trace.json".into())]).unwrap();
+
+    let paths = [
+        (job.model.base_model.clone().unwrap(), "m"),
+        (job.data.datasets[0].path.clone(), "d.jsonl"),
+        (job.output.output_dir.clone(), "runs"),
+        (job.output.checkpoint_dir.clone().unwrap(), "c"),
+        (job.output.trace.clone().unwrap(), "trace.json"),
+        (job.data.dataset_prepared_path.clone().unwrap(), "p"),
+        (job.adapter.lora_model_dir.clone().unwrap(), "a"),
+    ];
+    for (found, name) in paths {
+        assert_eq!(found, home.join(name));
+    }
+    assert_eq!(job.output.resume_from_checkpoint, output::Resume::Path(home.join("r")));
+    assert!(!job.to_yaml().contains('~'), "another machine may have another home folder");
+}

@@ -32,6 +32,7 @@ use crate::frontend::UserModel;
 use crate::train::weights::FirstValues;
 use phalanx_device::Device;
 use phalanx_storage::hf::source::{TensorSource, read_json};
+use phalanx_storage::home::expanded;
 use phalanx_storage::hub::cache::HubCache;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
@@ -217,7 +218,7 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
     let found = glob::glob(&pattern()).map_err(|source| PlanError::Pattern { pattern: pattern(), source })?;
     let paths = found.collect::<Result<Vec<_>, _>>();
     let paths = paths.map_err(|source| PlanError::Unreadable { pattern: pattern(), source })?;
-    let files: Vec<PathBuf> = paths.into_iter().filter(|p| p.is_file()).collect();
+    let files: Vec<PathBuf> = paths.into_iter().filter(|p| !p.is_dir()).collect();
     if files.is_empty() {
         return Err(PlanError::NoFile { pattern: pattern() }.into());
     }
@@ -231,7 +232,12 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
         ds_type: d.ds_type,
         split: d.split.clone(),
         name: d.name.clone(),
-        data_files: d.data_files.as_ref().map(|files| files.0.clone()).unwrap_or_default(),
+        data_files: d
+            .data_files
+            .iter()
+            .flat_map(|files| &files.0)
+            .map(|name| expanded(name).to_string_lossy().into_owned())
+            .collect(),
         shards: d.shards.map(|count| (count, d.shards_idx)),
         weight: d.weight,
         field: d.field.clone(),
@@ -326,7 +332,7 @@ pub(crate) fn model_plan_on(
     let n_microbatches = config.microbatches_per_step();
     let adapter = config.adapter.lora_model_dir.as_deref().map(|dir| models::model_of(config, dir)).transpose()?;
     if let (Some(dir), Some(lora), Some(spec)) = (&adapter, config.adapter.lora(), &spec.lora) {
-        initial_adapter::check(dir, &lora, spec, smallest(&model)?)?;
+        initial_adapter::check(dir, &lora, spec, smallest(&model)?, weights.as_deref())?;
     }
     let trained = frozen::trained(&config.adapter, &model)?;
     Ok(ModelPlan { model, hf_config, weights, grown, adapter, trained, batch, n_microbatches, spec, device, no_gpu })

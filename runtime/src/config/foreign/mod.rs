@@ -94,6 +94,19 @@ impl Draft<'_> {
             return Outcome::Refused(format!("`{key}` cannot be met: {why}"));
         }
         let has_format = ["bf16", "fp16"].iter().any(|key| self.given(key).is_some());
+        // Other words and switches than the file's own say how something is computed, not what.
+        let differs = |(key, value): &(&Value, &Value)| {
+            let key = key.as_str().unwrap_or_default();
+            let own = self.given(key).and_then(number).filter(|_| key != "zero_stage");
+            own.zip(number(value)).is_some_and(|(own, value)| own != value)
+        };
+        if let Some((key, value)) = converted.keys.iter().find(|pair| differs(pair)) {
+            let own = self.given(key.as_str().unwrap_or_default()).map_or(String::new(), shown);
+            let (key, value) = (shown(key), shown(value));
+            return Outcome::Refused(format!(
+                "it means `{key}: {value}`, and the file has `{key}: {own}`; keep one of them"
+            ));
+        }
         let is_new = |draft: &Self, key: &Value| {
             let key = key.as_str().unwrap_or_default();
             draft.given(key).is_none() && !(has_format && FORMAT_KEYS.contains(&key))
@@ -118,6 +131,15 @@ impl Draft<'_> {
             self.keys.insert(key.into(), value.into());
         }
     }
+}
+
+/// Whether two values say the same; numbers may be written as texts.
+fn is_equal(a: &Value, b: &Value) -> bool {
+    a == b || number(a).zip(number(b)).is_some_and(|(a, b)| a == b)
+}
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
 /// Keys of the number format.

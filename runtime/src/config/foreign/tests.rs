@@ -472,3 +472,20 @@ fn file_of_another_tool_is_recognised_and_a_job_is_not() {
     assert_eq!(tool("a.yaml", MINIMAL), None);
     assert_eq!(tool("a.yaml", "seed: 3\n"), None);
 }
+
+#[test]
+fn key_of_another_tool_that_contradicts_the_own_one_is_refused() {
+    let error = |keys: &str| JobConfig::from_yaml_str(&format!("{MINIMAL}{keys}"), &[]).unwrap_err().to_string();
+
+    for (keys, own) in [
+        ("adam_eps: 1e-6\nadam_epsilon: 1e-8\n", "adam_epsilon"),
+        ("save_strategy: 'no'\nsave_steps: 5\n", "save_steps"),
+        ("float16: true\nfp16: false\n", "fp16"),
+        ("curriculum_sampling: true\nshuffle: true\n", "shuffle"),
+        ("micro_batch_size: 2\ndeepspeed: {train_micro_batch_size_per_gpu: 4}\n", "micro_batch_size"),
+    ] {
+        assert!(error(keys).contains(&format!("the file has `{own}")), "{}", error(keys));
+    }
+    let same = format!("{MINIMAL}adam_eps: 1e-6\nadam_epsilon: 0.000001\nfloat16: true\nfp16: true\n");
+    assert!(JobConfig::from_yaml_str(&same, &[]).is_ok());
+}

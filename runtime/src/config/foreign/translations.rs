@@ -3,7 +3,7 @@
 use serde_yaml_ng::Value;
 
 use super::Outcome::{NoEffect, Refused, Said};
-use super::{Draft, Outcome, deepspeed, fsdp, shown, table};
+use super::{Draft, Outcome, deepspeed, fsdp, is_equal, shown, table};
 use crate::config::yaml_1_1::{number, truth, whole};
 
 /// Plugins that only select kernels.
@@ -67,13 +67,11 @@ pub(super) fn plugins(value: &Value, _: &mut Draft<'_>) -> Outcome {
 }
 
 pub(super) fn float16(_: &Value, draft: &mut Draft<'_>) -> Outcome {
-    draft.default("fp16", true);
-    Said("it means `fp16: true` here".into())
+    means("fp16", true, draft)
 }
 
 pub(super) fn bfloat16(_: &Value, draft: &mut Draft<'_>) -> Outcome {
-    draft.default("bf16", true);
-    Said("it means `bf16: true` here".into())
+    means("bf16", true, draft)
 }
 
 pub(super) fn float32(_: &Value, draft: &mut Draft<'_>) -> Outcome {
@@ -100,8 +98,11 @@ pub(super) fn bnb_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     for (key, value) in &options {
         match (shown(key).as_str(), shown(value).as_str()) {
             ("bnb_4bit_quant_type", "nf4") | ("llm_int8_has_fp16_weight", "false") => {}
-            ("bnb_4bit_use_double_quant", "true") => draft.default("bnb_4bit_use_double_quant", true),
-            ("bnb_4bit_use_double_quant", "false") => draft.default("bnb_4bit_use_double_quant", false),
+            ("bnb_4bit_use_double_quant", "true" | "false") => {
+                if let Refused(why) = means("bnb_4bit_use_double_quant", value.clone(), draft) {
+                    return Refused(why);
+                }
+            }
             ("bnb_4bit_compute_dtype" | "bnb_4bit_quant_storage", _) => {}
             (key, value) => return Refused(format!("`{key}: {value}` has no counterpart; remove it")),
         }
@@ -163,8 +164,7 @@ pub(super) fn batch_size(value: &Value, draft: &mut Draft<'_>) -> Outcome {
 }
 
 pub(super) fn curriculum_sampling(_: &Value, draft: &mut Draft<'_>) -> Outcome {
-    draft.default("shuffle", false);
-    Said("it means `shuffle: false` here".into())
+    means("shuffle", false, draft)
 }
 
 pub(super) fn auto_resume(_: &Value, draft: &mut Draft<'_>) -> Outcome {
@@ -188,16 +188,27 @@ pub(super) fn save_strategy(word: &str, draft: &mut Draft<'_>) -> Outcome {
 
 pub(super) fn eval_strategy(word: &str, draft: &mut Draft<'_>) -> Outcome {
     match word {
-        "no" => means("val_set_size", 0u64, draft),
+        // As in Axolotl, which sets samples aside and never evaluates them.
+        "no" => {
+            draft.keys.insert("val_set_size".into(), 0u64.into());
+            Said("it means `val_set_size: 0` here".into())
+        }
         "epoch" => means("evals_per_epoch", 1u64, draft),
         "steps" => NoEffect("`save_steps` and `eval_steps` set this"),
         _ => Refused("use `eval_steps` or `evals_per_epoch` instead".into()),
     }
 }
 
-/// Another key says it.
+/// Another key says it, unless the file gives that key another value.
 fn means(key: &str, value: impl Into<Value>, draft: &mut Draft<'_>) -> Outcome {
     let value = value.into();
+    if let Some(own) = draft.given(key).filter(|own| !is_equal(own, &value)) {
+        return Refused(format!(
+            "it means `{key}: {}`, and the file has `{key}: {}`; keep one of them",
+            shown(&value),
+            shown(own)
+        ));
+    }
     let text = format!("it means `{key}: {}` here", shown(&value));
     draft.keys.insert(key.into(), value);
     Said(text)

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::error::HubError;
 use super::name::{Kind, RepoName};
+use crate::home::expanded_with;
 
 /// The branch that is meant where none is named.
 pub const MAIN: &str = "main";
@@ -33,7 +34,7 @@ impl HubCache {
     }
 
     fn from_variables(var: &dyn Fn(&str) -> Option<OsString>) -> Self {
-        let direct = var("HF_HUB_CACHE").or_else(|| var("HUGGINGFACE_HUB_CACHE")).map(PathBuf::from);
+        let direct = path(var, "HF_HUB_CACHE").or_else(|| path(var, "HUGGINGFACE_HUB_CACHE"));
         Self { root: direct.unwrap_or_else(|| home(var).join("hub")) }
     }
 
@@ -83,11 +84,41 @@ impl HubCache {
 /// The folder of the Hub's client: `HF_HOME`, or `huggingface` in the user's cache folder.
 pub(super) fn home(var: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let of_user = || {
-        let cache = var("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| var("HOME").map(|home| PathBuf::from(home).join(".cache")));
+        let cache = path(var, "XDG_CACHE_HOME").or_else(|| path(var, "HOME").map(|home| home.join(".cache")));
         cache.unwrap_or_else(|| PathBuf::from(".cache")).join("huggingface")
     };
-    var("HF_HOME").map(PathBuf::from).unwrap_or_else(of_user)
+    path(var, "HF_HOME").unwrap_or_else(of_user)
+}
+
+/// The path in a variable, in which the Hub's client expands `~` and then other variables.
+pub(super) fn path(var: &dyn Fn(&str) -> Option<OsString>, name: &str) -> Option<PathBuf> {
+    let given = PathBuf::from(var(name)?);
+    let own = || var("HOME").map(PathBuf::from).or_else(env::home_dir);
+    let path = expanded_with(&given, own);
+    Some(path.to_str().map(|text| with_variables(text, var)).unwrap_or(path))
+}
+
+/// The text with the values of `$NAME` and `${NAME}`; those that are not set stay as they are.
+fn with_variables(text: &str, var: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let (mut found, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once('$') {
+        found.push_str(before);
+        let (name, behind) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
+            Some(braced) => braced,
+            None => after.split_at(after.find(|c| !is_part(c)).unwrap_or(after.len())),
+        };
+        match var(name).and_then(|value| value.into_string().ok()).filter(|_| !name.is_empty()) {
+            Some(value) => found.push_str(&value),
+            None => {
+                found.push('$');
+                found.push_str(&after[..after.len() - behind.len()]);
+            }
+        }
+        rest = behind;
+    }
+    found.push_str(rest);
+    PathBuf::from(found)
 }
 
 /// Whether a relative path stays in its folder.
@@ -148,6 +179,10 @@ mod tests {
         assert_eq!(with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
         assert_eq!(with(&[("HOME", "/h"), ("HF_HOME", "/f")]), Path::new("/f/hub"));
         assert_eq!(with(&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")]), Path::new("/c"));
+        assert_eq!(with(&[("HOME", "/h"), ("HF_HOME", "~/f")]), Path::new("/h/f/hub"));
+        assert_eq!(with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "~")]), Path::new("/h/huggingface/hub"));
+        assert_eq!(with(&[("HOME", "/h"), ("HF_HUB_CACHE", "~/c")]), Path::new("/h/c"));
+        assert_eq!(with(&[("HF_HOME", "$A/${B}/$NONE"), ("A", "/a"), ("B", "b")]), Path::new("/a/b/$NONE/hub"));
     }
 
     #[test]

@@ -16,6 +16,13 @@ pub enum HubError {
         kind.word(), cache.display(), command(*kind, name, revision)
     )]
     NotCached { kind: Kind, name: RepoName, revision: String, cache: PathBuf },
+    /// The network must not be asked, and the cache does not have the repository.
+    #[error(
+        "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, and the cache of the Hub at {} has no {} {name} with the revision \
+         {revision}; unset the variable to download it",
+        cache.display(), kind.word()
+    )]
+    Offline { kind: Kind, name: RepoName, revision: String, cache: PathBuf },
     /// The Hub does not give the repository.
     #[error(
         "the Hub has no {} {name} with the revision {revision}, or it is not public (status {status}); {}",

@@ -17,11 +17,12 @@ use reqwest::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
 use reqwest::{Client, Response, StatusCode};
 use tokio::runtime::Builder;
 
-use super::cache::{HubCache, home, is_inside};
+use super::cache::{HubCache, home, is_inside, path};
 use super::error::HubError;
 use super::hash::Hasher;
 use super::listing::{Listing, RemoteFile, is_wanted};
 use super::name::{Kind, RepoName};
+use crate::foreign_file;
 
 const ENDPOINT: &str = "https://huggingface.co";
 
@@ -43,6 +44,8 @@ pub struct Hub {
     endpoint: String,
     token: Option<String>,
     cache: HubCache,
+    /// Whether the network is not asked.
+    offline: bool,
     /// The first pause before a request is repeated.
     pause: Duration,
 }
@@ -85,21 +88,29 @@ pub struct Fetched {
 }
 
 impl Hub {
-    /// The Hub of `HF_ENDPOINT`, or the public one, with the token and the cache of this user.
+    /// The Hub of `HF_ENDPOINT`, or the public one, with the token and the cache of this user; only the cache, if
+    /// `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set.
     pub fn of_user() -> Self {
         let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        Self::at(&var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned()), token_of_user(), HubCache::of_user())
+        let hub =
+            Self::at(&var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned()), token_of_user(), HubCache::of_user());
+        Self { offline: is_offline(var), ..hub }
     }
 
     /// A server that speaks the Hub's protocol.
     pub fn at(endpoint: &str, token: Option<String>, cache: HubCache) -> Self {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
-        Self { endpoint, token, cache, pause: Duration::from_secs(1) }
+        Self { endpoint, token, cache, offline: false, pause: Duration::from_secs(1) }
     }
 
     /// The cache that downloads go to.
     pub fn cache(&self) -> &HubCache {
         &self.cache
+    }
+
+    /// Whether only the cache is asked.
+    pub fn is_offline(&self) -> bool {
+        self.offline
     }
 
     /// Repeats failed requests sooner, for tests.
@@ -112,10 +123,38 @@ impl Hub {
     /// # Errors
     /// When the repository or a file cannot be had, or a file is not what the listing says. What was downloaded stays.
     pub fn fetch(&self, request: &Request, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Fetched, HubError> {
+        if self.offline {
+            return self.cached(request);
+        }
         // The HTTP client takes its cryptography from here; a second installation changes nothing.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| self.network(error))?;
         runtime.block_on(self.fetch_with(request, progress))
+    }
+
+    /// What the cache has.
+    fn cached(&self, request: &Request) -> Result<Fetched, HubError> {
+        let Request { kind, name, revision, .. } = request;
+        let Some(snapshot) = self.cache.snapshot(*kind, name, revision) else {
+            let (name, revision, cache) = (name.clone(), revision.clone(), self.cache.root().to_owned());
+            return Err(HubError::Offline { kind: *kind, name, revision, cache });
+        };
+        let mut found = Fetched { snapshot: snapshot.clone(), n_files: 0, total_bytes: 0, n_left_out: 0 };
+        let mut folders = vec![snapshot];
+        while let Some(folder) = folders.pop() {
+            let io = |error: io::Error| HubError::io("read", &folder, &error);
+            for entry in fs::read_dir(&folder).map_err(io)? {
+                let path = entry.map_err(io)?.path();
+                let metadata = fs::metadata(&path).map_err(|error| HubError::io("read", &path, &error))?;
+                if metadata.is_dir() {
+                    folders.push(path);
+                } else {
+                    found.n_files += 1;
+                    found.total_bytes += metadata.len();
+                }
+            }
+        }
+        Ok(found)
     }
 
     async fn fetch_with(&self, request: &Request, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Fetched, HubError> {
@@ -431,15 +470,25 @@ fn escaped(part: &str) -> String {
         .collect()
 }
 
+/// Whether a variable forbids the network, with the words of the Hub's own client.
+fn is_offline(var: impl Fn(&str) -> Option<String>) -> bool {
+    let value = var("HF_HUB_OFFLINE").or_else(|| var("TRANSFORMERS_OFFLINE"));
+    value.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()))
+}
+
 /// The token in the environment or in the file where the Hub's own client keeps it.
 fn token_of_user() -> Option<String> {
     let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     let text = |name: &str| var(name).and_then(|value| value.into_string().ok());
-    let file = || var("HF_TOKEN_PATH").map_or_else(|| home(&var).join("token"), PathBuf::from);
-    let of_file = || {
-        let mut token = String::new();
-        File::open(file()).ok()?.take(TOKEN_BYTES_MAX).read_to_string(&mut token).ok()?;
-        Some(token)
+    let file = path(&var, "HF_TOKEN_PATH").unwrap_or_else(|| home(&var).join("token"));
+    let of_file = || match foreign_file::read_text(&file, TOKEN_BYTES_MAX) {
+        Ok(token) => Some(token),
+        Err(error) => {
+            if foreign_file::is_there(&file).unwrap_or(true) {
+                tracing::warn!(%error, path = %file.display(), "cannot read the token of the Hub; requests go without it");
+            }
+            None
+        }
     };
     let token = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN")).or_else(of_file)?;
     Some(token.trim().to_owned()).filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()))

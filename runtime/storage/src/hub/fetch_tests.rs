@@ -251,3 +251,27 @@ fn busy_server_is_asked_again_and_a_dead_one_is_named() {
     assert_eq!(world.storage.seen("cdn").len(), 1 + REPEATS as usize);
     assert!(!error.is_input());
 }
+
+#[test]
+fn offline_mode_answers_from_the_cache_and_asks_no_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("datasets--owner--set");
+    fs::create_dir_all(folder.join("refs")).unwrap();
+    fs::write(folder.join("refs/main"), COMMIT).unwrap();
+    fs::create_dir_all(folder.join("snapshots").join(COMMIT).join("data")).unwrap();
+    fs::write(folder.join("snapshots").join(COMMIT).join("data/a.jsonl"), b"{}\n").unwrap();
+    let server = Server::start();
+    let hub = Hub { offline: true, ..Hub::at(&server.address, None, HubCache::at(dir.path())) };
+
+    let fetched = hub.fetch(&request("owner/set"), &mut |_| ()).unwrap();
+    let error = hub.fetch(&request("owner/other"), &mut |_| ()).unwrap_err();
+
+    assert_eq!((fetched.n_files, fetched.total_bytes), (1, 3));
+    assert!(error.is_input() && error.to_string().contains("HF_HUB_OFFLINE"), "{error}");
+    assert!(server.seen("").is_empty());
+    let offline = |set: &str, value: &str| is_offline(|name| (name == set).then(|| value.to_owned()));
+    assert!(
+        offline("HF_HUB_OFFLINE", "1") && offline("TRANSFORMERS_OFFLINE", "true") && offline("HF_HUB_OFFLINE", "Yes")
+    );
+    assert!(!offline("HF_HUB_OFFLINE", "0") && !offline("HF_OTHER", "1"));
+}
