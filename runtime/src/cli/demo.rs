@@ -49,11 +49,20 @@ resume_from_checkpoint: none
 ";
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
-    let temporary = std::env::temp_dir().join(format!("phalanx-demo-{}", std::process::id()));
-    let dir = args.dir.clone().unwrap_or_else(|| temporary.clone());
     let io = |action, path: &Path| {
         let path = path.to_owned();
         move |source| JobError::Io { action, path, source }
+    };
+    // A folder of this user alone, of a name that others cannot foresee.
+    let temporary = match args.dir {
+        Some(_) => None,
+        None => Some(
+            tempfile::Builder::new().prefix("phalanx-demo-").tempdir().map_err(io("create", &std::env::temp_dir()))?,
+        ),
+    };
+    let dir = match (&temporary, &args.dir) {
+        (Some(temporary), _) => temporary.path().to_owned(),
+        (None, dir) => dir.clone().unwrap_or_default(),
     };
     std::fs::create_dir_all(&dir).map_err(io("create", &dir))?;
     std::fs::write(dir.join("text.txt"), text()).map_err(io("write", &dir))?;
@@ -62,11 +71,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     JobConfig::from_yaml_str(&yaml, &[])?;
     std::fs::write(dir.join("job.yaml"), yaml).map_err(io("write", &dir))?;
     let demo = Demo { program: std::env::current_exe().map_err(io("find", &dir))?, dir: dir.clone(), console };
-    let outcome = demo.run(args.steps);
-    if args.dir.is_none() {
-        let _ = std::fs::remove_dir_all(&temporary);
-    }
-    outcome
+    demo.run(args.steps)
 }
 
 /// The program and the folder of the demo.

@@ -2,7 +2,7 @@
 
 use super::export::{self, ExportFrom, ExportOptions};
 use super::saving::Saving;
-use super::stalled::Stalled;
+use super::stalled::{self, Stalled};
 use crate::error::JobError;
 use crate::events::{Event, Report, StepMetrics};
 use crate::train::metrics::MetricsFiles;
@@ -115,6 +115,9 @@ impl<'a> EventSink<'a> {
         saving: &Saving,
     ) -> Result<PathBuf, JobError> {
         let dir = folder.join("model");
+        if let Some(warning) = stalled::skipped(trainer.n_steps_and_updates()) {
+            self.emit(Event::Note(warning));
+        }
         if let Some(step) = trainer.better_step() {
             match saving.path_of(step, saving.generation()) {
                 Ok(path) => {

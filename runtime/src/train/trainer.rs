@@ -564,6 +564,11 @@ impl<'a> Trainer<'a> {
         }
     }
 
+    /// Steps so far, and how many of them updated the weights: in fp16, a step whose gradient overflows does not.
+    pub(crate) fn n_steps_and_updates(&self) -> (u64, u64) {
+        (self.state.step, self.state.n_updates)
+    }
+
     /// Bytes that the ranks allocated for their programs, by rank.
     pub(crate) fn buffer_bytes(&mut self) -> Result<Vec<u64>, JobError> {
         Ok(self.team.gather(self.machine.allocated_bytes() as u64)?)

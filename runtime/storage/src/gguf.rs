@@ -106,6 +106,9 @@ pub fn write_gguf(
     if path.symlink_metadata().is_ok() {
         return Err(failed(&io::Error::new(io::ErrorKind::AlreadyExists, "it already exists")));
     }
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|error| HfError::io("create", folder, &error))?;
+    }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let staged = path.with_file_name(format!(".{name}.{}", std::process::id()));
     let written = File::create_new(&staged).and_then(|file| {

@@ -26,7 +26,7 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::error::{ConfigError, KeyAt, ValueLocation};
 use super::setting::{asks_for_nothing, describe, is_empty};
-use super::yaml_1_1::resolved;
+use super::yaml_1_1::{number, resolved, truth};
 use convert::Converted;
 use table::{TABLE, VALUES};
 
@@ -133,13 +133,10 @@ impl Draft<'_> {
     }
 }
 
-/// Whether two values say the same; numbers may be written as texts.
+/// Whether two values say the same; numbers and truth values may be written as texts.
 fn is_equal(a: &Value, b: &Value) -> bool {
-    a == b || number(a).zip(number(b)).is_some_and(|(a, b)| a == b)
-}
-
-fn number(value: &Value) -> Option<f64> {
-    value.as_f64().or_else(|| value.as_str()?.trim().parse().ok())
+    let numbers = number(a).zip(number(b)).is_some_and(|(a, b)| a == b);
+    a == b || numbers || truth(a).zip(truth(b)).is_some_and(|(a, b)| a == b)
 }
 
 /// Keys of the number format.
