@@ -81,6 +81,16 @@ pub enum HfError {
         /// The tensor.
         tensor: String,
     },
+    /// More tensors than any model has.
+    #[error("{} has {found} tensors, and at most {max} are read; remove those that the model does not use", path.display())]
+    TooManyTensors {
+        /// The file.
+        path: PathBuf,
+        /// Their number.
+        found: usize,
+        /// The largest number.
+        max: usize,
+    },
     /// A head that the configuration takes for the embedding.
     #[error(
         "`tie_word_embeddings` is true in the model configuration, but {} has an lm_head.weight that differs from {embedding}; \

@@ -23,6 +23,9 @@ use crate::foreign_file;
 /// The longest JSON file that is read from a model directory.
 const JSON_BYTES_MAX: u64 = 100_000_000;
 
+/// Most tensors of a file. The largest models have some ten thousand; every process of a job keeps the table of all of them.
+const TENSORS_MAX: usize = 1 << 18;
+
 /// The tensors of a model directory; cheap to open, since only headers are read.
 #[derive(Debug)]
 pub struct TensorSource {
@@ -284,6 +287,10 @@ impl TensorSource {
         let file = CountedFile::open(path, &self.bytes_read)?;
         let header = read_header(|out, start| file.read_exact_at(out, start), file.len)
             .map_err(|layout| HfError::BadLayout { path: path.to_owned(), layout })?;
+        if header.entries.len() > TENSORS_MAX {
+            let (path, found) = (path.to_owned(), header.entries.len());
+            return Err(HfError::TooManyTensors { path, found, max: TENSORS_MAX });
+        }
         let digests = Digests::open(&file, &header)?;
         if digests.is_none() {
             check_payload(&file, &header)?;

@@ -182,6 +182,22 @@ fn weights_that_cannot_be_read_are_not_taken_for_absent_ones() {
 }
 
 #[test]
+fn file_with_more_tensors_than_any_model_has_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let names: Vec<String> = (0..=TENSORS_MAX).map(|i| format!("x{i}")).collect();
+    let write = |n: usize| {
+        let list: Vec<_> = names[..n].iter().map(|name| (name.as_str(), Dtype::F32, &[0usize][..])).collect();
+        std::fs::write(&path, encode_header(&list, &BTreeMap::new(), 8)).unwrap();
+        TensorSource::open(dir.path())
+    };
+
+    assert!(write(TENSORS_MAX).is_ok());
+    let error = write(TENSORS_MAX + 1).unwrap_err().to_string();
+    assert!(error.contains("has 262145 tensors, and at most 262144 are read"), "{error}");
+}
+
+#[test]
 fn directory_with_only_pickled_weights_is_refused_with_instructions() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("pytorch_model.bin"), b"x").unwrap();

@@ -154,7 +154,7 @@ mod tests {
         model(dir.path());
         let source = TensorSource::open(dir.path()).unwrap();
         let known = dir.path().join("known.json");
-        let wrong: TensorDigests = [("a".to_owned(), "00".to_owned())].into();
+        let wrong: TensorDigests = ["a", "b"].map(|name| (name.to_owned(), "00".to_owned())).into();
         let mut files = versions(&source).unwrap();
         write(&known, &Known { files: files.clone(), tensors: wrong.clone() });
         assert_eq!(digests(dir.path()), wrong, "the same version");

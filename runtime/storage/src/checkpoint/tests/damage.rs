@@ -128,7 +128,7 @@ fn linked_checkpoint_is_used_and_one_on_a_disk_that_is_not_there_is_no_reason_to
     fs::rename(elsewhere.path().join("away"), &moved).unwrap();
     let writer = quick_writer(root.path());
     save_state(&writer, 3).unwrap();
-    writer.retain(1.into(), &latest_valid(root.path()).unwrap().0.unwrap().id().clone()).unwrap();
+    writer.retain(1, &latest_valid(root.path()).unwrap().0.unwrap().id().clone()).unwrap();
     assert_eq!((loaded_step(root.path()), newer.exists()), (Some(3), false));
     assert!(moved.join("COMMIT").exists(), "what a link names belongs to others");
 }
