@@ -182,10 +182,10 @@ fn ranks_of_this_machine() -> (&'static str, usize, &'static str) {
 
 /// Reports what became of keys of other tools, on standard error: standard output may be JSON.
 fn report_notes(config: &JobConfig) {
-    config.notes.iter().for_each(report_note);
+    config.notes.iter().for_each(|note| report_note(note));
 }
 
-fn report_note(note: &String) {
+fn report_note(note: &str) {
     let _ = writeln!(std::io::stderr(), "note: {}", printable(note));
 }
 

@@ -32,7 +32,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan_on(&config, &tokenizer, || devices::planned(config.precision.device))?;
-    vocabulary::notes(&config, &tokenizer).iter().for_each(report_note);
+    vocabulary::notes(&config, &tokenizer).iter().for_each(|note| report_note(note));
     let mut tokenising = Tokenising::new(console);
     let mut on_event = |event: &Event| {
         tokenising.see(event);

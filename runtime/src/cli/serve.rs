@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     }
     let source = args.model.source()?;
     let tokenizer = source.tokenizer()?;
-    tokenizer.notes().iter().for_each(report_note);
+    tokenizer.notes().iter().for_each(|note| report_note(note));
     let templates = templates(&tokenizer, args.chat_template.as_deref())?;
     let name = args.name.clone().unwrap_or_else(|| args.model.model.display().to_string());
     let sampling = Sampling::of_api(&source.generation_config()?);

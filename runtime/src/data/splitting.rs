@@ -41,7 +41,7 @@ pub(super) struct WordPattern {
 }
 
 impl WordPattern {
-    fn new(text: &str) -> Result<Self, fancy_regex::Error> {
+    fn new(text: &str) -> Result<Self, Box<fancy_regex::Error>> {
         // An expression that has other look-around cannot be read in this form, or has limits in it as well.
         let without_limits = with_blanks_and_one(text).and_then(|text| Regex::new(&text).ok());
         Ok(Self { regex: Regex::new(text)?, without_limits })
@@ -146,7 +146,7 @@ fn with_blanks_and_one(text: &str) -> Option<String> {
 }
 
 /// The pattern of a `Split` or `Replace` that is a regular expression.
-fn pattern_of(step: &Value) -> Result<Option<WordPattern>, fancy_regex::Error> {
+fn pattern_of(step: &Value) -> Result<Option<WordPattern>, Box<fancy_regex::Error>> {
     step["pattern"]["Regex"].as_str().map(WordPattern::new).transpose()
 }
 
