@@ -162,6 +162,7 @@ fn report(node: NodeId, boot: Incarnation) -> Report {
         commit_state: CommitState { entered: Generation(12), applied: None, voted: None },
         holds: vec![shard(node.0 * RANKS_PER_NODE + slot), shard(slot)],
         saved: None,
+        unsaved: None,
         failure: None,
         settled: None,
         fault: None,

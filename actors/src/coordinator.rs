@@ -17,10 +17,12 @@ use crate::store::{SharedStore, StoreError};
 use crate::timer::{Deadlines, Timer, now};
 use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
 use phalanx_strategies::elastic::coordinator as machine;
+use phalanx_strategies::elastic::coordinator::lost_world::NotGone;
+use phalanx_strategies::elastic::coordinator::outlook::{Asked, NotDrained, Outlook};
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Term};
 use phalanx_strategies::elastic::mesh_choice::{Policy, ResizeError};
-use phalanx_strategies::elastic::message::{DesiredState, Record, Report, Stage};
+use phalanx_strategies::elastic::message::{DesiredState, Ending, Record, Report, Stage, Unsaved};
 use phalanx_strategies::elastic::succession::{self, Lease, Succession};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
@@ -78,6 +80,10 @@ pub struct GetStatus;
 #[derive(Clone, Copy, Debug)]
 pub struct Drain(pub NodeId);
 
+/// Requests that the job continue without a node.
+#[derive(Clone, Copy, Debug)]
+pub struct DeclareGone(pub NodeId);
+
 /// Requests another mesh.
 #[derive(Clone, Copy, Debug)]
 pub struct Resize(pub Mesh);
@@ -89,6 +95,10 @@ pub struct Save;
 /// Requests that the job stop after a step, with a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
+
+/// Ends the job with this reason, although that cannot become durable: the store is gone for good.
+#[derive(Clone, Debug)]
+pub struct EndWithoutRecord(pub String);
 
 /// Stops the candidate without a message to its peers; a standby takes over once the lease expires.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +119,12 @@ pub enum RequestError {
     /// The mesh is invalid.
     #[error(transparent)]
     Resize(#[from] ResizeError),
+    /// The node cannot be drained.
+    #[error(transparent)]
+    NotDrained(#[from] NotDrained),
+    /// The node is not gone.
+    #[error(transparent)]
+    NotGone(#[from] NotGone),
 }
 
 impl Message for SendDesiredState {
@@ -124,11 +140,19 @@ impl Message for GetStatus {
 }
 
 impl Message for Drain {
-    type Result = Result<(), RequestError>;
+    type Result = Result<Outlook, RequestError>;
+}
+
+impl Message for DeclareGone {
+    type Result = Result<Outlook, RequestError>;
 }
 
 impl Message for Resize {
-    type Result = Result<(), RequestError>;
+    type Result = Result<Outlook, RequestError>;
+}
+
+impl Message for EndWithoutRecord {
+    type Result = ();
 }
 
 impl Message for Leave {
@@ -136,11 +160,11 @@ impl Message for Leave {
 }
 
 impl Message for Save {
-    type Result = Result<(), RequestError>;
+    type Result = Result<Outlook, RequestError>;
 }
 
 impl Message for Stop {
-    type Result = Result<(), RequestError>;
+    type Result = Result<Outlook, RequestError>;
 }
 
 /// See the [module](self).
@@ -157,7 +181,7 @@ pub struct Coordinator {
     writes_record: bool,
     next_record: Option<Record>,
     /// Reply channels of requests that are not durable yet.
-    waiting: Vec<oneshot::Sender<Result<(), RequestError>>>,
+    waiting: Vec<(Asked, oneshot::Sender<Result<Outlook, RequestError>>)>,
     /// Since when the store does not answer.
     silence: Option<Silence>,
     timer: Timer,
@@ -185,7 +209,7 @@ struct Leader {
 }
 
 /// The future answer to a request.
-type Answer = Pin<Box<dyn Future<Output = Result<(), RequestError>>>>;
+type Answer = Pin<Box<dyn Future<Output = Result<Outlook, RequestError>>>>;
 
 /// Requests that may wait for the store at once.
 const WAITING_MAX: usize = 64;
@@ -225,6 +249,9 @@ impl Coordinator {
         while let Some(command) = self.leader.as_mut().and_then(|leader| leader.machine.poll_command()) {
             self.lead(command, ctx);
         }
+        while let Some(command) = self.succession.poll_command() {
+            self.candidate(command, ctx);
+        }
         if let Some(leader) =
             self.leader.as_mut().filter(|leader| !leader.nodes_notified && leader.machine.all_notified())
         {
@@ -249,7 +276,8 @@ impl Coordinator {
                 self.ask_store(ctx, move |store| store.replace_lease(old, new), done);
             }
             succession::Command::Lead(term) => {
-                self.term = Some(term);
+                // A leader may begin a later term (`SUCCESSION-6`).
+                (self.term, self.leader) = (Some(term), None);
                 self.read_record(term, ctx);
             }
             succession::Command::StepDown => {
@@ -275,6 +303,10 @@ impl Coordinator {
                 self.tell(What::Incident((&timeline).into()), ctx);
             }
             machine::Command::Saved(checkpoint) => self.tell(What::Checkpoint(checkpoint), ctx),
+            machine::Command::NotSaved(Unsaved { of: checkpoint, reason }) => {
+                self.tell(What::NotSaved { checkpoint, reason }, ctx);
+            }
+            machine::Command::Outrun(term) => self.succession.handle_outrun(term),
             machine::Command::Refused(node, reason) => {
                 tracing::info!(%node, %reason, "a node is refused");
                 self.tell(What::NodeRefused { node, reason }, ctx);
@@ -480,13 +512,14 @@ impl Coordinator {
     fn request<E: Into<RequestError>>(
         &mut self,
         ctx: &mut Context<Self>,
+        asked: Asked,
         request: impl FnOnce(&mut machine::Coordinator) -> Result<(), E>,
     ) -> Answer {
         let accepted = self.leader().and_then(|machine| request(machine).map_err(Into::into));
         let (reply, answer) = oneshot::channel();
         match accepted {
             Ok(()) if self.waiting.len() >= WAITING_MAX => drop(reply.send(Err(RequestError::Busy))),
-            Ok(()) => self.waiting.push(reply),
+            Ok(()) => self.waiting.push((asked, reply)),
             Err(error) => drop(reply.send(Err(error))),
         }
         self.drive(ctx);
@@ -496,14 +529,12 @@ impl Coordinator {
 
     /// `COORDINATOR-ACTOR-3`
     fn answer(&mut self) {
-        let answer = match self.leader().map(|machine| machine.is_durable()) {
-            Ok(false) => return,
-            Ok(true) => Ok(()),
-            Err(error) => Err(error),
-        };
-        for reply in self.waiting.drain(..) {
+        if self.waiting.is_empty() || self.leader().is_ok_and(|machine| !machine.is_durable()) {
+            return;
+        }
+        for (asked, reply) in std::mem::take(&mut self.waiting) {
             // The receiver may be gone.
-            let _ = reply.send(answer.clone());
+            let _ = reply.send(self.leader().map(|machine| machine.outlook(asked)));
         }
     }
 }
@@ -563,10 +594,15 @@ impl Handler<Drain> for Coordinator {
     type Result = Answer;
 
     fn handle(&mut self, Drain(node): Drain, ctx: &mut Context<Self>) -> Answer {
-        self.request(ctx, |machine| {
-            machine.handle_drain(now(), node);
-            Ok::<(), RequestError>(())
-        })
+        self.request(ctx, Asked::Drain(node), |machine| machine.handle_drain(now(), node))
+    }
+}
+
+impl Handler<DeclareGone> for Coordinator {
+    type Result = Answer;
+
+    fn handle(&mut self, DeclareGone(node): DeclareGone, ctx: &mut Context<Self>) -> Answer {
+        self.request(ctx, Asked::Change, |machine| machine.handle_gone(now(), node))
     }
 }
 
@@ -574,7 +610,7 @@ impl Handler<Resize> for Coordinator {
     type Result = Answer;
 
     fn handle(&mut self, Resize(mesh): Resize, ctx: &mut Context<Self>) -> Answer {
-        self.request(ctx, |machine| machine.handle_resize(now(), mesh))
+        self.request(ctx, Asked::Change, |machine| machine.handle_resize(now(), mesh))
     }
 }
 
@@ -582,7 +618,7 @@ impl Handler<Save> for Coordinator {
     type Result = Answer;
 
     fn handle(&mut self, _: Save, ctx: &mut Context<Self>) -> Answer {
-        self.request(ctx, |machine| {
+        self.request(ctx, Asked::Change, |machine| {
             machine.handle_save(now());
             Ok::<(), RequestError>(())
         })
@@ -593,10 +629,27 @@ impl Handler<Stop> for Coordinator {
     type Result = Answer;
 
     fn handle(&mut self, _: Stop, ctx: &mut Context<Self>) -> Answer {
-        self.request(ctx, |machine| {
+        self.request(ctx, Asked::Stop, |machine| {
             machine.handle_stop(now());
             Ok::<(), RequestError>(())
         })
+    }
+}
+
+impl Handler<EndWithoutRecord> for Coordinator {
+    type Result = ();
+
+    fn handle(&mut self, EndWithoutRecord(reason): EndWithoutRecord, ctx: &mut Context<Self>) {
+        match &mut self.leader {
+            Some(leader) => leader.machine.handle_store_lost(now(), reason),
+            // The nodes are those of another coordinator, or of none.
+            None => {
+                let ending = Ending::Failed(reason);
+                self.tell(What::Ended { ending }, ctx);
+                self.tell(What::NodesNotified, ctx);
+            }
+        }
+        self.drive(ctx);
     }
 }
 

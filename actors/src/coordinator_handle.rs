@@ -1,7 +1,7 @@
 //! Handle of a coordinator that runs on its own control thread, for programs without actors.
 
 use crate::control::{ControlThread, RunError};
-use crate::coordinator::{Coordinator, Outlets, ReportArrived, SendDesiredState, Settings};
+use crate::coordinator::{Coordinator, EndWithoutRecord, Outlets, ReportArrived, SendDesiredState, Settings};
 use crate::events::Event;
 use crate::operator::{self, Answer, Request};
 use crate::store::SharedStore;
@@ -37,7 +37,7 @@ impl Admission {
     }
 
     async fn check(&self, request: &Request) -> Result<(), String> {
-        if !matches!(request, Request::Resize(_) | Request::Drain(_)) {
+        if !matches!(request, Request::Resize(_) | Request::Drain(_) | Request::DeclareGone(_)) {
             return Ok(());
         }
         let (reply, answer) = oneshot::channel();
@@ -139,6 +139,13 @@ impl CoordinatorHandle {
                 Answer::Status(status)
             }
             other => other,
+        }
+    }
+
+    /// Ends the job, whose store is gone for good, with this reason.
+    pub fn end(&self, reason: String) {
+        if let Err(error) = self.coordinator.try_send(EndWithoutRecord(reason)) {
+            tracing::warn!(%error, "the end of the job was not handled");
         }
     }
 

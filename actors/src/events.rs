@@ -35,6 +35,13 @@ pub enum What {
     Incident(IncidentLine),
     /// A checkpoint is complete.
     Checkpoint(Checkpoint),
+    /// A checkpoint could not be saved; training goes on.
+    NotSaved {
+        /// Its generation and step.
+        checkpoint: Checkpoint,
+        /// The error, as a sentence.
+        reason: String,
+    },
     /// The job is over.
     Ended {
         /// How the job ended.
@@ -110,6 +117,14 @@ pub struct IncidentLine {
     pub total_ms: f64,
     /// The first step that the new world commits.
     pub first_step: Step,
+    /// Committed steps that the new world repeats, because their state is lost.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub n_repeated: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// How long each phase of an incident took.
@@ -173,6 +188,7 @@ impl From<&Timeline> for IncidentLine {
             },
             total_ms: ms(timeline.total()),
             first_step: timeline.step.next(),
+            n_repeated: timeline.n_repeated,
         }
     }
 }
@@ -209,6 +225,7 @@ mod tests {
             detail: None,
             also: vec![Cause { culprit: Culprit::Node(NodeId(2)), why: Why::Silent }],
             phases: [1, 2, 4, 8, 16, 32].map(Duration::from_millis),
+            n_repeated: 7,
         }
     }
 
@@ -234,6 +251,7 @@ mod tests {
             What::Leads,
             What::StepsDown,
             What::Checkpoint(Checkpoint::default()),
+            What::NotSaved { checkpoint: Checkpoint::default(), reason: "no space left".into() },
             What::Ended { ending: Ending::Failed("loss is NaN".into()) },
             What::Ended { ending: Ending::Finished },
             What::NodeRefused { node: NodeId(3), reason: "no GPU".into() },

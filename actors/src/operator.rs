@@ -1,8 +1,9 @@
 //! Operator requests to a running job, and the answers.
 
-use crate::coordinator::{Coordinator, Drain, GetStatus, RequestError, Resize, Save, Stop};
+use crate::coordinator::{Coordinator, DeclareGone, Drain, GetStatus, RequestError, Resize, Save, Stop};
 use crate::wire::{Kind, Message};
 use actix::{Addr, Handler, MailboxError};
+use phalanx_strategies::elastic::coordinator::outlook::Outlook;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::mesh::Mesh;
@@ -21,6 +22,8 @@ pub enum Request {
     Save,
     /// Stop after the current step, with a checkpoint.
     Stop,
+    /// Continue without a node, whose processes may not return.
+    DeclareGone(NodeId),
 }
 
 /// An answer.
@@ -28,10 +31,21 @@ pub enum Request {
 pub enum Answer {
     /// Status of the job.
     Status(Box<Status>),
-    /// The request is durable and will be carried out.
+    /// The request is durable and is carried out.
     Done,
     /// The request was rejected, for this reason.
     Refused(String),
+    /// The request is durable and will be carried out after what the text names.
+    Later(String),
+    /// The request is durable, but without effect unless something else changes, as the text says.
+    NoEffect(String),
+}
+
+impl Answer {
+    /// Whether the request is durable.
+    pub fn is_durable(&self) -> bool {
+        matches!(self, Answer::Done | Answer::Later(_) | Answer::NoEffect(_))
+    }
 }
 
 impl Message for Request {
@@ -56,17 +70,20 @@ pub(crate) async fn answer(coordinator: &Addr<Coordinator>, request: Request) ->
         Request::Resize(mesh) => ask(coordinator, Resize(mesh)).await,
         Request::Save => ask(coordinator, Save).await,
         Request::Stop => ask(coordinator, Stop).await,
+        Request::DeclareGone(node) => ask(coordinator, DeclareGone(node)).await,
     };
     match done {
-        Ok(Ok(())) => Answer::Done,
+        Ok(Ok(Outlook::AtOnce)) => Answer::Done,
+        Ok(Ok(Outlook::Later(text))) => Answer::Later(text),
+        Ok(Ok(Outlook::NoEffect(text))) => Answer::NoEffect(text),
         Ok(Err(error)) => Answer::Refused(error.to_string()),
         Err(error) => Answer::Refused(error.to_string()),
     }
 }
 
-async fn ask<M>(coordinator: &Addr<Coordinator>, message: M) -> Result<Result<(), RequestError>, MailboxError>
+async fn ask<M>(coordinator: &Addr<Coordinator>, message: M) -> Result<Result<Outlook, RequestError>, MailboxError>
 where
-    M: actix::Message<Result = Result<(), RequestError>> + Send + 'static,
+    M: actix::Message<Result = Result<Outlook, RequestError>> + Send + 'static,
     Coordinator: Handler<M>,
 {
     coordinator.send(message).await

@@ -16,7 +16,7 @@ use crate::step_log::{Record, StepReader, StepWriter, step_log};
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::copies::Difference;
-use phalanx_strategies::elastic::identity::{Generation, Stale};
+use phalanx_strategies::elastic::identity::{Generation, Stale, Step};
 use phalanx_strategies::elastic::member::{Command, Member};
 use phalanx_strategies::elastic::message::{
     DesiredState, MemberPhase, MemberReport, NotFinite, Requests, Settled, WorldPlan,
@@ -88,6 +88,8 @@ pub enum DeviceEvent {
     Logged,
     /// A checkpoint of this step is durable.
     Saved(u64),
+    /// The world could not save the checkpoint of this step, for this reason.
+    NotSaved(Generation, u64, String),
     /// The work at the end of the job is done.
     Finished(Generation),
     /// A world failed at this rank: the member at this index cannot be reached, or the cause is unknown. Ignored if the world
@@ -284,6 +286,9 @@ impl Rank {
                 let durable = ended.into_iter().filter(|part| part.of.step.0 == step);
                 durable.for_each(|part| self.member.handle_saved(part));
             }
+            DeviceEvent::NotSaved(generation, step, reason) => {
+                self.member.handle_unsaved(generation, Step(step), &reason)?;
+            }
             DeviceEvent::Finished(generation) => self.member.handle_finished(generation)?,
             DeviceEvent::Broken(generation, lost, reason) => {
                 let world_plan = self.member.assignment().map(|(world_plan, _)| world_plan).or(self.member.beside());
@@ -448,7 +453,7 @@ mod tests {
     use super::*;
     use crate::mesh_group::Behind;
     use crate::mesh_group::tests::Fake;
-    use phalanx_strategies::elastic::identity::{Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
+    use phalanx_strategies::elastic::identity::{Incarnation, JobId, MemberId, NodeId, Term, Worker};
     use phalanx_strategies::elastic::member::Schedule;
     use phalanx_strategies::elastic::message::{DesiredStateId, Stage};
     use phalanx_strategies::elastic::progress::Wait;

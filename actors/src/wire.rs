@@ -18,7 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::fmt;
 
 /// Version of the protocol. It is part of the ALPN names, so the handshake of peers with different versions fails.
-pub const VERSION: u8 = 8;
+pub const VERSION: u8 = 9;
 
 const MAGIC: [u8; 2] = *b"px";
 const ENVELOPE_BYTES: usize = 4;

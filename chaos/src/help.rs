@@ -14,6 +14,8 @@ Processes and machines:
   fail_starts {node, for_ms}                 no process of a node starts
   slander {member}                           a node reports a broken world without a cause
   kill_node {node, back_after_ms}            a machine dies and restarts
+  lose_world                                 all machines of the world die and do not return, if others are enough
+  isolate_world {for_ms}                     all machines of the world train on where no coordinator hears them
   drain {node, back_after_ms}                a machine is drained, taken away and restarted
   kill_coordinator {back_after_ms}           the leading coordinator dies
   pause_coordinator {for_ms}                 the leading coordinator is stopped

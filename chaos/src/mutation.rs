@@ -63,13 +63,15 @@ pub enum Mutation {
     CompareOwnShardsOnly,
     /// The first holder of a disputed box is named.
     BlameTheFirstHolder,
+    /// Coordinators wait for members that do not return.
+    WaitForTheLost,
     /// State that came from another rank counts as a copy of its own.
     CountReceivedCopies,
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Mutation; 29] = [
+    pub const ALL: [Mutation; 30] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -99,5 +101,6 @@ impl Mutation {
         Mutation::CompareOwnShardsOnly,
         Mutation::BlameTheFirstHolder,
         Mutation::CountReceivedCopies,
+        Mutation::WaitForTheLost,
     ];
 }

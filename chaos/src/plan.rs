@@ -29,6 +29,13 @@ pub enum Fault {
         /// Time until its restart.
         back_after_ms: u64,
     },
+    /// All machines with a rank die and do not return, if the others are enough for a world.
+    LoseWorld,
+    /// All machines with a rank lose their connection to the coordinators, and train on, while others are ready.
+    IsolateWorld {
+        /// Duration.
+        for_ms: u64,
+    },
     /// The leading coordinator dies and loses all state that is not durable.
     KillCoordinator {
         /// Time until its restart.
@@ -150,6 +157,11 @@ pub struct Plan(pub Vec<Planned>);
 /// Source: Groce et al. 2012, "Swarm testing".
 const CLASSES: u64 = 10;
 
+/// Whether the job of a seed has machines beside those that its mesh needs, whose world can be lost as a whole.
+pub(crate) fn has_spare_nodes(seed: u64) -> bool {
+    Dice::new(seed, "spare nodes").percent(12)
+}
+
 impl Plan {
     /// The fault plan of a seed, for a number of nodes and ranks per node, within a duration.
     pub fn random(seed: u64, n_nodes: u32, n_slots: u32, span_ms: u64) -> Plan {
@@ -195,6 +207,17 @@ impl Plan {
         for _ in 0..dice.pick(0..8).saturating_sub(5) {
             let fault = Fault::Environment(EnvironmentFault::random_flip(&mut dice, n_nodes, n_slots));
             plan.push(Planned { at_ms: dice.pick(800..span_ms), during: None, fault });
+        }
+        // Likewise. Another mesh might need the machines that do not return.
+        let resizes = |planned: &Planned| matches!(planned.fault, Fault::Resize { .. } | Fault::Reshape { .. });
+        if has_spare_nodes(seed) && !plan.iter().any(resizes) {
+            let mut dice = Dice::new(seed, "lost worlds");
+            let fault = if dice.percent(50) {
+                Fault::LoseWorld
+            } else {
+                Fault::IsolateWorld { for_ms: dice.pick(4_000..10_000) }
+            };
+            plan.push(Planned { at_ms: dice.pick(800..span_ms / 2), during: None, fault });
         }
         plan.sort_by_key(|planned| planned.at_ms);
         Plan(plan)

@@ -72,9 +72,21 @@ fn six_thousand_seeds_violate_no_invariant_and_reach_rare_events() {
     // Injected faults of the environment must have met something.
     let kinds: BTreeSet<String> =
         outcomes.iter().flat_map(|o| &o.injected).map(|(_, planned)| kind(&planned.fault)).collect();
-    for expected in ["fail_store", "skew_clock", "set_clock", "suspend", "wrong_data", "strangers", "flip_bit"] {
+    for expected in [
+        "fail_store",
+        "skew_clock",
+        "set_clock",
+        "suspend",
+        "wrong_data",
+        "strangers",
+        "flip_bit",
+        "lose_world",
+        "isolate_world",
+    ] {
         assert!(kinds.contains(expected), "no {expected} in {kinds:?}");
     }
+    let n_repeated = outcomes.iter().flat_map(|o| &o.incidents).filter(|(_, i)| i.n_repeated > 0).count();
+    assert!(n_repeated > 100, "{n_repeated} incidents after which steps were repeated");
     let n_failed_operations: u64 = outcomes.iter().map(|o| o.n_failed_operations).sum();
     let n_refused: u64 = outcomes.iter().map(|o| o.n_refused).sum();
     let n_strangers: u64 = outcomes.iter().map(|o| o.n_strangers).sum();

@@ -61,6 +61,9 @@ pub enum RequestError {
     /// The job's coordinator rejected the request.
     #[error("{0}")]
     Refused(String),
+    /// The request is recorded, but has no effect unless something else changes.
+    #[error("the request is recorded, but has no effect now: {0}")]
+    NoEffect(String),
 }
 
 /// A waiting request and the channel for its answer.

@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// ALPN protocol of members. It ends with the protocol version.
-pub const MEMBER: &[u8] = b"phalanx/8";
+pub const MEMBER: &[u8] = b"phalanx/9";
 /// ALPN protocol of joining machines.
-pub const JOIN: &[u8] = b"phalanx-join/8";
+pub const JOIN: &[u8] = b"phalanx-join/9";
 const _: () = assert!(MEMBER[8] - b'0' == wire::VERSION && JOIN[13] - b'0' == wire::VERSION);
 
 /// The server name of every coordinator.

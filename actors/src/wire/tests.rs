@@ -8,7 +8,8 @@ use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{
-    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, NotFinite, Refusal, Requests, Settled, Stage, WorldPlan,
+    Broken, CatchUp, DesiredStateId, MemberPhase, MemberReport, NotFinite, Refusal, Requests, Settled, Stage, Unsaved,
+    WorldPlan,
 };
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
@@ -71,7 +72,7 @@ fn encoding_of_version_eight_is_stable() {
     let frame = encode(&small_report()).unwrap();
 
     let expected = [
-        b'p', b'x', 8, 1, // envelope: version 8, kind 1
+        b'p', b'x', 9, 1, // envelope: version 9, kind 1
         7, // job
         251, 44, 1, // node 300: marker of two bytes, little endian
         252, 112, 17, 1, 0, // boot 70,000: marker of four bytes
@@ -142,6 +143,10 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         },
         holds: vec![shard],
         saved: Some(Part { of: Checkpoint { generation: Generation(15), step: Step(16) }, shard }),
+        unsaved: Some(Unsaved {
+            of: Checkpoint { generation: Generation(35), step: Step(36) },
+            reason: "u".to_owned(),
+        }),
         failure: Some("no".to_owned()),
         fault: Some("d".to_owned()),
     };
@@ -181,11 +186,11 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
     let hex = |frame: Result<Vec<u8>, WireError>| data_encoding::HEXLOWER.encode(&frame.unwrap());
     assert_eq!(
         hex(encode(&report)),
-        "7078080107fb2c01fc7011010005010202030104010175016e1e1f012001016801210101650101660109746f6b656e697a657202316601050607011301007f0000011401000108040919020c1a010105060701260177270128012324250109010104676f6e65011e011f0a010b0c010d0e010102031c1d04010f100102031c1d0401026e6f010164"
+        "7078090107fb2c01fc7011010005010202030104010175016e1e1f012001016801210101650101660109746f6b656e697a657202316601050607011301007f0000011401000108040919020c1a010105060701260177270128012324250109010104676f6e65011e011f0a010b0c010d0e010102031c1d04010f100102031c1d04012324017501026e6f010164"
     );
     assert_eq!(
         hex(encode(&desired_state)),
-        "70780802070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d040311121601011d0105060701171b011801220172"
+        "70780902070102010301fc000010000101010101010000fd000000000002000001050607011c0101011d010102031c1d04010102031c1d0400050607010506070201010000000000000000000000000000000115000000fc00001000010200010001020100010001020101040102031c1d04000506070102031c1d04010506070102031c1d04020506070102031c1d040102031c1d040311121601011d0105060701171b011801220172"
     );
 }
 
@@ -200,7 +205,7 @@ fn error_names_each_defect_of_a_frame() {
     };
 
     assert_eq!(changed(0, b'q'), "expected a report that begins with [70, 78], found [71, 78]");
-    assert_eq!(changed(2, 9), "expected a report of protocol version 8, found version 9");
+    assert_eq!(changed(2, 10), "expected a report of protocol version 9, found version 10");
     assert_eq!(changed(3, 2), "expected a report (kind 1), found kind 2");
     let longer = [frame.as_slice(), &[0]].concat();
     assert_eq!(decode::<Report>(&longer).unwrap_err().to_string(), "expected a report, found 1 bytes after it");
@@ -338,6 +343,7 @@ fn member(slot: u32) -> MemberReport {
         commit_state: CommitState { entered: Generation(9), applied: Some(Version::default()), voted: None },
         holds: vec![shard; 2],
         saved: Some(Part { of: Checkpoint { generation: Generation(8), step: Step(60_000) }, shard }),
+        unsaved: None,
         failure: (slot == 1).then(|| "no memory".to_owned()),
         fault: (slot == 2).then(|| "no disk".to_owned()),
     }

@@ -1,5 +1,5 @@
 //! A finished job has a checkpoint of its last committed step and all requested checkpoints, and makes no further
-//! progress. Source: `coordinator` COORDINATOR-7, `member` MEMBER-5.
+//! progress; only a stopped job that has lost its last steps fails. Source: `coordinator` COORDINATOR-7, `member` MEMBER-5.
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::Step;
@@ -42,6 +42,13 @@ impl Invariant for Ending {
                 } else {
                     Ok(())
                 }
+            }
+            // The last steps of a stopped job may be lost, as `nothing_lost` checks.
+            Observation::Persisted(record)
+                if record.ending.is_some() && record.requests.stop && record.checkpoint.step < self.committed =>
+            {
+                self.ended = true;
+                Ok(())
             }
             Observation::Persisted(record) if record.ending.is_some() => Err(format!("{:?}", record.ending)),
             _ => Ok(()),

@@ -13,6 +13,7 @@ mod nothing_lost;
 mod nothing_stale;
 mod one_world;
 mod same_inputs;
+mod steps_go_on;
 mod strangers;
 mod two_copies;
 
@@ -169,6 +170,19 @@ pub enum Observation<'a> {
         /// The step.
         step: Step,
     },
+    /// The job at a regular time.
+    Looked {
+        /// Virtual time in milliseconds.
+        at_ms: u64,
+        /// The last committed step.
+        step: Step,
+        /// Ranks that can train.
+        n_ready: usize,
+        /// Ranks of the smallest world.
+        n_needed: usize,
+        /// Whether a lasting fault, or the end of the job, is a reason to make no step.
+        may_rest: bool,
+    },
     /// An incident is over.
     Resumed(&'a Timeline),
 }
@@ -215,5 +229,6 @@ pub fn all(reproducible: bool, verify_steps: u64) -> Vec<Box<dyn Invariant>> {
         Box::new(same_inputs::SameInputs::default()),
         Box::new(strangers::Strangers),
         Box::new(corruption::Corruption::new(verify_steps)),
+        Box::new(steps_go_on::StepsGoOn::default()),
     ]
 }

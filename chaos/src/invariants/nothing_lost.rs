@@ -5,6 +5,7 @@
 
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step};
+use phalanx_strategies::elastic::message::Ending;
 use std::collections::BTreeSet;
 
 /// See the [module](self).
@@ -20,6 +21,13 @@ pub struct NothingLost {
     lasting: Vec<NodeId>,
     /// Number of nodes of the last world in which all members had their state.
     n_nodes: usize,
+}
+
+impl NothingLost {
+    fn promises(&self) -> bool {
+        let is_corrupt = self.corrupt > Generation(0) && self.lineage <= self.corrupt;
+        self.n_nodes > 1 && self.disturbed.len() <= 1 && !is_corrupt
+    }
 }
 
 impl Invariant for NothingLost {
@@ -58,11 +66,16 @@ impl Invariant for NothingLost {
             Observation::Persisted(record) => {
                 self.corrupt = self.corrupt.max(record.corrupt);
                 self.recorded = self.recorded.max(record.generation);
+                if matches!(record.ending, Some(Ending::Failed(_)))
+                    && record.checkpoint.step < self.committed
+                    && self.promises()
+                {
+                    return Err(format!("the job ends with {}, expected {}", record.checkpoint.step, self.committed));
+                }
             }
             Observation::Formed(world_plan) => {
                 let step = world_plan.base.step;
-                let is_corrupt = self.corrupt > Generation(0) && self.lineage <= self.corrupt;
-                let promised = self.n_nodes > 1 && self.disturbed.len() <= 1 && !is_corrupt;
+                let promised = self.promises();
                 let lost = step < self.committed;
                 let disturbed: Vec<String> = self.disturbed.iter().map(NodeId::to_string).collect();
                 if lost && (promised || world_plan.base.lineage == self.lineage) {

@@ -2,6 +2,7 @@
 
 use crate::dice::Dice;
 use crate::mutation::Mutation;
+use crate::plan::has_spare_nodes;
 use phalanx_strategies::elastic::member::Schedule;
 use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::timing::Timing;
@@ -57,7 +58,13 @@ impl Config {
         let n_nodes = dice.pick(2..5) as u32;
         let n_spares = dice.pick(0..3) as u32;
         let n_slots = (wanted.size() as u32 + n_spares).div_ceil(n_nodes);
-        Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) }
+        let config = Config { n_nodes, n_slots, ..Config::of(seed, wanted, &mut dice) };
+        if !has_spare_nodes(seed) {
+            return config;
+        }
+        // Enough of them for the smallest world, and time to notice that a world is lost.
+        let n_smallest = config.policy.smallest(None) as u32;
+        Config { n_nodes: n_nodes + n_smallest.div_ceil(n_slots), safety_ms: 16_000, ..config }
     }
 
     /// A job of `n_ranks` ranks on nodes of up to eight, with spare nodes for one rank in a hundred.

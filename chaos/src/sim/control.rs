@@ -8,6 +8,7 @@ use crate::mutation::Mutation;
 use phalanx_strategies::elastic::coordinator::{self, Activity, Coordinator};
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, NodeId, Term};
 use phalanx_strategies::elastic::message::{Record, Report, Stage, WorldPlan};
+use phalanx_strategies::elastic::quorum::FOREVER;
 use phalanx_strategies::elastic::succession::{self, Succession};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -207,7 +208,7 @@ impl Sim {
                     {
                         self.observe(&Observation::CoordinationDisturbed { lasts: false });
                     }
-                    self.candidates[i].term = Some(term);
+                    (self.candidates[i].coordinator, self.candidates[i].term) = (None, Some(term));
                     self.read_record(i, term);
                 }
                 succession::Command::StepDown => {
@@ -227,7 +228,10 @@ impl Sim {
         if self.is(Mutation::ForgetDecisions) {
             record.inputs = None;
         }
-        let Config { policy, timing, .. } = self.config;
+        let Config { policy, mut timing, .. } = self.config;
+        if self.is(Mutation::WaitForTheLost) {
+            timing.disk_patience = FOREVER;
+        }
         let coordinator = Coordinator::new(now, JOB, term, record, policy, timing);
         let candidate = &mut self.candidates[i];
         (candidate.announced, candidate.version) = (Generation(0), self.store.version());
@@ -259,6 +263,12 @@ impl Sim {
                 self.mark(5, timeline.generation.0, timeline.total().as_micros() as u64);
                 self.observe(&Observation::Resumed(&timeline));
                 self.outcome.incidents.push((self.now / 1_000, timeline));
+            }
+            coordinator::Command::NotSaved(_) => {}
+            coordinator::Command::Outrun(term) => {
+                if let Some(succession) = &mut self.candidates[i].succession {
+                    succession.handle_outrun(term);
+                }
             }
             coordinator::Command::Saved(checkpoint) => self.mark(6, checkpoint.generation.0, checkpoint.step.0),
             coordinator::Command::Refused(..) => self.outcome.n_refused += 1,

@@ -10,6 +10,7 @@ use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{MemberId, NodeId};
 use phalanx_strategies::elastic::message::{Broken, MemberPhase, MemberReport};
 use phalanx_strategies::mesh::Mesh;
+use std::collections::BTreeSet;
 
 impl Sim {
     /// Injects the faults that are due.
@@ -44,6 +45,8 @@ impl Sim {
             Fault::Environment(fault) => return self.begin_environment(fault),
             Fault::FailStarts { node, for_ms } => self.fail_starts(node, for_ms),
             Fault::KillNode { node, back_after_ms } => return self.kill_node(node.0 as usize, back_after_ms),
+            Fault::LoseWorld => return self.lose_world(),
+            Fault::IsolateWorld { for_ms } => self.isolate_world(for_ms),
             Fault::Drain { node, back_after_ms } => return self.drain(node, back_after_ms),
             Fault::Save => return self.ask(|coordinator, now| coordinator.handle_save(now)),
             Fault::Resize { dp_shard } => return self.resize(Mesh { dp_shard, ..self.config.policy.wanted }),
@@ -125,6 +128,13 @@ impl Sim {
                 end(&mut self.network.mute_to, node);
                 self.observe(&Observation::Undisturbed(node));
             }
+            Fault::IsolateWorld { .. } => {
+                for node in std::mem::take(&mut self.isolated) {
+                    end(&mut self.network.deaf_to, node);
+                    end(&mut self.network.mute_to, node);
+                    self.observe(&Observation::Undisturbed(node));
+                }
+            }
             Fault::CutData { from, to, .. } => {
                 end(&mut self.network.cut, (from, to));
                 self.observe(&Observation::Undisturbed(from));
@@ -143,7 +153,8 @@ impl Sim {
             }
             Fault::Environment(fault) => self.end_environment(fault),
             Fault::KillRank { .. } | Fault::FailDevice { .. } | Fault::Slander { .. } => {}
-            Fault::KillNode { .. } | Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
+            Fault::KillNode { .. } | Fault::LoseWorld => {}
+            Fault::KillCoordinator { .. } | Fault::Drain { .. } => {}
             Fault::Save | Fault::Resize { .. } | Fault::Reshape { .. } => {}
         }
     }
@@ -169,6 +180,34 @@ impl Sim {
             self.candidates[i].stopped = self.candidates[i].stopped.min(1);
             self.continue_candidate(i);
         }
+    }
+
+    /// The machines with a rank.
+    fn nodes_of_world(&self) -> BTreeSet<NodeId> {
+        self.world_plan.iter().flat_map(|world_plan| world_plan.members()).map(|worker| worker.member.node).collect()
+    }
+
+    fn lose_world(&mut self) {
+        let lost = self.nodes_of_world();
+        let n_left = (self.config.n_nodes as usize - lost.len()) * self.config.n_slots as usize;
+        if lost.is_empty() || n_left < self.config.policy.smallest(None) {
+            return;
+        }
+        for node in lost {
+            self.disturb(node, false);
+            self.lost.insert(node);
+            self.kill_node(node.0 as usize, 0);
+        }
+    }
+
+    fn isolate_world(&mut self, for_ms: u64) -> u64 {
+        for node in self.nodes_of_world() {
+            self.disturb(node, true);
+            begin(&mut self.network.deaf_to, node);
+            begin(&mut self.network.mute_to, node);
+            self.isolated.push(node);
+        }
+        for_ms
     }
 
     fn resize(&mut self, mesh: Mesh) {

@@ -38,8 +38,9 @@ use event::{Event, Queue};
 use network::Network;
 use node::Node;
 use phalanx_strategies::elastic::coordinator::Activity;
-use phalanx_strategies::elastic::identity::{Generation, JobId, Step, Worker};
+use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::incident::Timeline;
+use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::WorldPlan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -91,6 +92,9 @@ pub struct Outcome {
     pub violation: Option<Violation>,
 }
 
+/// Virtual time between two looks at the job, in microseconds.
+const LOOK_US: u64 = 500_000;
+
 /// A simulated job.
 pub struct Sim {
     config: Config,
@@ -114,6 +118,11 @@ pub struct Sim {
     world_plan: Option<Arc<WorldPlan>>,
     ready: BTreeSet<Worker>,
     invariants: Vec<Box<dyn Invariant>>,
+    /// Machines that never return, and machines that no coordinator hears.
+    lost: BTreeSet<NodeId>,
+    isolated: Vec<NodeId>,
+    /// When the job is shown to the invariants again.
+    look_at: u64,
     /// The last committed step.
     step: Step,
     safe: bool,
@@ -175,6 +184,9 @@ impl Sim {
             world_plan: None,
             ready: BTreeSet::new(),
             invariants: invariants::all(config.reproducible, config.verify_steps),
+            lost: BTreeSet::new(),
+            isolated: vec![],
+            look_at: 0,
             step: Step(0),
             safe: false,
             trace: config.seed,
@@ -199,6 +211,7 @@ impl Sim {
             self.outcome.n_events += 1;
             self.handle(event);
             self.inject();
+            self.look(stops);
             if self.safe {
                 whole_at = if self.is_whole() { whole_at.or(Some(self.step)) } else { None };
                 stops |= whole_at.is_some_and(|step| self.step.0 >= step.0 + 5);
@@ -225,11 +238,33 @@ impl Sim {
         self.outcome
     }
 
+    /// Shows the job to the invariants at regular times.
+    fn look(&mut self, stops: bool) {
+        if self.now < self.look_at {
+            return;
+        }
+        self.look_at = self.now + LOOK_US;
+        let ranks = self.nodes.iter().flat_map(|node| node.ranks.values());
+        let n_ready = ranks.filter(|rank| rank.stopped == 0).count();
+        let last = self.world_plan.as_ref().map(|world_plan| world_plan.mesh);
+        let wanted = self.store.record.wanted.unwrap_or(self.config.policy.wanted);
+        let n_needed = Policy { wanted, ..self.config.policy }.smallest(last);
+        let (at_ms, step) = (self.now / 1_000, self.step);
+        // The safety phase has lasting faults, and is shorter than the limit.
+        let may_rest = stops || self.is_stopped() || !self.safe;
+        self.observe(&Observation::Looked { at_ms, step, n_ready, n_needed, may_rest });
+    }
+
     /// Whether the requested mesh trains.
     fn is_whole(&self) -> bool {
         let Some(leader) = self.leader().filter(|leader| leader.activity() == Activity::Running) else { return false };
         let wanted = leader.record().wanted.unwrap_or(self.config.policy.wanted);
-        self.world_plan.as_ref().is_some_and(|world_plan| world_plan.mesh == wanted)
+        let Some(mesh) = self.world_plan.as_ref().map(|world_plan| world_plan.mesh) else { return false };
+        if self.lost.is_empty() {
+            return mesh == wanted;
+        }
+        let n_ranks = (self.config.n_nodes as usize - self.lost.len()) * self.config.n_slots as usize;
+        self.config.policy.largest(n_ranks, None).is_some_and(|largest| largest.size() == mesh.size())
     }
 
     fn is_stopped(&self) -> bool {
@@ -238,7 +273,8 @@ impl Sim {
 
     /// Whether the job is finished and all nodes have been shut down.
     fn is_over(&self) -> bool {
-        let finished = self.leader().is_some_and(|leader| leader.activity() == Activity::Finished);
+        let is_end = |activity| matches!(activity, Activity::Finished | Activity::Failed);
+        let finished = self.leader().is_some_and(|leader| is_end(leader.activity()));
         finished && self.nodes.iter().all(|node| node.supervisor.is_none())
     }
 

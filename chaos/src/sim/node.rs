@@ -111,7 +111,7 @@ impl Sim {
         let (now, slots, timing) = (self.node_now(i), self.config.n_slots, self.config.timing);
         let inputs = self.inputs_of(i);
         let node = &mut self.nodes[i];
-        if node.supervisor.is_some() {
+        if node.supervisor.is_some() || self.lost.contains(&node.id) {
             return;
         }
         node.n_boots += 1;

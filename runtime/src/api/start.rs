@@ -108,6 +108,7 @@ impl<'a> Checked<'a> {
         }
         let mut notes = model.device_notes((programs.len() + n_spares) as u32)?;
         notes.extend(model.format_note(&config.precision));
+        notes.extend(ModelPlan::bits_note(&config.parallel));
         notes.extend(vocabulary::notes(config, &tokenizer));
         Saving::new(config, Vec::new()).check(&config.output.resume_from_checkpoint)?;
         Ok(Checked { config, program, tokenizer, model, mesh, programs, notes })

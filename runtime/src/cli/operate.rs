@@ -29,6 +29,7 @@ pub(super) const HELP: &str = "Examples:
   phalanx status runs/first --json     the same as JSON
   phalanx save my.yaml                 save a checkpoint, wait until it is there
   phalanx drain my.yaml 2              move its state to other nodes, release it
+  phalanx drain my.yaml 2 --gone       continue without it: it will not return
   phalanx resize my.yaml --dp_shard_size 3
   phalanx resize my.yaml --pipeline_parallel_size 2 --dp_shard_size 1
   phalanx stop my.yaml                 save a checkpoint, then end
@@ -58,6 +59,9 @@ pub(super) struct DrainArgs {
     which: Which,
     /// Number of the node, as shown by `phalanx status`.
     node: u32,
+    /// Declare a silent node gone: the job continues at once without it, and its processes may not return.
+    #[arg(long)]
+    gone: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -122,7 +126,12 @@ impl Which {
         let is_deserted = is_deserted(&self.status()?);
         match self.ask(request)? {
             Answer::Refused(reason) => Err(CommandError::Refused { reason }.into()),
-            Answer::Done | Answer::Status(_) if is_deserted => Err(CommandError::NoNodes.into()),
+            _ if is_deserted => Err(CommandError::NoNodes.into()),
+            Answer::NoEffect(why) => Err(CommandError::NoEffect { why }.into()),
+            Answer::Later(why) => {
+                say(format_args!("recorded; {why}"));
+                Ok(())
+            }
             Answer::Done | Answer::Status(_) => {
                 say(done);
                 Ok(())
@@ -135,7 +144,7 @@ fn status_of(answer: Answer) -> Result<Status, JobError> {
     match answer {
         Answer::Status(status) => Ok(*status),
         Answer::Refused(reason) => Err(CommandError::Refused { reason }.into()),
-        Answer::Done => Err(CommandError::NoStatus.into()),
+        Answer::Done | Answer::Later(_) | Answer::NoEffect(_) => Err(CommandError::NoStatus.into()),
     }
 }
 
@@ -219,6 +228,10 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
         let nodes = known.nodes.iter().map(|other| other.node.0).collect();
         return Err(CommandError::UnknownNode { node: args.node, nodes }.into());
     }
+    if args.gone {
+        let done = format!("continuing without {node}; its processes may not return");
+        return args.which.request(&Request::DeclareGone(node), &done);
+    }
     args.which.request(&Request::Drain(node), &format!("draining {node}; it exits once other nodes hold its state"))
 }
 
@@ -249,6 +262,9 @@ pub(super) fn save(args: &Which) -> Result<(), JobError> {
         if status.n_saves >= n_asked {
             say(format_args!("saved at step {}", status.checkpoint.step.0));
             return Ok(());
+        }
+        if let Some(unsaved) = status.unsaved.as_ref().filter(|_| status.n_unsaved >= n_asked) {
+            return Err(CommandError::NotSaved { what: unsaved.to_string() }.into());
         }
         if let Some(Ending::Failed(reason)) = status.ending {
             return Err(JobError::JobFailed(reason));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use phalanx_strategies::elastic::mesh_choice::Policy;
+use phalanx_strategies::elastic::quorum::FOREVER;
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use serde_yaml_ng::{Mapping, Value};
@@ -21,7 +22,9 @@ section! {
         /// Rank processes beyond the mesh on every node, kept as warm spares: their model is compiled and their memory
         /// is allocated.
         pub spare_ranks: usize = 0 => SPARES;
-        /// Seconds to wait for a replacement before the job continues in a smaller world; `none` waits forever.
+        /// Seconds to wait for a replacement before the job continues in a smaller world, and for any member of a lost
+        /// world before the job continues from its newest checkpoint (there at least 5 times `detection_time`); `none`
+        /// waits forever.
         pub replace_patience: Option<f64> = Some(30.0) => SECONDS;
         /// Smallest number of model copies with which the job continues.
         pub dp_replicate_min: usize = 1 => AT_LEAST_ONE;
@@ -40,7 +43,8 @@ section! {
         /// Steps between comparisons of all copies of the state, which find silent corruption; they are also compared
         /// before every checkpoint. `auto` compares as often as 0.1 % of the time allows; 0 never compares.
         pub verify_steps: VerifySteps = VerifySteps::Auto;
-        /// Maximum number of consecutive failures without a completed step; more end the job.
+        /// Maximum number of consecutive failures without a completed step; more end the job once they have lasted for
+        /// 30 times `detection_time`. Before each further world the job pauses, twice as long as before the last one.
         pub incidents_max: usize = 5 => COUNT;
     }
 }
@@ -100,8 +104,6 @@ impl Setting for Elastic {
 }
 
 /// Longer than any job runs, and short enough for timers.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
 impl Elastic {
     /// The timeouts that follow from the detection time.
     pub fn timing(&self) -> Timing {

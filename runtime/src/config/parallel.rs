@@ -45,8 +45,8 @@ section! {
         pub cp_comm_strategy: CpCommChoice = CpCommChoice::Ring;
         /// Schedule of the pipeline stages: 1f1b, gpipe, interleaved or zero_bubble.
         pub pipeline_schedule: PipelineSchedule = PipelineSchedule::OneF1B;
-        /// Make the weights bit-identical for any number of ranks along pp, dp_replicate and dp_shard; requires tp and
-        /// cp of 1.
+        /// Make the weights bit-identical for any number of ranks along pp, dp_replicate and dp_shard. Each
+        /// `tensor_parallel_size` has bits of its own, and a running job keeps it; `context_parallel_size` must be 1.
         pub reproducible: bool = false;
         /// Groups of consecutive layers in each stage, for `pipeline_schedule: interleaved`.
         pub pipeline_chunks: usize = 2 => COUNT;

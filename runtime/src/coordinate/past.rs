@@ -104,6 +104,8 @@ impl Past {
             step: Step(self.step),
             requests: record.requests,
             n_saves: record.n_saves,
+            n_unsaved: 0,
+            unsaved: None,
             nodes: Vec::new(),
             timelines: Vec::new(),
             checkpoint: record.checkpoint,

@@ -13,6 +13,9 @@ pub(crate) fn sentence(event: &Event) -> String {
         }
         What::Incident(line) => incident(line),
         What::Checkpoint(checkpoint) => format!("saved at {}", checkpoint.step),
+        What::NotSaved { checkpoint, reason } => {
+            format!("the checkpoint of {} was not saved: {reason}; training goes on", checkpoint.step)
+        }
         What::Ended { ending: Ending::Finished } => "the job is done".into(),
         What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
         What::NodeRefused { reason, .. } => format!("refused a node: {reason}"),
@@ -29,9 +32,13 @@ pub(crate) fn sentence(event: &Event) -> String {
 pub(crate) fn incident(line: &IncidentLine) -> String {
     let also = if line.also.is_empty() { String::new() } else { format!(" (and {} more)", line.also.len()) };
     let detail = line.detail.as_ref().map_or(String::new(), |detail| format!(": {detail}"));
+    let repeated = match line.n_repeated {
+        0 => String::new(),
+        n => format!(", repeating {n} steps whose state is lost"),
+    };
     let p = &line.phases_ms;
     format!(
-        "{}: {}{detail}{also} · detect {:.1} · agree {:.1} · abort {:.1} · regroup {:.1} · heal {:.1} · resume {:.1} = {:.1} ms; continuing at {}",
+        "{}: {}{detail}{also} · detect {:.1} · agree {:.1} · abort {:.1} · regroup {:.1} · heal {:.1} · resume {:.1} = {:.1} ms; continuing at {}{repeated}",
         line.generation,
         line.cause,
         p.detect,

@@ -36,6 +36,7 @@ use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::elastic::succession::Lease;
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -311,12 +312,18 @@ pub(super) fn listen_alone(config: &JobConfig, term: &Term) -> Result<(Listener,
 /// node cannot be drained.
 pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Option<u32>) -> Admission {
     let (model, evaluates) = (model.clone(), config.data.evaluates());
+    let kept_tp = config.parallel.mesh().ok().filter(|_| config.parallel.reproducible).map(|mesh| mesh.tp);
     Admission::new(move |request| match (request, n_slots_alone) {
+        (Request::Resize(mesh), _) if kept_tp.is_some_and(|tp| tp != mesh.tp) => Err(format!(
+            "tensor_parallel_size {} gives other bits than {}, which a run with `reproducible` keeps",
+            mesh.tp,
+            kept_tp.unwrap_or_default()
+        )),
         (Request::Resize(mesh), None) => fits(&model, *mesh, evaluates).map(drop).map_err(|error| error.to_string()),
         (Request::Resize(mesh), Some(n_slots)) => {
             fits_here(&model, *mesh, evaluates, n_slots).map_err(|error| error.to_string())
         }
-        (Request::Drain(_), Some(_)) => {
+        (Request::Drain(_) | Request::DeclareGone(_), Some(_)) => {
             Err("the job runs on one machine, so no other node can take its state; stopping the job saves it".into())
         }
         _ => Ok(()),
@@ -354,6 +361,8 @@ pub(super) struct Coordinating<'a> {
     ending: Option<Ending>,
     /// Whether all nodes have been notified of the end of the job.
     nodes_notified: bool,
+    /// The file that shows whose the folder is.
+    mark: Option<FolderMark>,
     _lock: Option<OutputLock>,
 }
 
@@ -407,7 +416,8 @@ impl<'a> Coordinating<'a> {
         let log = EventLog::open(&config.output.folder());
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let policy = Policy { one_model: config.parallel.reproducible, ..policy };
-        let Term { job, store, candidate, lease, _lock: lock, .. } = term;
+        let Term { job, store, candidate, lease, place, _lock: lock, .. } = term;
+        let mark = (!config.output.is_remote()).then(|| FolderMark { path: place.path(JOB), job });
         let (holds, is_alone, timing) = (Some(lease.take()), candidate == ALONE, config.elastic.timing());
         let settings = Settings { job, candidate, holds, is_alone, policy, timing };
         let (sender, events) = channel();
@@ -424,7 +434,17 @@ impl<'a> Coordinating<'a> {
         let handle = block_on(starting)
             .map_err(ControlPlaneError::cannot("start an event loop"))?
             .map_err(ControlPlaneError::from)?;
-        Ok(Coordinating { handle, thread, downlink, events, log, ending: None, nodes_notified: false, _lock: lock })
+        Ok(Coordinating {
+            handle,
+            thread,
+            downlink,
+            events,
+            log,
+            ending: None,
+            nodes_notified: false,
+            mark,
+            _lock: lock,
+        })
     }
 
     /// Follows the job to its end, then closes the transport to its nodes.
@@ -452,11 +472,16 @@ impl<'a> Coordinating<'a> {
             if is_open && !is_stopping && (control.stops() || is_abandoned) {
                 let answer = self.ask(Request::Stop)?;
                 // A coordinator that has just lost its lease gets the request again once it has the lease back.
-                is_stopping = answer == Answer::Done;
+                is_stopping = answer.is_durable();
                 tracing::info!(?answer, "requested a stop");
             }
-            if is_open && n_saves < control.saves.load(Ordering::Acquire) && self.ask(Request::Save)? == Answer::Done {
+            if is_open && n_saves < control.saves.load(Ordering::Acquire) && self.ask(Request::Save)?.is_durable() {
                 n_saves += 1;
+            }
+            if let Some(reason) = self.mark.as_ref().and_then(FolderMark::loss) {
+                // Once: the nodes are told that the job is over.
+                self.mark = None;
+                self.handle.end(reason);
             }
             if is_abandoned && self.downlink.connected().is_empty() {
                 return Err(JobError::JobFailed("no node is left".into()));
@@ -515,6 +540,29 @@ impl<'a> Coordinating<'a> {
 
     fn ask(&self, request: Request) -> Result<Answer, JobError> {
         Ok(block_on(self.handle.ask(request)).map_err(ControlPlaneError::cannot("start an event loop"))?)
+    }
+}
+
+/// The file with the job's number in its folder. Locks on files that were removed exclude nobody, so the name counts.
+#[derive(Debug)]
+struct FolderMark {
+    path: PathBuf,
+    job: JobId,
+}
+
+impl FolderMark {
+    /// How the job has lost its folder, if it has. A folder that cannot be read now may return.
+    fn loss(&self) -> Option<String> {
+        let control = self.path.parent().unwrap_or(&self.path).display();
+        match fs::read_to_string(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Some(format!("its folder {control} was removed while it ran, and with it what a successor would need"))
+            }
+            Ok(text) if text.trim() != self.job.0.to_string() => {
+                Some(format!("its folder {control} belongs to another job now, which began while this one ran"))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -604,6 +652,21 @@ mod tests {
         assert_eq!(of("0.0.0.0:7070", &["head:7070", "b:7071"], route).unwrap(), "head:7070,b:7071");
         let refused = of("[::]:7070", &[], |_| None).unwrap_err();
         assert!(refused.to_string().contains("--advertise"), "{refused}");
+    }
+
+    #[test]
+    fn job_whose_folder_is_removed_or_taken_by_another_job_knows_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mark = FolderMark { path: dir.path().join(JOB), job: JobId(17) };
+        let removed = mark.loss().unwrap();
+        fs::write(&mark.path, "17\n").unwrap();
+        let own = mark.loss();
+        fs::write(&mark.path, "18").unwrap();
+        let taken = mark.loss().unwrap();
+
+        assert!(removed.contains("was removed while it ran"), "{removed}");
+        assert_eq!(own, None);
+        assert!(taken.contains("belongs to another job now"), "{taken}");
     }
 
     #[test]

@@ -36,6 +36,12 @@ pub enum CommandError {
          nodes return"
     )]
     NoNodes,
+    /// A request that has no effect as things are.
+    #[error("the request is recorded, but has no effect now: {why}")]
+    NoEffect { why: String },
+    /// A requested checkpoint could not be saved.
+    #[error("{what}; training goes on")]
+    NotSaved { what: String },
     /// `phalanx serve` where other machines reach it, without a key.
     #[error(
         "other machines can reach {address}: put the key that requests need into a file and name it with --api-key-file, or listen on 127.0.0.1"

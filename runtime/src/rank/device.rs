@@ -502,7 +502,9 @@ impl<'a> Device<'a> {
     }
 
     fn saving(&self) -> Saving {
-        Saving::new(self.config, self.extras.clone()).with_progress_counter(self.progress_counter.clone())
+        Saving::new(self.config, self.extras.clone())
+            .with_progress_counter(self.progress_counter.clone())
+            .on_record(self.config.output.record_folder())
     }
 
     fn tell(&self, instance: &RankInstance<'a>, event: Event) {
@@ -567,9 +569,7 @@ impl<'a> Device<'a> {
             if let Event::Step(_) = event {
                 watch.commit();
             }
-            if let Event::Saved { step, .. } = event {
-                actor.tell(DeviceEvent::Saved(*step));
-            }
+            saved(generation, event).into_iter().for_each(|event| actor.tell(event));
             if leads || matches!(event, Event::Step(_)) {
                 outbox.send(&FromRank::Event { generation, rank, event: event.clone() });
             }
@@ -662,4 +662,13 @@ pub(crate) fn senders(world_plan: &WorldPlan, transfers: &[Transfer]) -> (Vec<u3
     let senders = transfers.iter().filter_map(|transfer| transfer.source.sender(transfer.shard));
     let member = |worker| world_plan.member_of(worker).expect("a sender is a member");
     senders.map(|(worker, held)| (member(worker), held)).unzip()
+}
+
+/// What the rank's actor learns of a checkpoint.
+fn saved(generation: u64, event: &Event) -> Option<DeviceEvent> {
+    match event {
+        Event::Saved { step, .. } => Some(DeviceEvent::Saved(*step)),
+        Event::NotSaved { step, reason } => Some(DeviceEvent::NotSaved(Generation(generation), *step, reason.clone())),
+        _ => None,
+    }
 }

@@ -15,6 +15,7 @@ use crate::config::datasets::{self, DataSection, DatasetType, TrainedRoles, ValS
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::output::BestRule;
+use crate::config::parallel::ParallelSection;
 use crate::config::precision::{
     Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision, PrecisionSection,
 };
@@ -86,6 +87,18 @@ impl ModelPlan {
             self.no_gpu.as_ref().map(|reason| format!("training on the CPU, because no GPU can be used: {reason}"));
         let exchange = self.device.exchange(n_ranks).map_err(JobError::Exchange)?;
         Ok(no_gpu.into_iter().chain(exchange).collect())
+    }
+
+    /// A note if a reproducible run has tensor-parallel ranks.
+    pub(crate) fn bits_note(config: &ParallelSection) -> Option<String> {
+        let Ok(mesh) = config.mesh() else { return None };
+        (config.reproducible && mesh.tp > 1).then(|| {
+            format!(
+                "reproducible: the weights have the same bits for every pp, dp_replicate and dp_shard with \
+                 tensor_parallel_size {}, and other bits with another tensor_parallel_size",
+                mesh.tp
+            )
+        })
     }
 
     /// A note if `bf16: auto` means f32 on the device.

@@ -15,12 +15,15 @@ use crate::config::elastic::VerifySteps;
 use crate::config::output::Resume;
 use crate::error::JobError;
 use crate::error::export::ExportError;
+use phalanx_actors::store::Store;
+use phalanx_actors::store::directory::existing_store;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::STAGING_BYTES;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
 use phalanx_storage::checkpoint::catalog::{Keep, Skipped, latest_compared, latest_valid, list};
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
+use phalanx_storage::checkpoint::fence::Fence;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::store::is_url;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
@@ -64,6 +67,8 @@ pub(crate) struct Saving {
     contents: Contents,
     /// The generation that writes.
     generation: u64,
+    /// The folder with the coordinator's record, if this machine has it.
+    record: Option<PathBuf>,
     ongoing: Option<Ongoing>,
     /// Memory of the last snapshot, for the next one.
     spare: Snapshot,
@@ -153,6 +158,7 @@ impl Saving {
             extras,
             contents: Contents::of(config),
             generation,
+            record: None,
             ongoing: None,
             spare: Snapshot::default(),
             warming: None,
@@ -183,6 +189,20 @@ impl Saving {
     /// The same saving for the world of this generation.
     pub(crate) fn of_generation(self, generation: u64) -> Saving {
         Saving { generation, ..self }
+    }
+
+    /// The same saving for a job whose coordinator keeps its record in this folder.
+    pub(crate) fn on_record(self, record: Option<PathBuf>) -> Saving {
+        Saving { record, ..self }
+    }
+
+    /// The writer of a world that may be replaced (`CHECKPOINT-8`).
+    fn writer(&self) -> Result<CheckpointWriter, CheckpointError> {
+        let writer = CheckpointWriter::at(&self.root)?;
+        let Some(record) = self.record.as_deref().map(existing_store) else { return Ok(writer) };
+        // A record that cannot be read names no later world.
+        let latest = move || record.read_record().ok().map(|record| record.generation.0);
+        Ok(writer.behind(Fence::new(self.generation, latest)))
     }
 
     /// The generation that writes.
@@ -261,7 +281,7 @@ impl Saving {
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
-        let writer = CheckpointWriter::at(&self.root)?;
+        let writer = self.writer()?;
         let saved =
             writer.save_together(&self.meta(state, compared, team), writer_rank(team), &pieces, &extras, |value| {
                 team.sum(value)
@@ -309,7 +329,7 @@ impl Saving {
             flip_bit(snapshot.bytes_mut(), seed);
         }
         self.extras_of(state, team)?.into_iter().for_each(|(name, bytes)| snapshot.add_extra(&name, bytes));
-        let writer = CheckpointWriter::at(&self.root)?;
+        let writer = self.writer()?;
         self.ongoing = Some(Ongoing::begin(
             &writer,
             self.meta(state, compared, team),

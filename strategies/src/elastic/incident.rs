@@ -121,6 +121,9 @@ pub struct Timeline {
     pub also: Vec<Cause>,
     /// Time in each of [`Phase::ALL`].
     pub phases: [Duration; 6],
+    /// Steps that are known to have been committed and are repeated, because their state is lost.
+    #[serde(default)]
+    pub n_repeated: u64,
 }
 
 impl Timeline {
@@ -142,6 +145,7 @@ pub struct Incident {
     phase: Phase,
     since: Instant,
     phases: [Duration; 6],
+    n_repeated: u64,
 }
 
 impl Incident {
@@ -154,6 +158,7 @@ impl Incident {
             phase: Phase::Detect,
             since: healthy,
             phases: Default::default(),
+            n_repeated: 0,
         };
         incident.enter(now, Phase::Agree);
         incident
@@ -182,6 +187,11 @@ impl Incident {
         }
     }
 
+    /// A world begins from a checkpoint, and repeats this many steps.
+    pub fn repeats(&mut self, n_steps: u64) {
+        self.n_repeated += n_steps;
+    }
+
     /// Enters a phase.
     pub fn enter(&mut self, now: Instant, phase: Phase) {
         self.phases[self.phase as usize] += now.saturating_duration_since(self.since);
@@ -191,8 +201,8 @@ impl Incident {
     /// Closes the incident: a world trains again, from this step.
     pub fn close(mut self, now: Instant, generation: Generation, step: Step) -> Timeline {
         self.enter(now, Phase::Resume);
-        let Incident { cause, detail, also, phases, .. } = self;
-        Timeline { generation, step, cause, detail, also, phases }
+        let Incident { cause, detail, also, phases, n_repeated, .. } = self;
+        Timeline { generation, step, cause, detail, also, phases, n_repeated }
     }
 }
 
@@ -234,6 +244,9 @@ impl fmt::Display for Timeline {
         }
         if !self.also.is_empty() {
             write!(f, " (and {} more)", self.also.len())?;
+        }
+        if self.n_repeated > 0 {
+            write!(f, "; repeating {} steps from {}", self.n_repeated, self.step)?;
         }
         for (phase, duration) in Phase::ALL.iter().zip(self.phases) {
             let name = format!("{phase:?}").to_lowercase();

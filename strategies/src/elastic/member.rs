@@ -23,7 +23,7 @@ use super::copies::Difference;
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
 use super::message::{
     Broken, DesiredState, DesiredStateId, FAILURE_LEN_MAX, MemberPhase, MemberReport, NotFinite, Requests, Settled,
-    Stage, WorldPlan, printable,
+    Stage, Unsaved, WorldPlan, printable,
 };
 use super::progress::{At, Progress, Wait};
 use super::recovery::Transfer;
@@ -63,6 +63,7 @@ pub struct Member {
     /// The plan of the world beside which it catches up.
     beside: Option<Arc<WorldPlan>>,
     saved: Option<Part>,
+    unsaved: Option<Unsaved>,
     failure: Option<String>,
     commands: VecDeque<Command>,
 }
@@ -101,6 +102,7 @@ impl Member {
             assignment: None,
             beside: None,
             saved: None,
+            unsaved: None,
             failure: None,
             commands: VecDeque::new(),
         }
@@ -134,6 +136,7 @@ impl Member {
             commit_state: self.commit_state,
             holds: first.into_iter().chain(rest).collect(),
             saved: self.saved,
+            unsaved: self.unsaved.clone(),
             failure: self.failure.clone(),
             fault: None,
         }
@@ -366,6 +369,17 @@ impl Member {
                 self.finish_if_saved();
             }
         }
+    }
+
+    /// The world could not save the checkpoint of a step, for this reason.
+    ///
+    /// # Errors
+    /// When the world is an older one (`MEMBER-1`).
+    pub fn handle_unsaved(&mut self, generation: Generation, step: Step, reason: &str) -> Result<(), Stale> {
+        refuse_older(generation, self.desired_state.generation, |found, have| Stale::Generation { found, have })?;
+        self.unsaved = Some(Unsaved { of: Checkpoint { generation, step }, reason: bounded(reason) });
+        self.commands.push_back(Command::Report);
+        Ok(())
     }
 
     /// The shell has done everything that the end requires (`MEMBER-5`).

@@ -10,6 +10,7 @@
 //!   time again. Nor does a report that arrived meanwhile prove that a worker hangs: a newer one may be waiting behind it. A
 //!   worker that still hangs is in every later report of its node.
 //! - `MEMBERSHIP-6` A worker on a failed device is evicted, like a hung one.
+//! - `MEMBERSHIP-7` A node that the operator has declared gone is forgotten, and its workers up to then count as dead (`QUORUM-4`).
 
 use super::devices::DeviceHealth;
 use super::identity::{Incarnation, MemberId, NodeId, Stale, Worker, refuse_older};
@@ -71,6 +72,8 @@ pub struct Membership {
     hangs_from: Instant,
     /// Evicted workers that may be alive.
     evicted: BTreeSet<Worker>,
+    /// The last incarnation of nodes that are declared gone.
+    gone: BTreeMap<NodeId, Incarnation>,
     changes: VecDeque<Change>,
 }
 
@@ -99,6 +102,7 @@ impl Membership {
             awake: now,
             hangs_from: now,
             evicted: BTreeSet::new(),
+            gone: BTreeMap::new(),
             changes: VecDeque::new(),
         }
     }
@@ -183,6 +187,28 @@ impl Membership {
         self.handle_report(now, report)
     }
 
+    /// Forgets a node that is declared gone with all incarnations up to `last` (`MEMBERSHIP-7`).
+    pub fn declare_gone(&mut self, node: NodeId, last: Incarnation) {
+        self.gone.insert(node, last);
+        if self.nodes.get(&node).is_none_or(|known| known.boot > last) {
+            return;
+        }
+        let Some(known) = self.nodes.remove(&node) else { return };
+        self.deadlines.remove(&(known.heard + self.timing.detection_time, node));
+        self.evicted.retain(|worker| worker.member.node != node);
+        let cause = Cause { culprit: Culprit::Node(node), why: Why::Silent };
+        for member in known.slots.into_values() {
+            let (worker, healthy) = (member.worker, known.heard);
+            self.changes.push_back(Change::Lost { worker, cause, complaint: None, healthy });
+        }
+    }
+
+    /// The last incarnation of a node that is known: of its supervisor, or of a process in a slot of it.
+    pub fn last_incarnation(&self, node: NodeId) -> Option<Incarnation> {
+        let known = self.nodes.get(&node)?;
+        known.latest.values().copied().chain([known.boot]).max()
+    }
+
     /// Gives up nodes that are silent for too long (`MEMBERSHIP-2`).
     pub fn handle_timeout(&mut self, now: Instant) {
         if now >= self.awake + self.timing.heartbeat * 3 / 2 {
@@ -235,6 +261,9 @@ impl Membership {
 
     /// Status of one rank process.
     pub fn status(&self, worker: Worker) -> Status<'_> {
+        if self.gone.get(&worker.member.node).is_some_and(|last| worker.incarnation <= *last) {
+            return Status::Dead;
+        }
         let Some(node) = self.nodes.get(&worker.member.node) else { return Status::Unheard };
         match node.slots.get(&worker.member.slot) {
             Some(member) if member.worker == worker => {
@@ -392,6 +421,7 @@ mod tests {
             commit_state: CommitState::default(),
             holds: vec![],
             saved: None,
+            unsaved: None,
             failure: None,
             settled: None,
             fault: None,

@@ -12,7 +12,8 @@ use super::shadow::Shard;
 use super::snapshot::{Checkpoint, Part};
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -73,10 +74,27 @@ pub struct MemberReport {
     pub holds: Vec<Shard>,
     /// The latest checkpoint part that it has made durable.
     pub saved: Option<Part>,
+    /// The latest checkpoint that its world could not save.
+    pub unsaved: Option<Unsaved>,
     /// A permanent failure, which a restart would not cure; at most [`FAILURE_LEN_MAX`] bytes.
     pub failure: Option<String>,
     /// A fault that does not stop it, such as a full disk for its measurements; at most [`FAILURE_LEN_MAX`] bytes.
     pub fault: Option<String>,
+}
+
+/// A checkpoint that could not be saved; training goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unsaved {
+    /// Its generation and step.
+    pub of: Checkpoint,
+    /// The error; at most [`FAILURE_LEN_MAX`] bytes.
+    pub reason: String,
+}
+
+impl fmt::Display for Unsaved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the checkpoint of {} was not saved: {}", self.of.step, self.reason)
+    }
 }
 
 /// One member's reason why its world cannot continue.
@@ -345,6 +363,12 @@ pub struct Record {
     pub n_saves: u64,
     /// Nodes that the operator has drained.
     pub drained: BTreeSet<NodeId>,
+    /// Nodes that the operator has declared gone, each with the latest incarnation that may not return (`QUORUM-4`).
+    #[serde(default)]
+    pub gone: BTreeMap<NodeId, Incarnation>,
+    /// Whether a report has shown that the last world is a later one than the record knows of (`COORDINATOR-20`).
+    #[serde(default)]
+    pub unrecorded: bool,
     /// The mesh that the operator requested; the policy's mesh if absent.
     pub wanted: Option<Mesh>,
     /// What the ranks compute on, once a node has reported.

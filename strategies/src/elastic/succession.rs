@@ -15,6 +15,8 @@
 //!   to step down, or to wait until the own lease expires.
 //! - `SUCCESSION-5` A candidate that has stepped down because the store was silent, and finds its own lease, takes it again at
 //!   once, for the next term: nobody has replaced it.
+//! - `SUCCESSION-6` A leader that learns of a later term than its own, because the store was restored from a backup, takes a lease
+//!   after that term by the same conditional write, and begins anew.
 //!
 //! Why a leader steps down while the store is silent, although nobody can replace it if all machines have lost the store: it
 //! may be its machine alone that has lost it. Its nodes then turn to its successor. If it is everyone's loss, ranks train on,
@@ -107,6 +109,13 @@ impl Succession {
     #[must_use]
     pub fn without_successor(self) -> Succession {
         Succession { has_successor: false, ..self }
+    }
+
+    /// Handles a later term than the store knows of: a leader takes a lease after it (`SUCCESSION-6`).
+    pub fn handle_outrun(&mut self, term: Term) {
+        let Some((old, _)) = self.seen.filter(|(seen, _)| self.leads && seen.term <= term) else { return };
+        let new = Lease { term: term.next(), holder: self.me, beat: 0 };
+        self.commands.push_back(Command::Write { old, new });
     }
 
     /// Whether this candidate leads.
@@ -349,6 +358,28 @@ mod tests {
         assert!(!candidate.leads());
         let next = Lease { term: Term(2), ..won };
         assert_eq!(candidate.poll_command(), Some(Command::Write { old: won, new: next }));
+    }
+
+    // SUCCESSION-6
+    #[test]
+    fn leader_that_learns_of_a_later_term_leads_one_after_it_unless_it_has_been_replaced() {
+        let (start, old) = (Instant::now(), Lease { term: Term(1), holder: 3, beat: 0 });
+        let leader = || {
+            let mut leader = Succession::holding(start, 3, Timing::default(), old, start);
+            assert_eq!(leader.poll_command(), Some(Command::Lead(Term(1))));
+            leader.handle_outrun(Term(5));
+            leader
+        };
+        let (mut alone, mut replaced) = (leader(), leader());
+        let new = Lease { term: Term(6), holder: 3, beat: 0 };
+        assert_eq!(alone.poll_command(), Some(Command::Write { old, new }));
+        assert!(replaced.poll_command().is_some());
+
+        alone.handle_written(start, start, Ok(new));
+        replaced.handle_written(start, start, Err(Lease { term: Term(5), holder: 9, beat: 0 }));
+
+        assert_eq!(alone.poll_command(), Some(Command::Lead(Term(6))));
+        assert_eq!((replaced.poll_command(), replaced.leads()), (Some(Command::StepDown), false));
     }
 
     // SUCCESSION-3

@@ -236,6 +236,7 @@ impl Supervisor {
         let news = state(last) != state(&status_report)
             || last.failure != status_report.failure
             || last.settled != status_report.settled
+            || last.unsaved != status_report.unsaved
             || last.holds != status_report.holds;
         slot.status_report = Some((status_report, now));
         let returns = std::mem::replace(&mut slot.hangs, false);

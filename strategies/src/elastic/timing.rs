@@ -42,6 +42,8 @@ pub struct Timing {
     pub heal: Duration,
     /// Time to wait for state that only a silent node holds, before it is read from disk.
     pub disk_patience: Duration,
+    /// Crashes in a row, or failed starts, end the job only if they have lasted this long.
+    pub crash_patience: Duration,
 }
 
 /// Two timeouts that do not fit each other.
@@ -80,6 +82,7 @@ impl Timing {
             first_step: detection_time * 600,
             heal: detection_time * 60,
             disk_patience: detection_time * 5,
+            crash_patience: detection_time * 30,
         }
     }
 
@@ -121,6 +124,7 @@ impl Timing {
             ("first_step", self.first_step, self.stuck, "preparing a step takes longer than any step after it"),
             ("heal", self.heal, self.detection_time * 2, "a lost source must be detected first"),
             ("disk_patience", self.disk_patience, self.detection_time, "a silent node must have a chance to return"),
+            ("crash_patience", self.crash_patience, self.suspicion, "the first pause after a crash must fit in"),
         ];
         match rules.into_iter().find(|(_, found, required, _)| found < required) {
             Some((what, found, required, why)) => Err(TimingError { what, required, found, why }),
@@ -175,6 +179,7 @@ mod tests {
             ("first_step", Timing { first_step: short, ..good }),
             ("heal", Timing { heal: short, ..good }),
             ("disk_patience", Timing { disk_patience: short, ..good }),
+            ("crash_patience", Timing { crash_patience: short, ..good }),
         ];
 
         for (name, timing) in bad {

@@ -168,6 +168,10 @@ impl MemberReport {
             counted("step", saved.of.step.0)?;
             saved.shard.check()?;
         }
+        if let Some(unsaved) = &self.unsaved {
+            counted("generation", unsaved.of.generation.0)?;
+            counted("step", unsaved.of.step.0)?;
+        }
         if let Some(settled) = &self.settled {
             counted("step", settled.step.0)?;
             if settled.suspects.len() > CLAIMS_MAX {
@@ -219,6 +223,7 @@ impl Record {
         counted("number of checkpoints", self.requests.save.max(self.n_saves))?;
         counted("generation", self.requests.pause.0.max(self.checkpoint.generation.0))?;
         counted("step", self.checkpoint.step.0)?;
+        self.gone.values().try_for_each(|incarnation| counted("incarnation", incarnation.0))?;
         if let Some(mesh) = self.wanted {
             ranks(mesh)?;
         }

@@ -53,7 +53,7 @@ fn run(mut bytes: &[u8]) {
                 }
                 Command::Persist(record) => record.check().expect("the record is valid"),
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
-                Command::Refused(..) | Command::Mixed(..) => {}
+                Command::Refused(..) | Command::Mixed(..) | Command::NotSaved(_) | Command::Outrun(_) => {}
             }
         }
     }
@@ -64,7 +64,8 @@ fn run(mut bytes: &[u8]) {
 fn ask(coordinator: &mut Coordinator, now: Instant, request: Request) {
     match request {
         Request::Status => drop(coordinator.status(now)),
-        Request::Drain(node) => coordinator.handle_drain(now, node),
+        Request::Drain(node) => drop(coordinator.handle_drain(now, node)),
+        Request::DeclareGone(node) => drop(coordinator.handle_gone(now, node)),
         Request::Resize(mesh) => drop(coordinator.handle_resize(now, mesh)),
         Request::Save => coordinator.handle_save(now),
         Request::Stop => coordinator.handle_stop(now),

@@ -62,6 +62,7 @@ fn heartbeat_too_long_for_a_datagram_is_sent_as_a_stream() {
         commit_state: Default::default(),
         holds: Vec::new(),
         saved: None,
+        unsaved: None,
         failure: None,
         settled: None,
         fault: None,

@@ -120,6 +120,7 @@ fn member() -> impl Strategy<Value = MemberReport> {
                 commit_state,
                 holds,
                 saved,
+                unsaved: None,
                 failure,
                 settled: None,
                 fault,

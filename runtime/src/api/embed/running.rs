@@ -119,7 +119,9 @@ impl RunningJob {
         match self.ask(Request::Status).await? {
             Answer::Status(status) => Ok(status),
             Answer::Refused(why) => Err(RequestError::Refused(why)),
-            Answer::Done => Err(RequestError::Refused("the coordinator sent no status".into())),
+            Answer::Done | Answer::Later(_) | Answer::NoEffect(_) => {
+                Err(RequestError::Refused("the coordinator sent no status".into()))
+            }
         }
     }
 
@@ -141,7 +143,8 @@ impl RunningJob {
     async fn request(&self, request: Request) -> Result<(), RequestError> {
         match self.ask(request).await? {
             Answer::Refused(why) => Err(RequestError::Refused(why)),
-            Answer::Done | Answer::Status(_) => Ok(()),
+            Answer::NoEffect(why) => Err(RequestError::NoEffect(why)),
+            Answer::Done | Answer::Later(_) | Answer::Status(_) => Ok(()),
         }
     }
 

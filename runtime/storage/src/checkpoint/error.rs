@@ -67,6 +67,14 @@ pub enum CheckpointError {
         /// The directory.
         path: PathBuf,
     },
+    /// A later world has begun.
+    #[error("generation {latest} has replaced this world, which is of generation {generation} and saves no more")]
+    Superseded {
+        /// The generation of the world that saves.
+        generation: u64,
+        /// The latest generation on record.
+        latest: u64,
+    },
     /// The checkpoint was saved without a comparison of the copies of its state, and an older one after such a comparison.
     #[error("it was saved unverified; {} was verified", older.display())]
     NotCompared {
@@ -232,6 +240,7 @@ impl CheckpointError {
             | Self::BadPiece { .. }
             | Self::MissingPart { .. }
             | Self::OthersFailed { .. }
+            | Self::Superseded { .. }
             | Self::Copy { .. }
             | Self::Corrupt { .. }
             | Self::Agreement { .. } => ReadFailure::Unreadable,

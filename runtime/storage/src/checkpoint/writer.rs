@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::catalog::{self, CheckpointId, Keep};
 use super::error::CheckpointError;
+use super::fence::Fence;
 use super::pending::PendingCheckpoint;
 use super::pieces;
 use super::store::{self, Store};
@@ -25,6 +26,7 @@ pub struct CheckpointWriter {
     store: Arc<dyn Store>,
     root: PathBuf,
     shard_bytes_max: u64,
+    fence: Option<Fence>,
 }
 
 /// Job, step and mesh of a checkpoint.
@@ -114,7 +116,17 @@ impl CheckpointWriter {
 
     /// Saves below `root` in an open store.
     pub fn on(store: Arc<dyn Store>, root: &Path) -> Self {
-        Self { store, root: root.to_owned(), shard_bytes_max: SHARD_BYTES_MAX }
+        Self { store, root: root.to_owned(), shard_bytes_max: SHARD_BYTES_MAX, fence: None }
+    }
+
+    /// The same writer for a world that may be replaced (`CHECKPOINT-8`).
+    #[must_use]
+    pub fn behind(self, fence: Fence) -> Self {
+        Self { fence: Some(fence), ..self }
+    }
+
+    fn check_fence(&self) -> Result<(), CheckpointError> {
+        self.fence.as_ref().map_or(Ok(()), Fence::check)
     }
 
     /// The same writer with another limit of bytes per shard.
@@ -207,7 +219,8 @@ impl CheckpointWriter {
             return Err(error);
         }
         // A marker that readers may have seen is never removed: only a failed commit is abandoned.
-        let committed = if is_leader { pending.commit(writer_rank.n_writers) } else { Ok(()) };
+        let commit = || self.check_fence().and_then(|()| pending.commit(writer_rank.n_writers));
+        let committed = if is_leader { commit() } else { Ok(()) };
         if committed.is_err() {
             pending.abandon();
         }
@@ -251,6 +264,7 @@ impl CheckpointWriter {
     /// # Errors
     /// As [`catalog::retain`].
     pub fn retain(&self, keep: impl Into<Keep>, saved: &CheckpointId) -> Result<Vec<PathBuf>, CheckpointError> {
+        self.check_fence()?;
         catalog::retain(&self.store, &self.root, keep.into(), saved)
     }
 }

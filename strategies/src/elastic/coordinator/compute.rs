@@ -24,8 +24,14 @@ impl Coordinator {
         let compute = self.compute.get_or_insert(found).clone();
         let is_new = self.judged.get(&report.node) != Some(&report.boot);
         let node = report.node;
-        let of_inputs = self.difference_of_inputs(report).map(Difference::Refused);
-        match of_inputs.or_else(|| difference(&compute, report, self.policy.one_model)) {
+        let of_operator = self.is_gone(report).then(|| {
+            Difference::Refused(format!(
+                "the operator has declared {node} gone, and the job continues without its processes: start the node again to \
+                 take part"
+            ))
+        });
+        let of_inputs = || self.difference_of_inputs(report).map(Difference::Refused);
+        match of_operator.or_else(of_inputs).or_else(|| difference(&compute, report, self.policy.one_model)) {
             None => false,
             Some(Difference::Mixed(text)) => {
                 if is_new {

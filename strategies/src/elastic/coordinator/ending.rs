@@ -4,6 +4,9 @@
 //! - `COORDINATOR-12` A job that fails first makes its committed state durable, if it is newer than the last checkpoint and
 //!   members that can form any mesh of the job still hold it. Such a world trains no step. Its own failures, and the time and
 //!   the number of worlds that it may take, are bounded; the job then ends with the first reason.
+//! - `COORDINATOR-21` Crashes in a row end a job only if they are more than the policy allows and have lasted for
+//!   [`Timing::crash_patience`]: whatever kills many processes within seconds may pass. The next world is formed after a pause
+//!   that doubles with each crash, so that the number of worlds in that time is bounded, too.
 
 use super::super::identity::NodeId;
 use super::super::incident::{Cause, Culprit, Phase as IncidentPhase, Why};
@@ -13,10 +16,16 @@ use super::super::quorum::Blocked;
 use super::super::timing::Timing;
 use super::{Command, Coordinator, Phase, Purpose, Trouble};
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most worlds that a failing job forms to save its state; each may lose a member.
 const LAST_SAVES_MAX: u32 = 3;
+
+/// Crashes in a row after which the next world is formed at once.
+const CRASHES_WITHOUT_PAUSE: u32 = 2;
+
+/// Most doublings of the pause after further crashes, whose first is the time to suspect a rank.
+const PAUSE_DOUBLINGS_MAX: u32 = 5;
 
 /// A job that is about to fail (`COORDINATOR-12`).
 #[derive(Clone, Debug)]
@@ -133,6 +142,17 @@ impl Coordinator {
         !self.assignments.is_empty() && self.assignments.iter().all(|worker| done(*worker))
     }
 
+    /// Ends the job with this reason, although that cannot become durable: the store is gone for good, so that no successor can
+    /// begin with it either.
+    pub fn handle_store_lost(&mut self, now: Instant, reason: String) {
+        if matches!(self.phase, Phase::Ended { .. } | Phase::Deposed) {
+            return;
+        }
+        let ending = Ending::Failed(reason);
+        (self.writing, self.record.ending) = (None, Some(ending.clone()));
+        self.enter_ended(now, ending);
+    }
+
     /// Makes the ending durable, if there is one. Returns whether there is.
     pub(super) fn write_ending(&mut self) -> bool {
         if matches!(self.phase, Phase::Deposed | Phase::Ended { .. }) {
@@ -163,10 +183,15 @@ impl Coordinator {
     /// Fails the job if processes of a node repeatedly fail to start and too few members remain without that node.
     pub(super) fn note_failed_starts(&mut self, now: Instant, report: &Report) {
         let (found, max) = (report.n_failed_starts, self.policy.incidents_max);
+        if found == 0 {
+            self.failing_starts.remove(&report.node);
+            return;
+        }
+        let since = *self.failing_starts.entry(report.node).or_insert(now);
         let blocked = matches!(&self.phase, Phase::Regrouping { blocked: Some(Blocked::TooFew { .. }), .. });
         // COORDINATOR-13. It goes through all members, and this runs after every report of thousands of nodes.
         let counts = || self.record.world_plan.is_none() || self.takes_part(report.node);
-        if blocked && found > max && counts() {
+        if blocked && found > max && now >= since + self.timing.crash_patience && counts() {
             let node = report.node;
             self.fail(
                 now,
@@ -180,14 +205,36 @@ impl Coordinator {
 
     /// Number of crashes before this world since a step was last committed.
     pub(super) fn n_crashes_before(&self, next: &WorldPlan) -> u32 {
-        let progress = self.record.world_plan.as_ref().is_some_and(|last| next.base.step > last.base.step);
-        if progress { self.record.n_crashes.min(1) } else { self.record.n_crashes }
+        if self.has_progressed(next) { self.record.n_crashes.min(1) } else { self.record.n_crashes }
+    }
+
+    /// Whether the last world has committed a step.
+    fn has_progressed(&self, next: &WorldPlan) -> bool {
+        self.record.world_plan.as_ref().is_some_and(|last| next.base.step > last.base.step)
+    }
+
+    /// Notes since when worlds fail without a step, `n_crashes` of them before this one.
+    pub(super) fn note_crashes(&mut self, now: Instant, next: &WorldPlan, n_crashes: u32) {
+        self.crashing_since = match n_crashes {
+            0 => None,
+            _ if self.has_progressed(next) => Some(now),
+            _ => self.crashing_since.or(Some(now)),
+        };
+    }
+
+    /// Rest of the pause before the world after this many crashes in a row, since `since` (`COORDINATOR-21`). One or two failures
+    /// are usual: a machine dies, or another one while its state is fetched.
+    pub(super) fn pause_after_crashes(&self, now: Instant, since: Instant, n_crashes: u32) -> Option<Duration> {
+        let n_doublings = n_crashes.checked_sub(CRASHES_WITHOUT_PAUSE + 1)?.min(PAUSE_DOUBLINGS_MAX);
+        let until = since + self.timing.suspicion * 2u32.pow(n_doublings);
+        until.checked_duration_since(now).filter(|left| !left.is_zero() && self.failing.is_none())
     }
 
     /// Fails the job after too many crashes in a row. Returns whether it did.
     pub(super) fn is_crash_loop(&mut self, now: Instant, n_crashes: u32) -> bool {
         let max = self.policy.incidents_max;
-        if n_crashes <= max || self.failing.is_some() {
+        let is_short = self.crashing_since.is_none_or(|since| now < since + self.timing.crash_patience);
+        if n_crashes <= max || is_short || self.failing.is_some() {
             return false;
         }
         let cause = self.record.cause.map_or(String::from("unknown"), |cause| cause.to_string());

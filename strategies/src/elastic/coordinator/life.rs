@@ -104,6 +104,7 @@ impl Coordinator {
         if member.hangs {
             return;
         }
+        self.note_reached(member);
         let generation = self.record.generation;
         let here = member.generation == generation;
         let lives = matches!(self.phase, Phase::TakingOver { .. } | Phase::Healing { .. } | Phase::Running { .. });
@@ -122,6 +123,9 @@ impl Coordinator {
         }
         if here && member.phase == MemberPhase::CatchingUp && !member.holds.is_empty() {
             self.note_caught_up(now);
+        }
+        if let Some(unsaved) = member.unsaved.as_ref().filter(|unsaved| here && unsaved.of.generation == generation) {
+            self.note_unsaved(unsaved);
         }
         match &mut self.phase {
             Phase::TakingOver { unheard, .. } if here && member.phase >= MemberPhase::Ready => {
@@ -284,6 +288,9 @@ impl Coordinator {
             None => self.incident = Some(Incident::new(now, healthy, cause).because(detail)),
         }
         let n_crashes = self.record.n_crashes + u32::from(cause.why.is_crash());
+        if cause.why.is_crash() {
+            self.crashing_since.get_or_insert(now);
+        }
         let cause = self.incident.as_ref().map(|incident| incident.cause());
         self.manifests.abandon();
         self.complete = None;
@@ -305,7 +312,7 @@ impl Coordinator {
         let members = self.assignments.iter().chain(&self.catching_up);
         let mut waiting: BTreeSet<Worker> = members.filter(alive).copied().collect();
         let chosen = |cause: &Cause| matches!(cause.why, Why::Grows | Why::Resized | Why::Straggles);
-        if self.record.cause.as_ref().is_some_and(chosen) {
+        if self.record.unrecorded || self.record.cause.as_ref().is_some_and(chosen) {
             // Also wait for the joining members and for a straggler's replacement: without them the same world would
             // be formed again.
             let others = self.membership.alive().map(|member| member.worker);
@@ -328,30 +335,38 @@ impl Coordinator {
             self.end_failed();
             return true;
         }
+        if self.give_up_stopped(now.saturating_duration_since(since), &next) {
+            return true;
+        }
         match next {
             Ok(world_plan) => {
                 let n_crashes = self.n_crashes_before(&world_plan);
+                self.note_crashes(now, &world_plan, n_crashes);
                 if self.is_crash_loop(now, n_crashes) {
                     return true;
+                }
+                if let Some(remaining) = self.pause_after_crashes(now, since, n_crashes) {
+                    let blocked = Some(Blocked::Crashes { n_crashes, remaining });
+                    self.phase = Phase::Regrouping { since, retry: Some(now + remaining), blocked };
+                    return false;
                 }
                 if let Some(failing) = &mut self.failing {
                     failing.n_worlds += 1;
                 }
                 let world_plan = Some(Arc::new(world_plan));
-                self.write(Record { world_plan, n_crashes, idle: true, ..self.record.clone() }, Purpose::Form);
+                let record = self.record.clone();
+                self.write(Record { world_plan, n_crashes, idle: true, unrecorded: false, ..record }, Purpose::Form);
             }
             Err(blocked) => {
                 let remaining = match blocked {
-                    Blocked::Replacements { remaining, .. } | Blocked::StateElsewhere { remaining, .. } => {
-                        Some(remaining)
-                    }
                     // After that time, the leaving members save their state.
                     Blocked::TooFew { .. } => (since + self.timing.suspicion).checked_duration_since(now),
-                    Blocked::LastWorldMayLive { .. } | Blocked::Wanted { .. } => None,
+                    _ => blocked.remaining(),
                 };
                 let retry = remaining.filter(|remaining| !remaining.is_zero()).map(|remaining| now + remaining);
                 let gives_up_at = self.failing.as_ref().map(|failing| failing.until);
-                let retry = retry.into_iter().chain(gives_up_at).min();
+                let ends_at = self.record.requests.stop.then(|| since + self.stop_patience());
+                let retry = retry.into_iter().chain(gives_up_at).chain(ends_at).min();
                 self.phase = Phase::Regrouping { since, retry, blocked: Some(blocked) };
             }
         }
@@ -366,6 +381,7 @@ impl Coordinator {
         // Failures of members of the last world do not concern this one.
         (self.trouble, self.broken) = (None, None);
         self.manifests.begin(&world_plan);
+        self.note_repeated(&world_plan);
         self.asked.restart_from(world_plan.base.step);
         let waiting = self.assignments.iter().chain(&self.catching_up).map(|worker| (*worker, 0)).collect();
         self.phase = Phase::Healing { waiting, until: now + self.timing.heal };

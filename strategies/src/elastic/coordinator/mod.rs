@@ -17,12 +17,13 @@
 //! - `COORDINATOR-6` An operator request is durable before it is announced. A drained node gets no further rank, and is
 //!   released once a world runs without it.
 //! - `COORDINATOR-7` A job ends once: when all ranks are done, when a member has failed for good, or after too many
-//!   crashes in a row. The ending is durable, with its first reason, before it is announced.
+//!   crashes in a row. The ending is durable, with its first reason, before it is announced, unless the store is gone for
+//!   good.
 //! - `COORDINATOR-8` If too few members would stay for any world, the leaving members first make the state durable, so
 //!   that no committed step is lost with them.
 //! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`, `COORDINATOR-12` in
 //!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`, `COORDINATOR-17` in
-//!   `corruption`.
+//!   `corruption`, `COORDINATOR-19` and `COORDINATOR-20` in `lost_world`, `COORDINATOR-21` in `ending`.
 //! - `COORDINATOR-16` A report of another job, or one that is older than the latest of its node, changes nothing; nor does its
 //!   node become known, judged or refused by it.
 
@@ -33,7 +34,9 @@ mod corruption;
 mod ending;
 mod inputs;
 mod life;
+pub mod lost_world;
 mod next_world;
+pub mod outlook;
 mod partition;
 mod quarantine;
 mod requests;
@@ -42,12 +45,12 @@ pub mod status;
 mod tests;
 mod watch;
 
-use super::identity::{Generation, Incarnation, JobId, NodeId, Stale, Term, Worker};
+use super::identity::{Generation, Incarnation, JobId, NodeId, Stale, Step, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Timeline, Why};
 use super::inputs::Input;
 use super::membership::Membership;
 use super::mesh_choice::Policy;
-use super::message::{Compute, DesiredState, DesiredStateId, Dispute, Ending, Record, Report, Stage};
+use super::message::{Compute, DesiredState, DesiredStateId, Dispute, Ending, Record, Report, Stage, Unsaved};
 use super::quorum::Blocked;
 use super::snapshot::{Checkpoint, Manifests};
 use super::straggler::Relieved;
@@ -76,10 +79,14 @@ pub enum Command {
     Saved(Checkpoint),
     /// The job is over, and that is durable; nodes are being notified until [`Coordinator::all_notified`].
     Ended(Ending),
+    /// A checkpoint could not be saved.
+    NotSaved(Unsaved),
     /// A node is refused, for this reason.
     Refused(NodeId, String),
     /// A node takes part although its devices differ from those of the others, as the text says.
     Mixed(NodeId, String),
+    /// A report names this later term, which the store has lost: lead a term after it (`COORDINATOR-20`).
+    Outrun(Term),
 }
 
 /// Largest number of incidents that a coordinator remembers.
@@ -202,6 +209,16 @@ pub struct Coordinator {
     incident: Option<Incident>,
     manifests: Manifests,
     complete: Option<Checkpoint>,
+    /// The latest checkpoint that could not be saved, unless a later one was, and the number of requested checkpoints that are
+    /// answered by a failure.
+    unsaved: Option<Unsaved>,
+    n_unsaved: u64,
+    /// The latest step that any member of the last world is known to have committed.
+    reached: Step,
+    /// When the crashes in a row began, if the last world crashed (`COORDINATOR-21`).
+    crashing_since: Option<Instant>,
+    /// Since when processes of a node have failed to start.
+    failing_starts: BTreeMap<NodeId, Instant>,
     /// When the latest checkpoint became complete in this term, or the term began.
     checkpoint_since: Instant,
     asked: PendingRequests,
@@ -223,6 +240,7 @@ impl Coordinator {
             record.world_plan.iter().flat_map(|f| f.catching_up.iter().map(|catch_up| catch_up.worker)).collect();
         let asked = PendingRequests::of(&record);
         let policy = Policy { wanted: record.wanted.unwrap_or(policy.wanted), ..policy };
+        let reached = record.world_plan.as_ref().map_or(record.checkpoint.step, |world_plan| world_plan.base.step);
         let mut coordinator = Coordinator {
             job,
             timing,
@@ -249,6 +267,11 @@ impl Coordinator {
             left_out: BTreeSet::new(),
             manifests: Manifests::default(),
             complete: None,
+            unsaved: None,
+            n_unsaved: 0,
+            reached,
+            crashing_since: None,
+            failing_starts: BTreeMap::new(),
             checkpoint_since: now,
             asked,
             failing: None,
@@ -268,6 +291,7 @@ impl Coordinator {
         } else if let Some(world_plan) = &coordinator.record.world_plan {
             coordinator.manifests.begin(world_plan);
         }
+        coordinator.forget_gone(now);
         if let Some(reason) = coordinator.record.failing.clone() {
             coordinator.failing = Some(Failing::new(now, reason, &timing));
             if !coordinator.rests() {
@@ -290,7 +314,7 @@ impl Coordinator {
         self.membership.check(report)?;
         if self.refuses(report) {
             // Members of the world may have run there before.
-            if self.membership.boot(report.node).is_some() || self.takes_part(report.node) {
+            if !self.is_gone(report) && (self.membership.boot(report.node).is_some() || self.takes_part(report.node)) {
                 self.membership.handle_refused(now, report)?;
                 self.take_news(now);
                 self.find_dead_ranks(now, report.node);
@@ -302,6 +326,7 @@ impl Coordinator {
         self.membership.handle_report(now, report)?;
         self.take_news(now);
         self.find_dead_ranks(now, report.node);
+        self.note_later(now, report);
         if has_new_errors {
             // Before a checkpoint, the ranks compare all copies of the state.
             self.handle_save(now);
@@ -334,6 +359,7 @@ impl Coordinator {
             Purpose::Run => self.run(now),
             Purpose::Save => {
                 self.checkpoint_since = now;
+                self.unsaved = None;
                 self.commands.push_back(Command::Saved(self.record.checkpoint));
             }
             Purpose::Request => self.take_up_requests(now),

@@ -21,10 +21,14 @@ impl Coordinator {
         let last = self.record.world_plan.as_deref();
         let assignments: Vec<Liveness> =
             last.iter().flat_map(|last| &last.assignments).map(|worker| self.assignment(*worker)).collect();
-        if !self.record.idle {
-            may_follow(&assignments)?;
-        }
         let waited = now.saturating_duration_since(since);
+        if !self.record.idle {
+            may_follow(&assignments, waited, self.lost_patience())?;
+        }
+        if self.record.unrecorded && waited < self.timing.takeover_grace {
+            // Its members are known from their reports only.
+            return Err(Blocked::Unrecorded { remaining: self.timing.takeover_grace - waited });
+        }
         let assigned = last.map(Last::from);
         let eligible = self.relieved.without(self.candidates(), self.policy.wanted.size());
         // A stopped job has no use for replacements, and little time: what stops it may kill it.
@@ -39,18 +43,10 @@ impl Coordinator {
             choice => (choice?, false),
         };
         // A stopping or failing job has no more steps.
-        let rests = leaves || self.record.requests.stop || self.failing.is_some();
+        let rests = leaves || is_last;
         let holds = place(&choice.mesh, &choice.assignments, self.policy.shadows);
         let faulted = self.faulted_nodes();
-        // COORDINATOR-17
-        let from_memory = last.filter(|last| last.base.lineage > self.corrupt).and_then(|last| {
-            let left = assignments.iter().filter_map(|assignment| {
-                if let Liveness::Left(commit_state) = assignment { Some(commit_state) } else { None }
-            });
-            let committed = || decide(last.generation, last.base.step, left);
-            let step = if self.record.idle { last.base.step } else { committed()? };
-            let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
-            let base = Version { step, ..last.base };
+        let from_memory = self.committed_state(&assignments).map(|(base, voted_in)| {
             let plan =
                 |holders: BTreeMap<Worker, &[Shard]>| match catch_up_plan(&self.policy, &choice, &holders, &faulted) {
                     Some(catch_up_plan) if !rests => {
@@ -60,7 +56,7 @@ impl Coordinator {
                 };
             let reached = plan(self.holders(base, voted_in, |node| !self.left_out.contains(&node)));
             // A node that is left out may hold the only copy of the state and be reachable by some members.
-            Some((base, voted_in, reached.or_else(|_| plan(self.holders(base, voted_in, |_| true)))))
+            (base, voted_in, reached.or_else(|_| plan(self.holders(base, voted_in, |_| true))))
         });
         let generation = self.record.generation;
         let (base, voted_in, (transfers, catch_up_plan)) = match from_memory {
@@ -98,6 +94,22 @@ impl Coordinator {
         };
         let addresses = world_plan.members().map(|worker| self.address(worker)).collect();
         Ok(WorldPlan { addresses, ..world_plan })
+    }
+
+    /// The state that the last world has committed, and where its members voted for it; `None` if no member that has left it can
+    /// tell, or its state is not used (`COORDINATOR-17`).
+    fn committed_state(&self, assignments: &[Liveness]) -> Option<(Version, Generation)> {
+        if self.record.unrecorded {
+            return self.unrecorded_state();
+        }
+        let last = self.record.world_plan.as_deref().filter(|last| last.base.lineage > self.corrupt)?;
+        let left = assignments.iter().filter_map(|assignment| {
+            if let Liveness::Left(commit_state) = assignment { Some(commit_state) } else { None }
+        });
+        let committed = || decide(last.generation, last.base.step, left);
+        let step = if self.record.idle { last.base.step } else { committed()? };
+        let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
+        Some((Version { step, ..last.base }, voted_in))
     }
 
     fn address(&self, worker: Worker) -> Option<SocketAddr> {
@@ -156,7 +168,7 @@ impl Coordinator {
     }
 
     /// Members that have acknowledged the latest generation, including those of draining nodes.
-    fn here(&self) -> impl Iterator<Item = &MemberReport> {
+    pub(super) fn here(&self) -> impl Iterator<Item = &MemberReport> {
         self.membership.alive().filter(|member| member.generation == self.record.generation)
     }
 

@@ -1,17 +1,18 @@
 //! Operator requests: a checkpoint, a stop, a drain, another mesh. A request is durable before it takes effect
 //! (`COORDINATOR-6`), and repeating it changes nothing but the number of checkpoints.
 
-use super::super::identity::{Generation, NodeId, Step, Worker};
+use super::super::identity::{Generation, Incarnation, NodeId, Step, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
 use super::super::mesh_choice::ResizeError;
-use super::super::message::{MemberPhase, Record, Requests};
+use super::super::message::{MemberPhase, Record, Requests, Unsaved, printable};
 use super::super::quorum::Blocked;
 use super::super::snapshot::Checkpoint;
 use super::change::GrowthCheck;
-use super::{Coordinator, Phase, Purpose};
+use super::outlook::NotDrained;
+use super::{Command, Coordinator, Phase, Purpose};
 use crate::mesh::Mesh;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// Requests made so far, durable or not.
@@ -19,6 +20,7 @@ use std::time::Instant;
 pub(super) struct PendingRequests {
     requests: Requests,
     drained: BTreeSet<NodeId>,
+    pub(super) gone: BTreeMap<NodeId, Incarnation>,
     wanted: Option<Mesh>,
     /// The step in progress when a checkpoint was last requested.
     save_from: Step,
@@ -28,7 +30,8 @@ impl PendingRequests {
     /// The durable requests.
     pub(super) fn of(record: &Record) -> PendingRequests {
         let Record { requests, wanted, .. } = *record;
-        PendingRequests { requests, drained: record.drained.clone(), wanted, save_from: Step(0) }
+        let (drained, gone) = (record.drained.clone(), record.gone.clone());
+        PendingRequests { requests, drained, gone, wanted, save_from: Step(0) }
     }
 
     /// After a restart from `base`, a step in progress may be repeated or never be reached.
@@ -57,9 +60,15 @@ impl Coordinator {
     }
 
     /// Drains a node and releases it.
-    pub fn handle_drain(&mut self, now: Instant, node: NodeId) {
+    ///
+    /// # Errors
+    /// When the node does not report. Nothing has changed.
+    pub fn handle_drain(&mut self, now: Instant, node: NodeId) -> Result<(), NotDrained> {
+        self.handle_timeout(now);
+        self.check_drain(node)?;
         self.asked.drained.insert(node);
         self.handle_timeout(now);
+        Ok(())
     }
 
     /// Requests this mesh. The current world continues until the mesh can be formed; [`Coordinator::blocked`] gives the
@@ -77,7 +86,9 @@ impl Coordinator {
     /// Whether all requests are durable (`COORDINATOR-6`) and so survive this coordinator.
     pub fn is_durable(&self) -> bool {
         let PendingRequests { requests, wanted, .. } = self.asked;
-        (self.record.requests, self.record.wanted) == (requests, wanted) && self.record.drained == self.asked.drained
+        (self.record.requests, self.record.wanted) == (requests, wanted)
+            && self.record.drained == self.asked.drained
+            && self.record.gone == self.asked.gone
     }
 
     /// Writes pending requests (`COORDINATOR-6`). Returns whether there were any.
@@ -86,13 +97,14 @@ impl Coordinator {
         if self.is_durable() || matches!(self.phase, Phase::Deposed | Phase::Ended { .. }) {
             return false;
         }
-        let drained = self.asked.drained.clone();
-        self.write(Record { requests, drained, wanted, ..self.record.clone() }, Purpose::Request);
+        let (drained, gone) = (self.asked.drained.clone(), self.asked.gone.clone());
+        self.write(Record { requests, drained, gone, wanted, ..self.record.clone() }, Purpose::Request);
         true
     }
 
     pub(super) fn take_up_requests(&mut self, now: Instant) {
         self.policy.wanted = self.record.wanted.unwrap_or(self.policy.wanted);
+        self.forget_gone(now);
         match &mut self.phase {
             Phase::Running { growth_check, .. } => *growth_check = Some(GrowthCheck::at(now)),
             Phase::Regrouping { retry, .. } => *retry = Some(now),
@@ -150,6 +162,19 @@ impl Coordinator {
         let mesh = self.record.world_plan.as_ref()?.mesh;
         let (have, want) = (self.candidates().len(), self.policy.wanted.size());
         (mesh != self.policy.wanted && have < want).then_some(Blocked::Wanted { have, want })
+    }
+
+    /// Handles a checkpoint that the world could not save: it answers the requests that it would have served.
+    pub(super) fn note_unsaved(&mut self, unsaved: &Unsaved) {
+        if self.unsaved.as_ref().is_some_and(|known| known.of >= unsaved.of) {
+            return;
+        }
+        if unsaved.of.step >= self.asked.save_from {
+            self.n_unsaved = self.record.requests.save;
+        }
+        let unsaved = Unsaved { reason: printable(&unsaved.reason), ..unsaved.clone() };
+        self.unsaved = Some(unsaved.clone());
+        self.commands.push_back(Command::NotSaved(unsaved));
     }
 
     /// The number of requested checkpoints that are complete once this one is.

@@ -3,7 +3,7 @@
 use super::super::devices::DeviceHealth;
 use super::super::identity::{Generation, Incarnation, MemberId, NodeId, Step, Term, Worker};
 use super::super::incident::Timeline;
-use super::super::message::{Ending, MemberPhase, MemberReport, Requests};
+use super::super::message::{Ending, MemberPhase, MemberReport, Requests, Unsaved};
 use super::super::progress::At;
 use super::super::snapshot::Checkpoint;
 use super::{Activity, Coordinator, Phase};
@@ -28,12 +28,16 @@ pub struct Status {
     pub mesh: Option<Mesh>,
     /// Shape of the wanted world.
     pub wanted: Mesh,
-    /// The latest step that all members are known to have applied.
+    /// The latest step that is known to be committed; its state may be that of members that are gone.
     pub step: Step,
     /// Operator requests.
     pub requests: Requests,
     /// Number of requested checkpoints that are complete.
     pub n_saves: u64,
+    /// Number of requested checkpoints that are answered by a failure.
+    pub n_unsaved: u64,
+    /// The latest checkpoint that could not be saved, unless a later one was.
+    pub unsaved: Option<Unsaved>,
     /// All nodes that have ever reported.
     pub nodes: Vec<NodeStatus>,
     /// The latest closed incidents, oldest first.
@@ -118,9 +122,11 @@ impl Coordinator {
             .collect();
         let nodes: Vec<NodeStatus> =
             self.membership.nodes().map(|node| self.node_status(now, node, mesh, &ranks)).collect();
-        let assigned = nodes.iter().flat_map(|node| &node.ranks).filter(|worker| worker.rank.is_some());
-        let faults = self.membership.nodes().flat_map(|node| self.membership.members(node)).filter_map(fault).collect();
-        let base = world_plan.map(|world_plan| world_plan.base.step).unwrap_or_default();
+        let unsaved = self.unsaved.as_ref().map(Unsaved::to_string);
+        let faults = unsaved
+            .into_iter()
+            .chain(self.membership.nodes().flat_map(|node| self.membership.members(node)).filter_map(fault))
+            .collect();
         Status {
             term: record.term,
             generation: record.generation,
@@ -128,9 +134,11 @@ impl Coordinator {
             blocked: self.blocked().map(|blocked| blocked.to_string()),
             mesh,
             wanted: self.policy.wanted,
-            step: assigned.filter_map(|worker| worker.applied).min().unwrap_or_default().max(base),
+            step: self.reached,
             requests: record.requests,
             n_saves: record.n_saves,
+            n_unsaved: self.n_unsaved,
+            unsaved: self.unsaved.clone(),
             nodes,
             timelines: self.timelines.iter().cloned().collect(),
             checkpoint: record.checkpoint,
