@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let source = args.model.source()?;
     let recommended = Sampling::recommended(&source.generation_config()?);
     let tokenizer = source.tokenizer()?;
-    tokenizer.notes().iter().for_each(report_note);
+    tokenizer.notes().iter().for_each(|note| report_note(note));
     let template = template(&tokenizer, args.chat_template.as_deref(), source.tokenizer_dir())?;
     let end = end_of_turn::of_template(&tokenizer, &template);
     let end_text = end.iter().filter_map(|end| end.text().map(str::to_owned));

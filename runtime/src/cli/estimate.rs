@@ -69,8 +69,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let gpus = args.gpus(&config)?;
     let choice = if gpus.is_some() { DeviceChoice::Cuda } else { config.precision.device };
     let plan = plan::model_plan_on(&config, &tokenizer, || devices::planned(choice))?;
-    plan.format_note(&config.precision).iter().for_each(report_note);
-    vocabulary::notes(&config, &tokenizer).iter().for_each(report_note);
+    plan.format_note(&config.precision).iter().for_each(|note| report_note(note));
+    vocabulary::notes(&config, &tokenizer).iter().for_each(|note| report_note(note));
     let mesh = config.parallel.mesh()?;
     let model = plan.model.known().ok_or(CommandError::NoEstimate)?;
     let evaluates = config.data.evaluates();
