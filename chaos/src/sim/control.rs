@@ -112,7 +112,7 @@ impl Sim {
         let gone = self.candidates[i].life != life || !self.candidates[i].is_up();
         match what {
             CandidateEvent::WriteLease(write) => self.lease_reaches_store(i, life, write, gone),
-            CandidateEvent::WriteRecord(write) => self.record_reaches_store(i, life, write, gone),
+            CandidateEvent::WriteRecord(write) => self.record_reaches_store(i, life, *write, gone),
             _ if gone => {}
             what if self.candidates[i].stopped > 0 => self.candidates[i].waiting.push(what),
             what => {
@@ -281,7 +281,7 @@ impl Sim {
         let life = self.candidates[i].life;
         let at = self.now + self.dice.pick(300..5_000);
         let (term, over) = (record.term, self.candidates[i].version);
-        let what = CandidateEvent::WriteRecord(RecordWrite { record, over, attempt: Attempt::Awaited });
+        let what = CandidateEvent::WriteRecord(Box::new(RecordWrite { record, over, attempt: Attempt::Awaited }));
         if self.is(Mutation::TrustUnsyncedWrites) {
             self.answer(i, life, CandidateEvent::RecordWritten { term, accepted: true, version: over + 1 });
             return self.queue.push(at + 50_000, Event::ToCandidate { candidate: i, life, what });

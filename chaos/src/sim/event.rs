@@ -89,7 +89,7 @@ pub enum CandidateEvent {
     /// The leader of this term reads the record, again.
     ReadRecord(Term),
     /// A record reaches the store.
-    WriteRecord(RecordWrite),
+    WriteRecord(Box<RecordWrite>),
     /// The store answers the write of a record of this term; the version of the record that it has now.
     RecordWritten { term: Term, accepted: bool, version: u64 },
 }

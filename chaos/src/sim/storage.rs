@@ -139,7 +139,7 @@ impl Sim {
                 let gives_up = self.storage.dice.percent(50);
                 let attempt = if gives_up { Attempt::GivenUp } else { write.attempt };
                 let at = self.late(until);
-                let what = CandidateEvent::WriteRecord(RecordWrite { attempt, ..write.clone() });
+                let what = CandidateEvent::WriteRecord(Box::new(RecordWrite { attempt, ..write.clone() }));
                 self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
                 if gives_up {
                     self.write_again(i, life, write);
@@ -166,7 +166,7 @@ impl Sim {
             return;
         }
         let at = self.now + self.config.timing.heartbeat.as_micros() as u64;
-        let what = CandidateEvent::WriteRecord(RecordWrite { attempt: Attempt::Repeated, ..write });
+        let what = CandidateEvent::WriteRecord(Box::new(RecordWrite { attempt: Attempt::Repeated, ..write }));
         self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
     }
 
