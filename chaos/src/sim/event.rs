@@ -27,7 +27,7 @@ pub enum Event {
     /// A process has exited; the kernel notifies its supervisor.
     WorkerExited { worker: Worker },
     /// A rank's status report arrives at its supervisor.
-    StatusReportArrives { status_report: MemberReport },
+    StatusReportArrives { status_report: Box<MemberReport> },
     /// A machine is taken away.
     NodeDies { node: usize, back_after_ms: u64 },
     /// A coordinator process starts.

@@ -315,7 +315,7 @@ impl Sim {
             Event::DesiredStateArrives { node, desired_state } => self.desired_state_arrives(node, desired_state),
             Event::WorkerStarts { worker } => self.worker_starts(worker),
             Event::WorkerExited { worker } => self.worker_exited(worker),
-            Event::StatusReportArrives { status_report } => self.status_report_arrives(status_report),
+            Event::StatusReportArrives { status_report } => self.status_report_arrives(*status_report),
             Event::NodeDies { node, back_after_ms } => self.kill_node(node, back_after_ms),
             Event::CandidateStarts { candidate } => self.start_candidate(candidate),
             Event::FaultEnds { fault } => self.end_fault(fault),

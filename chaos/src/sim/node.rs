@@ -486,7 +486,7 @@ impl Sim {
         if status_report.phase == MemberPhase::Ready {
             self.note_ready(&status_report);
         }
-        self.queue.push(at, Event::StatusReportArrives { status_report });
+        self.queue.push(at, Event::StatusReportArrives { status_report: Box::new(status_report) });
     }
 
     /// Applies the open update to the state.
