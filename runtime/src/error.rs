@@ -276,6 +276,7 @@ impl JobError {
             JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
             JobError::Command(CommandError::Output(_) | CommandError::Serve(_)) => false,
+            JobError::Command(CommandError::NoEffect { .. } | CommandError::NotSaved { .. }) => false,
             JobError::Hub(error) => error.is_input(),
             JobError::Peer(error) => error.is_input(),
             JobError::ControlPlane(error) => error.is_input(),
