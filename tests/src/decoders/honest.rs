@@ -118,7 +118,7 @@ impl Job {
                     self.coordinator.handle_persisted(self.now, true);
                 }
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
-                Command::Refused(..) | Command::Mixed(..) => {}
+                Command::Refused(..) | Command::Mixed(..) | Command::NotSaved(..) | Command::Outrun(..) => {}
             }
         }
         for supervisor in self.nodes.values_mut() {
