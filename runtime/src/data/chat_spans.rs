@@ -1,18 +1,17 @@
 //! Finds the turns of a rendered conversation that a model is trained on.
 //!
-//! Three ways, from the most certain: the template's own `generation` blocks; the text that adding the turn appends, if the
-//! template only appends; and a mark at the end of the turn's text, for templates that rewrite earlier turns (Qwen3 drops their
-//! reasoning). Every way is checked against the text of the whole conversation. Guessing by marker strings would silently
-//! train on the wrong turns of an unfamiliar template.
+//! Nothing is searched for by its letters: the rendering tells of each byte which message it comes from. What remains to be
+//! decided is which of the template's own letters around a message belong to its turn:
+//!
+//! - The opening of an answer is what the generation prompt prints, as far as the turn has it; that of other turns, and of
+//!   answers of templates without a generation prompt, is all before the message.
+//! - The end of a turn is what the loop over the messages prints for it after the message, and a token that ends the text.
+//! - `generation` blocks of a template decide both by themselves.
 
 use std::ops::Range;
 
-use serde_json::Value as Json;
-
-use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message};
-
-/// Unicode reserves this character for the inside of programs, so no text of a data set has a use for it.
-const MARK: char = '\u{fdd2}';
+use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message, THOUGHT_FIELDS};
+use super::jinja::{Origin, Rendered};
 
 /// A conversation as text, and where its trained turns are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,181 +19,252 @@ pub struct RenderedChat {
     /// The whole conversation.
     pub text: String,
     /// The number of each trained message and its byte range in the text, in order: from after the opening of the turn up to
-    /// and with its end-of-turn marker, without white space that only separates it from the next turn.
+    /// and with its end-of-turn marker, without white space that only separates it from the next turn. A message that the
+    /// template prints in several places has several ranges; one of which it prints nothing but blanks has none.
     pub turns: Vec<(usize, Range<usize>)>,
+    origins: Vec<Origin>,
+    fields: Vec<Vec<String>>,
+}
+
+impl RenderedChat {
+    /// Where the text of a message's field is, in order.
+    pub(super) fn pieces(&self, idx: usize, field: &str) -> Vec<Origin> {
+        let names: &[&str] = if THOUGHT_FIELDS.contains(&field) { &THOUGHT_FIELDS } else { &[field] };
+        let of_field =
+            |origin: &&Origin| origin.of.message == idx && names.contains(&self.fields[idx][origin.of.field].as_str());
+        self.origins.iter().filter(of_field).cloned().collect()
+    }
 }
 
 /// The text of a conversation, and the positions of the turns in `trained`, which is in ascending order.
 ///
 /// # Errors
-/// When the template refuses the conversation, or hides the position of a turn.
+/// When the template refuses the conversation.
 pub fn render_for_training(
     template: &ChatTemplate,
     conversation: &Conversation,
     trained: &[usize],
 ) -> Result<RenderedChat, ChatTemplateError> {
-    let (text, blocks) = template.render_blocks(conversation, false)?;
-    let turns = match from_blocks(conversation, trained, &blocks)
-        .or_else(|| appended(template, conversation, &text, trained))
-    {
-        Some(turns) => turns,
-        None => marked(template, conversation, &text, trained)?,
-    };
-    Ok(RenderedChat { text, turns: trained.iter().copied().zip(turns).collect() })
-}
-
-/// The turns as the template's `generation` blocks print them, if there is one for each assistant turn.
-fn from_blocks(conversation: &Conversation, trained: &[usize], blocks: &[Range<usize>]) -> Option<Vec<Range<usize>>> {
-    let assistant = |&idx: &usize| conversation.messages[idx].role() == "assistant";
-    let answers: Vec<usize> = (0..conversation.messages.len()).filter(assistant).collect();
-    if blocks.is_empty() || blocks.len() != answers.len() {
-        return None;
-    }
-    let block = |idx: &usize| Some(blocks[answers.binary_search(idx).ok()?].clone());
-    trained.iter().map(block).collect()
-}
-
-/// The turns as the text that each appends to the conversation before it, if the template only appends.
-fn appended(
-    template: &ChatTemplate,
-    conversation: &Conversation,
-    text: &str,
-    trained: &[usize],
-) -> Option<Vec<Range<usize>>> {
-    let locate = |&idx: &usize| {
-        let last = LastTurn::find(template, conversation, idx)?;
-        text.starts_with(&last.text).then_some(last.body)
-    };
-    trained.iter().map(locate).collect()
-}
-
-/// A turn at the end of the conversation up to it.
-struct LastTurn {
-    /// The conversation up to and with the turn.
-    text: String,
-    /// Where the turn begins, with its opening.
-    begin: usize,
-    /// The turn without its opening.
-    body: Range<usize>,
-}
-
-impl LastTurn {
-    /// `None` if the template refuses a part of the conversation, or does not append the turn.
-    fn find(template: &ChatTemplate, conversation: &Conversation, idx: usize) -> Option<Self> {
-        let message = &conversation.messages[idx];
-        let text = template.render(&conversation.upto(idx + 1), false).ok()?;
-        // Many templates access the first message, so the empty conversation is never rendered.
-        let (before, prompted) = match idx {
-            0 => (String::new(), String::new()),
-            _ => {
-                let earlier = conversation.upto(idx);
-                (template.render(&earlier, false).ok()?, template.render(&earlier, true).ok()?)
-            }
-        };
-        if !text.starts_with(&before) {
-            return None;
-        }
-        let begin = before.len();
-        // A generation prompt may contain more than the opening of an earlier turn (an opened "think" block, say).
-        let opened = match message.role() {
-            "assistant" => common_prefix(&prompted, &text).max(begin),
-            _ => begin,
-        };
-        let content = message.text().unwrap_or_default().trim();
-        let start = match text[opened..].find(content) {
-            // Without a generation prompt, the opening of the turn ends where the content begins.
-            Some(offset) if opened == begin => opened + offset,
-            _ => opened,
-        };
-        // Most vocabularies join a space to the word after it; that token belongs to the word.
-        let start = begin + text[begin..start].trim_end_matches(' ').len();
-        let content_end = text[start..].find(content).map_or(start, |offset| start + offset + content.len());
-        let marker = text[content_end..].trim_end();
-        let end = if marker.is_empty() { text.len() } else { content_end + marker.len() };
-        Some(Self { body: start..end, text, begin })
-    }
-}
-
-/// The turns by a mark at the end of their text, in the conversation up to the turn and in the whole one.
-fn marked(
-    template: &ChatTemplate,
-    conversation: &Conversation,
-    text: &str,
-    trained: &[usize],
-) -> Result<Vec<Range<usize>>, ChatTemplateError> {
-    let mut turns: Vec<Range<usize>> = Vec::new();
+    let whole = template.render_parts(conversation, false)?.with_first_origins();
+    let mut turns = Vec::new();
     for &idx in trained {
-        let from = turns.last().map_or(0, |turn| turn.end);
-        let turn = marked_turn(template, conversation, text, idx, from);
-        turns.push(turn.ok_or(ChatTemplateError::NotLocated { number: idx + 1 })?);
+        let turn = Turn { template, conversation, whole: &whole, idx };
+        turns.extend(turn.ranges().into_iter().map(|range| (idx, range)));
     }
-    Ok(turns)
+    turns.sort_by_key(|(_, range)| range.start);
+    let Rendered { text, origins, fields, .. } = whole;
+    Ok(RenderedChat { text, turns, origins, fields })
 }
 
-fn marked_turn(
-    template: &ChatTemplate,
-    conversation: &Conversation,
-    text: &str,
+/// A turn of a rendered conversation.
+struct Turn<'a> {
+    template: &'a ChatTemplate,
+    conversation: &'a Conversation,
+    whole: &'a Rendered,
     idx: usize,
-    from: usize,
-) -> Option<Range<usize>> {
-    let last = LastTurn::find(template, conversation, idx)?;
-    let mut with_mark = conversation.clone();
-    with_mark.messages[idx] = with_mark_at_its_end(&conversation.messages[idx])?;
-    let mark_in_last = position_of_mark(template, &with_mark.upto(idx + 1), &last.text)?;
-    let mark = position_of_mark(template, &with_mark, text)?;
-    let (body, tail) = (last.text.get(last.body.start..mark_in_last)?, last.text.get(mark_in_last..last.body.end)?);
-    let preceding = text.get(from..mark)?;
-    if !text[mark..].starts_with(tail) {
-        return None;
-    }
-    let start = if preceding.ends_with(body) {
-        mark - body.len()
-    } else {
-        // The template changed the turn itself, so it begins after its opening, which must not occur in it.
-        let opening = &last.text[last.begin..last.body.start];
-        // Only whole lines are certain: the prompt of the last turn may open a thought that earlier turns do not have.
-        let opening = opening.trim_start();
-        let line = opening.split_inclusive('\n').next()?;
-        let own = serde_json::to_string(&conversation.messages[idx].0).ok()?;
-        if line.trim().is_empty() || own.contains(line.trim()) {
-            return None;
+}
+
+impl Turn<'_> {
+    fn ranges(&self) -> Vec<Range<usize>> {
+        let runs = self.runs();
+        let is_blank = |run: &Range<usize>| self.whole.text[run.clone()].trim().is_empty();
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Vec::new() };
+        if runs.iter().all(is_blank) {
+            return Vec::new();
         }
-        let found = preceding.rfind(line)?;
-        let common = &opening[..common_prefix(opening, &preceding[found..])];
-        let whole = common == opening;
-        from + found + if whole { common.len() } else { common.rfind('\n').map_or(line.len(), |at| at + 1) }
-    };
-    Some(start..mark + tail.len())
-}
-
-/// Where the mark is in the text of `conversation`, if that text is `unmarked` but for the mark.
-fn position_of_mark(template: &ChatTemplate, conversation: &Conversation, unmarked: &str) -> Option<usize> {
-    let text = template.render(conversation, false).ok()?;
-    let (before, after) = text.split_once(MARK)?;
-    let same =
-        before.len() + after.len() == unmarked.len() && unmarked.starts_with(before) && unmarked.ends_with(after);
-    same.then_some(before.len())
-}
-
-/// The message with a mark after the last letter of its content or, without content, of the name of its last call.
-fn with_mark_at_its_end(message: &Message) -> Option<Message> {
-    let mut message = message.clone();
-    let text = match message.0.get("content") {
-        Some(Json::String(content)) if !content.trim().is_empty() => message.0.get_mut("content")?,
-        Some(Json::Array(_)) => message.0.get_mut("content")?.as_array_mut()?.last_mut()?.get_mut("text")?,
-        _ => {
-            let call = message.0.get_mut("tool_calls")?.as_array_mut()?.last_mut()?;
-            match call.get("function") {
-                Some(_) => call.get_mut("function")?.get_mut("name")?,
-                None => call.get_mut("name")?,
+        if self.is_answer() {
+            let holds = |block: &&Range<usize>| runs.iter().any(|run| block.start < run.end && run.start < block.end);
+            let blocks: Vec<Range<usize>> = self.whole.blocks.iter().filter(holds).cloned().collect();
+            if !blocks.is_empty() {
+                return blocks;
             }
         }
-    };
-    let whole = text.as_str()?;
-    let end = whole.trim_end().len();
-    *text = Json::String(format!("{}{MARK}{}", &whole[..end], &whole[end..]));
-    Some(message)
+        let start = self.start(first.start);
+        let mut ranges: Vec<Range<usize>> = runs
+            .iter()
+            .map(|run| run.start..if run == last { self.end(run.end) } else { self.inner_end(run.end) })
+            .collect();
+        ranges[0].start = start;
+        ranges
+    }
+
+    fn is_answer(&self) -> bool {
+        self.conversation.messages[self.idx].role() == "assistant"
+    }
+
+    /// From the first to the last byte of the message; several ranges if other messages are in between.
+    fn runs(&self) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        let mut is_open = false;
+        for origin in &self.whole.origins {
+            let is_own = origin.of.message == self.idx;
+            match runs.last_mut() {
+                Some(run) if is_own && is_open => run.end = origin.bytes.end,
+                _ if is_own => runs.push(origin.bytes.clone()),
+                _ => {}
+            }
+            is_open = is_own;
+        }
+        runs
+    }
+
+    /// Where the turn begins whose message begins at `told`.
+    fn start(&self, told: usize) -> usize {
+        let before = last_origin(&self.whole.origins, told);
+        let zone_start = before.map_or(0, |origin| origin.bytes.end);
+        let zone = &self.whole.text[zone_start..told];
+        let opening = match self.is_answer() {
+            true => zone_start + self.opening(zone, before.map(|origin| origin.of.message), told),
+            false => told,
+        };
+        // What the loop printed for earlier messages is no part of this turn.
+        let own = self.printed().filter(|range| range.contains(&told) || range.end == told);
+        let from = own.map_or(zone_start, |range| range.start.max(zone_start));
+        // Most vocabularies join a space to the word after it; that token belongs to the word.
+        from + self.whole.text[from..opening.max(from)].trim_end_matches(' ').len()
+    }
+
+    /// How many bytes of `zone`, which is what the template prints between the message `before` and this one, open the turn.
+    fn opening(&self, zone: &str, before: Option<usize>, told: usize) -> usize {
+        if self.prompted().is_none() {
+            return self.plain_opening().map_or(zone.len(), |plain| shared_opening(zone, &plain).0);
+        }
+        let shared = self.prompt(before).map(|prompt| shared_opening(zone, &prompt));
+        if let Some((len, true)) = shared {
+            return len;
+        }
+        // Where earlier messages end differently before a prompt, what the loop prints for this turn is compared with the prompt alone.
+        let own = self.printed().map(|range| range.start).filter(|start| (told - zone.len()..=told).contains(start));
+        if let (Some(start), Some(prompt)) = (own, self.prompt_after_loop()) {
+            let own = &self.whole.text[start..told];
+            let (len, is_whole) = shared_opening(own, &prompt);
+            if is_whole && !prompt.trim().is_empty() {
+                return zone.len() - own.len() + len;
+            }
+        }
+        shared.map_or(zone.len(), |(len, _)| len)
+    }
+
+    /// What the template prints after message `before` where this answer would begin, if it asks for answers at all.
+    fn prompt(&self, before: Option<usize>) -> Option<String> {
+        let before = before?;
+        let prompted = self.prompted()?;
+        let last = prompted.origins.last()?;
+        (last.of.message == before).then(|| prompted.text[last.bytes.end..].to_owned())
+    }
+
+    /// The generation prompt alone, if the template loops over messages.
+    fn prompt_after_loop(&self) -> Option<String> {
+        let prompted = self.prompted()?;
+        let (_, last) = prompted.turns.last()?;
+        Some(prompted.text[last.end..].to_owned())
+    }
+
+    /// The conversation before this turn with a generation prompt, if that makes a difference.
+    fn prompted(&self) -> Option<Rendered> {
+        // Many templates access the first message, so the empty conversation is never rendered.
+        if self.idx == 0 || !self.template.mentions("add_generation_prompt") {
+            return None;
+        }
+        let earlier = self.conversation.upto(self.idx);
+        let prompted = self.template.render_parts(&earlier, true).ok()?;
+        let plain = self.template.render_parts(&earlier, false);
+        (!plain.is_ok_and(|plain| plain.text == prompted.text)).then_some(prompted)
+    }
+
+    /// What the template prints before this answer if it is nothing but a short text.
+    fn plain_opening(&self) -> Option<String> {
+        let mut plain = self.conversation.clone();
+        plain.messages[self.idx] = Message::new(plain.messages[self.idx].role(), "x");
+        let rendered = self.template.render_parts(&plain, false).ok()?.with_first_origins();
+        let told = rendered.origins.iter().find(|origin| origin.of.message == self.idx)?.bytes.start;
+        let before = last_origin(&rendered.origins, told).map_or(0, |origin| origin.bytes.end);
+        Some(rendered.text[before..told].to_owned())
+    }
+
+    /// What the loop over the messages printed for this one.
+    fn printed(&self) -> Option<Range<usize>> {
+        self.whole.turns.iter().find(|(message, _)| *message == self.idx).map(|(_, range)| range.clone())
+    }
+
+    /// Where the turn ends whose message ends at `told`.
+    fn end(&self, told: usize) -> usize {
+        let text = &self.whole.text;
+        let (limit, is_last) = self.limit(told);
+        let eos_after = |at: usize| {
+            let rest = &text[at..limit];
+            let eos = Some(self.template.eos()).filter(|eos| !eos.is_empty() && rest.trim_start().starts_with(eos));
+            eos.map(|eos| at + rest.len() - rest.trim_start().len() + eos.len())
+        };
+        let own = self.printed().map(|range| range.end).filter(|end| (told..=limit).contains(end));
+        // Without a loop over messages, the last turn has the rest of the text.
+        let tail = own.or(is_last.then_some(limit)).map(|end| &text[told..end]).unwrap_or_default();
+        match (tail.trim_end().len(), is_last) {
+            (0, true) => eos_after(told).unwrap_or(told + tail.len()),
+            (0, false) => match self.inner_end(told) {
+                end if end > told => end,
+                _ => told + tail.len(),
+            },
+            // A token that ends the text after the loop, where the template has one there.
+            (len, true) => eos_after(told + len).unwrap_or(told + len),
+            (len, false) => told + len,
+        }
+    }
+
+    /// Where the next message begins after `told`, or the text ends, and whether it does.
+    fn limit(&self, told: usize) -> (usize, bool) {
+        let origins = &self.whole.origins;
+        let next = origins.get(origins.partition_point(|origin| origin.bytes.start < told));
+        (next.map_or(self.whole.text.len(), |origin| origin.bytes.start), next.is_none())
+    }
+
+    /// The end of what the template also prints after `told` if the conversation ends with this message.
+    fn inner_end(&self, told: usize) -> usize {
+        let tail = &self.whole.text[told..self.limit(told).0];
+        let earlier = self.conversation.upto(self.idx + 1);
+        let (Ok(last), Some(own)) =
+            (self.template.render_parts(&earlier, false), last_origin(&self.whole.origins, told))
+        else {
+            return told;
+        };
+        let is_same = |origin: &&Origin| origin.of == own.of && origin.source == own.source;
+        let Some(same) = last.origins.iter().find(is_same) else { return told };
+        let ending = &last.text[same.bytes.end..];
+        let common = common_prefix(tail, ending);
+        let whole = if common == ending.len() { common } else { whole_words(&tail[..common]) };
+        told + tail[..whole].trim_end().len()
+    }
+}
+
+/// The last origin that ends at or before `at`.
+fn last_origin(origins: &[Origin], at: usize) -> Option<&Origin> {
+    origins[..origins.partition_point(|origin| origin.bytes.end <= at)].last()
+}
+
+/// How many bytes of `zone` are also printed where a turn is `opened`, and whether that is all of one of them. Blanks count as one:
+/// blocks of a template leave them around what they print, more after one turn than after another.
+fn shared_opening(zone: &str, opened: &str) -> (usize, bool) {
+    let (mut at, mut other) = (0, 0);
+    let blanks = |text: &str| text.len() - text.trim_start().len();
+    loop {
+        let (zone_blanks, opened_blanks) = (blanks(&zone[at..]), blanks(&opened[other..]));
+        let both = &zone[at..at + zone_blanks];
+        let (rest, opened_rest) = (&zone[at + zone_blanks..], &opened[other + opened_blanks..]);
+        match (rest.chars().next(), opened_rest.chars().next()) {
+            (None, _) => return (zone.len(), true),
+            (_, None) => return (at + common_prefix(both, &opened[other..]), true),
+            (Some(a), Some(b)) if a == b && (zone_blanks > 0) == (opened_blanks > 0) => {
+                at += zone_blanks + a.len_utf8();
+                other += opened_blanks + b.len_utf8();
+            }
+            _ => return (whole_words(&zone[..at + common_prefix(both, &opened[other..])]), false),
+        }
+    }
+}
+
+/// The bytes of `text` without a last word or tag that may continue differently.
+fn whole_words(text: &str) -> usize {
+    text.rfind(['\n', '>', ']', '}', ':', ' ']).map_or(0, |at| at + 1)
 }
 
 fn common_prefix(a: &str, b: &str) -> usize {

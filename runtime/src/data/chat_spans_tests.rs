@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::data::chat_template::CHATML;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 fn trained_of(source: &str, messages: Json) -> Result<Vec<String>, ChatTemplateError> {
     let template = ChatTemplate::parse(source, "<s>", "</s>")?;
@@ -111,15 +111,108 @@ fn prompt_that_opens_a_thought_in_a_rewriting_template_finds_earlier_turns() {
 }
 
 #[test]
-fn turn_that_repeats_its_own_opening_in_a_rewriting_template_is_refused() {
+fn answers_are_found_whatever_they_repeat_of_the_template() {
     let turns = [("user", "Hi"), ("assistant", "<|im_start|>assistant\nHo"), ("user", "So"), ("assistant", "No.")];
 
-    assert_eq!(trained_texts(REWRITES, &turns), Err(ChatTemplateError::NotLocated { number: 2 }));
+    let trained = trained_texts(REWRITES, &turns).unwrap();
+
+    assert_eq!(trained, ["<|im_start|>assistant\nHo<|im_end|>", "<think>\n\n</think>\n\nNo.<|im_end|>"]);
 }
 
 #[test]
-fn template_that_rewrites_what_precedes_a_turn_is_refused() {
+fn answers_are_found_in_a_template_that_counts_the_messages() {
     let source = "{{ messages|length }}{% for m in messages %}{{ m.content }};{% endfor %}";
 
-    assert_eq!(trained_texts(source, &TWO_TURNS), Err(ChatTemplateError::NotLocated { number: 3 }));
+    assert_eq!(trained_texts(source, &TWO_TURNS).unwrap(), ["Hello.;", "Goodbye.;"]);
+}
+
+/// The header of each turn is a line; the prompt opens a thought.
+const OPENS_A_THOUGHT: &str = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}";
+
+#[test]
+fn answer_that_begins_like_the_opened_thought_is_trained_from_its_first_letter() {
+    for answer in ["<answer>4</answer>", "<tool_call>{}</tool_call>", "<", "<think", "<think>\nHm</think>4"] {
+        let trained = trained_texts(OPENS_A_THOUGHT, &[("user", "Hi"), ("assistant", answer)]).unwrap();
+
+        assert_eq!(trained, [format!("{answer}</s>")]);
+    }
+}
+
+#[test]
+fn short_answers_and_those_named_like_roles_are_trained_without_headers() {
+    let sources = [
+        "{% for m in messages %}### {{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}",
+        "{% for m in messages %}{{ '<s>' + m.role + '\n' + m.content + '</s>\n' }}{% endfor %}{{ '<s>assistant\n' }}",
+        "{% for m in messages %}{{ '<s>' + m.role + '\n' + m.content + '</s>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}",
+    ];
+    for source in sources {
+        for answer in ["A", "s", "t", ":", "#", "assistant", "user", "model"] {
+            let turns = [("user", answer), ("assistant", answer), ("user", "assistant"), ("assistant", answer)];
+
+            let trained = trained_texts(source, &turns).unwrap();
+
+            let trained: Vec<&str> = trained.iter().map(|text| text.trim_start()).collect();
+            assert_eq!(trained, [format!("{answer}</s>"), format!("{answer}</s>")], "{source}");
+        }
+    }
+}
+
+#[test]
+fn user_turns_are_trained_from_their_first_letter_to_their_end() {
+    let template = ChatTemplate::parse(CHATML, "", "").unwrap();
+    let messages = [("user", "s"), ("assistant", "user"), ("user", "user")];
+    let messages = messages.map(|(role, content)| Message::new(role, content)).to_vec();
+
+    let chat = render_for_training(&template, &Conversation { messages, tools: None }, &[0, 1, 2]).unwrap();
+
+    let trained: Vec<&str> = chat.turns.iter().map(|(_, range)| &chat.text[range.clone()]).collect();
+    assert_eq!(trained, ["s<|im_end|>", "user<|im_end|>", "user<|im_end|>"]);
+}
+
+#[test]
+fn template_that_ends_with_eos_without_a_prompt_trains_on_every_answer() {
+    let source = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}";
+
+    let trained = trained_texts(source, &TWO_TURNS).unwrap();
+
+    assert_eq!(trained, ["Hello.<|end|>", "Goodbye.<|end|>\n</s>"]);
+}
+
+#[test]
+fn end_of_turn_is_found_where_the_loop_does_not_print_it() {
+    for source in [
+        // After the loop only.
+        "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}{{ eos_token }}",
+        // With the next turn.
+        "{% for m in messages %}{% if loop.index > 1 %}{{ eos_token }}{% endif %}{{ '[' + m.role + ']' + m.content }}{% endfor %}{{ eos_token }}",
+        // Without a loop over messages.
+        "{% for i in range(messages | length) %}{{ '[' + messages[i].role + ']' + messages[i].content + eos_token }}{% endfor %}",
+    ] {
+        let trained = trained_texts(source, &TWO_TURNS).unwrap();
+
+        assert_eq!(trained[1], "Goodbye.</s>", "{source}");
+        let is_only_last = source.contains("}}{% endfor %}{{ eos") && !source.contains("index");
+        assert_eq!(trained[0], if is_only_last { "Hello." } else { "Hello.</s>" }, "{source}");
+    }
+}
+
+#[test]
+fn blanks_that_a_template_leaves_between_turns_hide_no_opening() {
+    let source = "{% for m in messages %}\n\n  {{ '<|' + m.role + '|>\n' + m.content | trim + '<|end|>' }}\n\n{% endfor %}\n{% if add_generation_prompt %}\n  {{ '<|assistant|>\n' }}\n{% endif %}";
+
+    assert_eq!(trained_texts(source, &TWO_TURNS).unwrap(), ["Hello.<|end|>", "Goodbye.<|end|>"]);
+}
+
+#[test]
+fn empty_answers_are_not_trained_on() {
+    for source in [CHATML, REWRITES] {
+        for empty in ["", "  ", "\n"] {
+            let turns = [("user", "Hi"), ("assistant", empty), ("user", "Bye"), ("assistant", "Ciao.")];
+
+            let trained = trained_texts(source, &turns).unwrap();
+
+            assert_eq!(trained.len(), 1, "{source}");
+            assert!(trained[0].ends_with("Ciao.<|im_end|>"), "{trained:?}");
+        }
+    }
 }

@@ -1,14 +1,11 @@
 //! Renders conversations by a Jinja template as transformers does.
 
-use std::ops::Range;
+use std::borrow::Cow;
 
-use minijinja::value::Serde;
-use minijinja::{Environment, Value, context};
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
-use super::chat_python::{self, GENERATION};
-use super::exact_json::{Exact, ExactFields};
+use super::jinja::{Rendered, Template};
 
 /// ChatML, as in OpenAI's published chat format of 2023.
 pub const CHATML: &str = include_str!("templates/chatml.jinja");
@@ -23,11 +20,6 @@ pub enum ChatTemplateError {
     /// The template refuses this conversation, or uses something undefined.
     #[error("the chat template refuses the conversation: {reason}")]
     Render { reason: String },
-    /// The template rewrites a turn in a way that hides its position in the text.
-    #[error(
-        "message {number} cannot be located in the text of the conversation, because the chat template rewrites it; set chat_template: chatml or a template that keeps messages as they are"
-    )]
-    NotLocated { number: usize },
     /// A part of the conversation that would be lost without a word.
     #[error(
         "the conversation has {field:?}, which the chat template does not render; choose a template that does, or remove the field from the data"
@@ -48,6 +40,25 @@ impl Message {
     /// The role: `system`, `user`, `assistant`, …; empty if it has none.
     pub fn role(&self) -> &str {
         self.0.get("role").and_then(Json::as_str).unwrap_or_default()
+    }
+
+    /// The fields as transformers gives them to a template: without null, unless `keeps_nulls`, and with the thought by both
+    /// names that templates have for it.
+    pub(super) fn fields(&self, keeps_nulls: bool) -> Cow<'_, Map<String, Json>> {
+        let thought = THOUGHT_FIELDS.iter().find_map(|name| self.0.get(*name).filter(|thought| !thought.is_null()));
+        let has_null = self.0.values().any(Json::is_null);
+        if thought.is_none() && (keeps_nulls || !has_null) {
+            return Cow::Borrowed(&self.0);
+        }
+        let mut fields = self.0.clone();
+        if !keeps_nulls {
+            fields.retain(|_, value| !value.is_null());
+        }
+        if let Some(thought) = thought {
+            fields.entry("thinking").or_insert_with(|| thought.clone());
+            fields.insert("reasoning_content".to_owned(), thought.clone());
+        }
+        Cow::Owned(fields)
     }
 
     /// The content, if it is a plain text.
@@ -72,44 +83,33 @@ impl Conversation {
     }
 }
 
+/// Names of the field with the thought of an answer. transformers gives a thought to the template by the first two, whichever name the data has.
+pub(super) const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
 /// A parsed chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    template: Template,
     source: String,
-    has_blocks: bool,
-    bos: String,
-    eos: String,
+    bos: Json,
+    eos: Json,
     /// Values of variables that transformers does not define itself.
     variables: Map<String, Json>,
 }
 
-const NAME: &str = "chat";
-
 impl ChatTemplate {
     /// Parses `source` as transformers does: blocks remove the line break after them and the blanks before them, Python's
-    /// string methods are defined, and `raise_exception` refuses a conversation. `strftime_now` gives a fixed date, because
-    /// tokens must not depend on the day of a run.
+    /// methods are defined, and `raise_exception` refuses a conversation. `strftime_now` gives a fixed date, because tokens must
+    /// not depend on the day of a run.
     ///
     /// `bos` and `eos` are the texts of those tokens, empty where the tokenizer has none.
     ///
     /// # Errors
     /// When the template is not valid Jinja.
     pub fn parse(source: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
-        let mut environment = chat_python::environment(source);
-        let plain = chat_python::with_generation_filter(source);
-        let has_blocks = plain != source;
-        environment
-            .add_template_owned(NAME, plain)
-            .map_err(|error| ChatTemplateError::Syntax { reason: reason(&error) })?;
-        Ok(Self {
-            environment,
-            source: source.to_owned(),
-            has_blocks,
-            bos: bos.to_owned(),
-            eos: eos.to_owned(),
-            variables: Map::new(),
-        })
+        let template =
+            Template::parse(source).map_err(|error| ChatTemplateError::Syntax { reason: error.to_string() })?;
+        Ok(Self { template, source: source.to_owned(), bos: bos.into(), eos: eos.into(), variables: Map::new() })
     }
 
     /// The template with values of further variables, such as `enable_thinking`.
@@ -125,6 +125,17 @@ impl ChatTemplate {
         })
     }
 
+    /// Whether the template may render the field `name` of a message, by this name or by another that it has there.
+    pub fn renders(&self, name: &str) -> bool {
+        self.mentions(name)
+            || THOUGHT_FIELDS.contains(&name) && THOUGHT_FIELDS[..2].iter().any(|known| self.mentions(known))
+    }
+
+    /// The text of the token that ends a text.
+    pub(super) fn eos(&self) -> &str {
+        self.eos.as_str().unwrap_or_default()
+    }
+
     /// The text of a conversation; with `add_generation_prompt` it ends where an assistant's answer would begin.
     ///
     /// # Errors
@@ -134,68 +145,50 @@ impl ChatTemplate {
         conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, ChatTemplateError> {
-        Ok(self.render_blocks(conversation, add_generation_prompt)?.0)
+        Ok(self.render_parts(conversation, add_generation_prompt)?.text)
     }
 
-    /// The text of a conversation, and the byte ranges of it that the template's `generation` blocks printed.
-    pub(super) fn render_blocks(
+    /// The text of a conversation, and where its messages are.
+    ///
+    /// transformers leaves out fields that are null. Templates that ask whether a content is none were written for its earlier
+    /// versions, which did not; what they refuse without the fields is rendered with them.
+    pub(super) fn render_parts(
         &self,
         conversation: &Conversation,
         add_generation_prompt: bool,
-    ) -> Result<(String, Vec<Range<usize>>), ChatTemplateError> {
-        let render_error = |error: &minijinja::Error| ChatTemplateError::Render { reason: reason(error) };
-        let template = self.environment.get_template(NAME).map_err(|error| render_error(&error))?;
-        let messages: Vec<&Map<String, Json>> = conversation.messages.iter().map(|message| &message.0).collect();
-        let variables = context! {
-            messages => messages.iter().map(|message| Value::from(Serde(ExactFields(message)))).collect::<Value>(),
-            // transformers defines both, as None where there are none.
-            tools => Value::from(Serde(conversation.tools.as_ref().map(Exact))),
-            documents => Value::from(()),
-            add_generation_prompt,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-            ..Value::from(Serde(ExactFields(&self.variables))),
-        };
-        let text = template.render(variables).map_err(|error| render_error(&error))?;
-        if !self.has_blocks {
-            return Ok((text, Vec::new()));
+    ) -> Result<Rendered, ChatTemplateError> {
+        let messages = conversation.messages.iter().map(|message| message.fields(false)).collect();
+        let rendered = self.render_messages(messages, conversation, add_generation_prompt);
+        let has_null = |message: &Message| message.0.values().any(Json::is_null);
+        if rendered.is_err() && conversation.messages.iter().any(has_null) {
+            let messages = conversation.messages.iter().map(|message| message.fields(true)).collect();
+            return self.render_messages(messages, conversation, add_generation_prompt).or(rendered);
         }
-        if messages.iter().any(|message| message.values().any(contains_mark)) {
-            let reason = "a message has the character U+FDD0 or U+FDD1, which Unicode reserves for programs".to_owned();
-            return Err(ChatTemplateError::Render { reason });
-        }
-        Ok(without_marks(&text))
+        rendered
     }
-}
 
-fn contains_mark(value: &Json) -> bool {
-    match value {
-        Json::String(text) => text.contains(GENERATION),
-        Json::Array(items) => items.iter().any(contains_mark),
-        Json::Object(fields) => fields.values().any(contains_mark),
-        _ => false,
-    }
-}
-
-/// The text without the marks of generation blocks, and the ranges between them.
-fn without_marks(text: &str) -> (String, Vec<Range<usize>>) {
-    let (mut plain, mut blocks, mut open) = (String::with_capacity(text.len()), Vec::new(), None);
-    for c in text.chars() {
-        match c {
-            _ if c == GENERATION[0] => open = Some(plain.len()),
-            _ if c == GENERATION[1] => blocks.extend(open.take().map(|start| start..plain.len())),
-            _ => plain.push(c),
-        }
-    }
-    (plain, blocks)
-}
-
-/// The message of a template error with the line it points to; its `Display` adds debugging frames that span lines.
-fn reason(error: &minijinja::Error) -> String {
-    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    match error.line() {
-        Some(line) => format!("{what} (template line {line})"),
-        None => what,
+    fn render_messages(
+        &self,
+        messages: Vec<Cow<'_, Map<String, Json>>>,
+        conversation: &Conversation,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered, ChatTemplateError> {
+        // transformers defines both, as None where there are none.
+        let tools = conversation.tools.as_ref().unwrap_or(&Json::Null);
+        let prompts = Json::Bool(add_generation_prompt);
+        let mut variables = vec![
+            ("tools", tools),
+            ("documents", &Json::Null),
+            ("add_generation_prompt", &prompts),
+            ("bos_token", &self.bos),
+            ("eos_token", &self.eos),
+        ];
+        // Of two values of a name, the later one counts.
+        variables.extend(self.variables.iter().map(|(name, value)| (name.as_str(), value)));
+        let messages: Vec<&Map<String, Json>> = messages.iter().map(AsRef::as_ref).collect();
+        self.template
+            .render(&messages, &variables)
+            .map_err(|error| ChatTemplateError::Render { reason: error.to_string() })
     }
 }
 
@@ -251,18 +244,49 @@ mod tests {
 
         let arguments = r#"{"wei": 1000000000000000000001, "least": -9223372036854775809, "rate": 1e-07, "nan": NaN}"#;
         assert_eq!(rendered(arguments).unwrap(), format!("{arguments} 1000000000000000000001"));
-        let error = rendered(&format!(r#"{{"wei": {}}}"#, "9".repeat(60))).unwrap_err().to_string();
-        assert!(error.contains(&"9".repeat(60)) && error.contains("128 bits"), "{error}");
+        let long = "9".repeat(60);
+        assert_eq!(rendered(&format!(r#"{{"wei": {long}}}"#)).unwrap(), format!(r#"{{"wei": {long}}} {long}"#));
     }
 
     #[test]
     fn content_that_the_template_cannot_print_is_refused() {
         let source = "{% for m in messages %}{{ m.content }}{% endfor %}";
-        for content in [json!(null), json!([{ "type": "text", "text": "Hi" }])] {
-            let error = rendered(source, json!({ "messages": [{ "role": "user", "content": content }] })).unwrap_err();
+        let content = json!([{ "type": "text", "text": "Hi" }]);
 
-            assert!(matches!(error, ChatTemplateError::Render { .. }), "{error}");
+        let error = rendered(source, json!({ "messages": [{ "role": "user", "content": content }] })).unwrap_err();
+
+        assert!(matches!(error, ChatTemplateError::Render { .. }), "{error}");
+    }
+
+    #[test]
+    fn fields_that_are_null_are_absent_unless_the_template_refuses_that() {
+        let message = json!({ "messages": [{ "role": "user", "content": null, "name": null }] });
+
+        let printed = rendered("{{ messages[0].content }}|{{ messages[0].name is defined }}", message.clone());
+        let guarded = "{% if messages[0].content is not none %}{{ messages[0].content + 'x' }}{% endif %}-";
+
+        assert_eq!(printed.unwrap(), "|False");
+        assert_eq!(rendered(guarded, message).unwrap(), "-");
+    }
+
+    #[test]
+    fn thought_reaches_the_template_by_each_of_its_names() {
+        for name in THOUGHT_FIELDS {
+            let message = json!({ "messages": [{ "role": "assistant", "content": "4", name: "Hm." }] });
+
+            let text = rendered("{{ messages[0].thinking }}{{ messages[0].reasoning_content }}", message);
+
+            assert_eq!(text.unwrap(), "Hm.Hm.");
         }
+        let template = ChatTemplate::parse("{{ messages[0].thinking }}", "", "").unwrap();
+        assert!(template.renders("reasoning_content") && !template.renders("tool_calls"));
+    }
+
+    #[test]
+    fn line_breaks_of_every_kind_are_line_feeds() {
+        let text = rendered("a\r\n{% if true %}\r\nb\r\n{% endif %}\r\nc\r\n", json!({ "messages": [] }));
+
+        assert_eq!(text.unwrap(), "a\nb\nc");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use serde_json::{Map, Value};
 
-use super::chat_spans::render_for_training;
+use super::chat_spans::{RenderedChat, render_for_training};
 use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message};
 use super::config::{ConversationConfig, MarkerConfig};
 use super::exact_json;
@@ -69,27 +69,54 @@ impl ConversationReader {
     pub(crate) fn document(&self, record: &Value) -> Result<Document, RecordError> {
         let (mut conversation, turns) = self.conversation(record)?;
         let trained: Vec<usize> = (0..turns.len()).filter(|&idx| turns[idx].is_trained()).collect();
-        let chat = match render_for_training(&self.template, &conversation, &trained) {
-            // Templates of models without images often expect one text instead of a list of texts.
-            Err(ChatTemplateError::Render { reason }) if joins_parts(&mut conversation) => {
-                render_for_training(&self.template, &conversation, &trained)
-                    .map_err(|_| ChatTemplateError::Render { reason })
-            }
-            rendered => rendered,
-        }?;
+        let chat = self.rendered(&mut conversation, &trained)?;
         let mut spans = Vec::new();
-        for (idx, span) in chat.turns {
-            match &turns[idx] {
-                Training::Turn(_) => spans.push(span),
+        for (idx, training) in turns.iter().enumerate() {
+            let own: Vec<Range<usize>> =
+                chat.turns.iter().filter(|(of, _)| *of == idx).map(|(_, span)| span.clone()).collect();
+            match training {
                 Training::Parts { .. } => {
-                    let located = self.spans_of_parts(&conversation.messages[idx], &turns[idx], &chat.text, span);
+                    let located = self.spans_of_parts(&conversation.messages[idx], training, &chat, idx, &own);
                     spans.extend(located.ok_or(RecordError::PartsNotLocated { number: idx + 1 })?);
                 }
+                Training::Turn(_) => spans.extend(own),
             }
         }
+        spans.sort_by_key(|span| span.start);
         let trained =
             self.markers.iter().fold(spans, |spans, (marker, when)| train_on_ends(&chat.text, spans, marker, *when));
         Ok(Document { text: chat.text, trained, bounded: false })
+    }
+
+    /// The text of the conversation, which becomes the form of it that the template expects: arguments of calls as objects or
+    /// as the texts that the data has, contents as lists or as texts.
+    fn rendered(&self, conversation: &mut Conversation, trained: &[usize]) -> Result<RenderedChat, ChatTemplateError> {
+        let as_it_is = conversation.clone();
+        let any_parsed =
+            conversation.messages.iter_mut().fold(false, |any, message| parse_arguments(&mut message.0) || any);
+        let rendered = self.rendered_or_joined(conversation, trained);
+        match rendered {
+            Err(ChatTemplateError::Render { .. }) if any_parsed => {
+                *conversation = as_it_is;
+                self.rendered_or_joined(conversation, trained).or(rendered)
+            }
+            rendered => rendered,
+        }
+    }
+
+    fn rendered_or_joined(
+        &self,
+        conversation: &mut Conversation,
+        trained: &[usize],
+    ) -> Result<RenderedChat, ChatTemplateError> {
+        match render_for_training(&self.template, conversation, trained) {
+            // Templates of models without images often expect one text instead of a list of texts.
+            Err(ChatTemplateError::Render { reason }) if joins_parts(conversation) => {
+                render_for_training(&self.template, conversation, trained)
+                    .map_err(|_| ChatTemplateError::Render { reason })
+            }
+            rendered => rendered,
+        }
     }
 
     fn conversation(&self, record: &Value) -> Result<(Conversation, Vec<Training>), RecordError> {
@@ -176,7 +203,7 @@ impl ConversationReader {
             if value.is_null() && property != "content" || value.as_array().is_some_and(Vec::is_empty) {
                 continue;
             }
-            if !matches!(property.as_str(), "role" | "content") && !self.template.mentions(property) {
+            if !matches!(property.as_str(), "role" | "content") && !self.template.renders(property) {
                 self.unused(name, property, value)?;
                 continue;
             }
@@ -192,7 +219,6 @@ impl ConversationReader {
         let thought = flagged_parts(&mut message, thought, is_trained);
         let parts = flagged_parts(&mut message, "content", is_trained).or(parts);
         self.check_content(turn, &message)?;
-        parse_arguments(&mut message);
         let has_parts = parts.is_some() || thought.is_some();
         let training = match has_parts && (flag.is_none() || is_trained) {
             true => Training::Parts { content: parts, thought },
@@ -201,25 +227,33 @@ impl ConversationReader {
         Ok((Message(message), training))
     }
 
-    /// The trained parts of a turn and its end-of-turn marker, as byte ranges of the conversation.
+    /// The trained parts of a turn and its end-of-turn marker, as byte ranges of the conversation; `None` if the template prints
+    /// nothing of the content.
     fn spans_of_parts(
         &self,
         message: &Message,
         training: &Training,
-        text: &str,
-        turn: Range<usize>,
+        chat: &RenderedChat,
+        idx: usize,
+        turn: &[Range<usize>],
     ) -> Option<Vec<Range<usize>>> {
-        let Training::Parts { content, thought } = training else { return None };
+        let (Training::Parts { content, thought }, Some(turn)) = (training, turn.last()) else {
+            return Some(Vec::new());
+        };
         let of_content = message.text().unwrap_or_default();
-        let whole = [TrainingPart::whole(of_content)];
-        let (mut spans, content_end) =
-            training_parts::spans(of_content, content.as_deref().unwrap_or(&whole), text, turn.clone(), true)?;
-        if let Some(parts) = thought {
-            let thought = message.0.get(&self.config.thinking_key).and_then(Value::as_str).unwrap_or_default();
-            spans.extend(training_parts::spans(thought, parts, text, turn.clone(), false)?.0);
+        let pieces = chat.pieces(idx, "content");
+        if pieces.is_empty() && !of_content.trim().is_empty() {
+            return None;
         }
+        let whole = [TrainingPart::whole(of_content)];
+        let mut spans = training_parts::spans(of_content, content.as_deref().unwrap_or(&whole), &pieces);
+        if let Some(parts) = thought {
+            let key = self.config.thinking_key.as_str();
+            let thought = message.0.get(key).and_then(Value::as_str).unwrap_or_default();
+            spans.extend(training_parts::spans(thought, parts, &chat.pieces(idx, key)));
+        }
+        let content_end = pieces.last().map_or(turn.end, |piece| piece.bytes.end);
         spans.extend((content_end < turn.end).then_some(content_end..turn.end));
-        spans.sort_by_key(|span| span.start);
         Some(spans)
     }
 
@@ -363,7 +397,7 @@ fn with_parsed_parameters(mut tools: Value) -> Value {
     tools
 }
 
-/// Arguments of calls are objects in chat templates; recorded answers of servers have them as JSON in a text.
+/// Makes objects of arguments of calls that are JSON in a text, as recorded answers of servers have them; whether there were any.
 pub(crate) fn parse_arguments(message: &mut Map<String, Value>) -> bool {
     let mut any = false;
     let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);

@@ -27,15 +27,14 @@ pub mod tokenize;
 pub mod tokenizer;
 
 mod byte_vocabulary;
-mod chat_python;
 pub(crate) mod conversation;
 mod document_layout;
+mod jinja;
 #[cfg(test)]
 mod named_templates_tests;
 mod packing;
 mod pretokenized;
 mod prompts;
-mod python_json;
 mod reader_differences;
 mod segments;
 mod side_tokens;

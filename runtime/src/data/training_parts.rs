@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
+use super::jinja::Origin;
 use super::record::{RecordError, wrong_type};
 
 /// Characters of a text, and whether they are trained on.
@@ -50,26 +51,11 @@ impl TrainingPart {
     }
 }
 
-/// The trained parts of a text of a message, as byte ranges of the conversation, and where the text ends there. The text is
-/// within the `turn`: its last occurrence, or its first.
-pub(super) fn spans(
-    of: &str,
-    parts: &[TrainingPart],
-    text: &str,
-    turn: Range<usize>,
-    is_last: bool,
-) -> Option<(Vec<Range<usize>>, usize)> {
-    // A template may remove blanks around the text; the offsets count them.
-    let (rendered, skipped) = match text[turn.clone()].contains(of) {
-        true => (of, 0),
-        false => (of.trim(), of.len() - of.trim_start().len()),
-    };
-    let within = &text[turn.clone()];
-    let start = turn.start + if is_last { within.rfind(rendered) } else { within.find(rendered) }?;
-    let end = start + rendered.len();
+/// The trained parts of a field of a message as byte ranges of the conversation, which has the pieces of it.
+pub(super) fn spans(of: &str, parts: &[TrainingPart], pieces: &[Origin]) -> Vec<Range<usize>> {
     let byte_of = |nth: usize| of.char_indices().nth(nth).map_or(of.len(), |(byte, _)| byte);
-    let position = |nth: usize| (start + byte_of(nth).saturating_sub(skipped)).min(end);
     let trained = parts.iter().filter(|part| part.is_trained);
-    let spans = trained.map(|part| position(part.chars.start)..position(part.chars.end));
-    Some((spans.filter(|span| !span.is_empty()).collect(), end))
+    let trained: Vec<Range<usize>> = trained.map(|part| byte_of(part.chars.start)..byte_of(part.chars.end)).collect();
+    let within = |piece: &Origin| trained.iter().filter_map(|part| piece.of_source(part)).collect::<Vec<_>>();
+    pieces.iter().flat_map(within).collect()
 }

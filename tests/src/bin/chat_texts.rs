@@ -1,7 +1,7 @@
 //! Renders conversations for `tests/peers/chat_templates.py`: a JSON object per line of standard input gives one of standard output.
 //!
-//! Input: `template`, `bos`, `eos`, `messages` and perhaps `tools`. Output: `text` with `generation_prompt`, and `trained`, the texts of the
-//! assistant's turns, or `error`.
+//! Input: `template`, `bos`, `eos`, `messages` and perhaps `tools`. Output: `text` with `generation_prompt`, and `trained` and `spans`, the texts
+//! and byte ranges of the assistant's turns, or `error`.
 
 use std::io::{BufRead, Write};
 
@@ -29,9 +29,13 @@ fn rendered(input: &Value) -> Result<Value, ChatTemplateError> {
     let trained: Vec<usize> =
         (0..conversation.messages.len()).filter(|&idx| conversation.messages[idx].role() == "assistant").collect();
     let chat = render_for_training(&template, &conversation, &trained);
+    let spans: Vec<Value> = match &chat {
+        Ok(chat) => chat.turns.iter().map(|(_, range)| json!([range.start, range.end])).collect(),
+        Err(_) => Vec::new(),
+    };
     let trained = match &chat {
         Ok(chat) => chat.turns.iter().map(|(_, range)| chat.text[range.clone()].into()).collect::<Vec<Value>>().into(),
         Err(error) => json!({ "error": error.to_string() }),
     };
-    Ok(json!({ "text": template.render(&conversation, false)?, "prompt": prompt, "trained": trained }))
+    Ok(json!({ "text": template.render(&conversation, false)?, "prompt": prompt, "trained": trained, "spans": spans }))
 }
