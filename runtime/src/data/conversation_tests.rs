@@ -134,6 +134,30 @@ fn arguments_and_tools_in_texts_of_json_are_rendered_as_objects() {
 }
 
 #[test]
+fn arguments_in_a_text_stay_one_where_the_template_appends_them() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ 'f' + c.function.arguments }}{% endfor %}</>{% endfor %}";
+    let call = json!([{ "function": { "name": "f", "arguments": "{\"b\":1}" } }]);
+    let record =
+        json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "tool_calls": call }] });
+
+    let (text, trained) = documents_of(source, ConversationConfig::default(), record).unwrap();
+
+    assert_eq!(text, "<user>Hi</><assistant>f{\"b\":1}</>");
+    assert_eq!(trained, ["f{\"b\":1}</>"]);
+}
+
+#[test]
+fn parts_of_a_content_that_the_end_of_turn_repeats_are_trained_where_the_content_is() {
+    let config = ConversationConfig { field_training_detail: Some("detail".into()), ..ConversationConfig::default() };
+    let detail = json!([{ "begin_offset": 0, "end_offset": 0, "train": true }]);
+    let record = json!({ "messages": [
+        { "role": "user", "content": "e" }, { "role": "assistant", "content": "e", "detail": detail },
+    ] });
+
+    assert_eq!(trained(config, record).unwrap(), ["e", "<|im_end|>"]);
+}
+
+#[test]
 fn fields_that_nothing_uses_are_ignored_and_remembered() {
     let reader =
         ConversationReader::new(&ConversationConfig::default(), ChatTemplate::parse(CHATML, "", "").unwrap(), false);
