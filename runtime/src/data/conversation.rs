@@ -92,8 +92,10 @@ impl ConversationReader {
     /// as the texts that the data has, contents as lists or as texts.
     fn rendered(&self, conversation: &mut Conversation, trained: &[usize]) -> Result<RenderedChat, ChatTemplateError> {
         let as_it_is = conversation.clone();
-        let any_parsed =
-            conversation.messages.iter_mut().fold(false, |any, message| parse_arguments(&mut message.0) || any);
+        let mut any_parsed = false;
+        for message in &mut conversation.messages {
+            any_parsed |= parse_arguments(&mut message.0);
+        }
         let rendered = self.rendered_or_joined(conversation, trained);
         match rendered {
             Err(ChatTemplateError::Render { .. }) if any_parsed => {
