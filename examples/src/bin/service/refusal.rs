@@ -34,7 +34,9 @@ impl Refusal {
             Refusal::Busy(_) | Refusal::Ask(RequestError::Busy(_)) => StatusCode::TOO_MANY_REQUESTS,
             Refusal::Job(error) if matches!(**error, JobError::InUse { .. }) => StatusCode::CONFLICT,
             Refusal::Job(error) if error.is_input() => StatusCode::UNPROCESSABLE_ENTITY,
-            Refusal::Ask(RequestError::NotYet | RequestError::Ended) => StatusCode::CONFLICT,
+            Refusal::Ask(RequestError::NotYet | RequestError::Ended | RequestError::NoEffect(_)) => {
+                StatusCode::CONFLICT
+            }
             Refusal::Ask(RequestError::Refused(_)) => StatusCode::UNPROCESSABLE_ENTITY,
             Refusal::Job(_) | Refusal::Panicked(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
