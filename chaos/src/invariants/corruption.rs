@@ -19,6 +19,8 @@ pub struct Corruption {
     any_spread: bool,
     /// Memory of this lineage is not used.
     corrupt: Generation,
+    /// The generation that last began from a checkpoint. Older worlds are abandoned, and may find flips in their memory.
+    lineage: Generation,
 }
 
 struct Flip {
@@ -57,6 +59,7 @@ impl Invariant for Corruption {
                     return Err(format!("{step} is committed, and the flip on {worker} after {at} is not found"));
                 }
             }
+            Observation::Differs { generation, .. } if *generation < self.lineage => {}
             Observation::Differs { step, suspects, .. } => {
                 let Some(flip) = &mut self.flip else { return Err(format!("false alarm after {step}")) };
                 flip.is_found = true;
@@ -71,6 +74,7 @@ impl Invariant for Corruption {
             Observation::Persisted(record) => self.corrupt = self.corrupt.max(record.corrupt),
             Observation::Formed(world_plan) => {
                 let base = world_plan.base;
+                self.lineage = base.lineage;
                 if self.corrupt > Generation(0) && base.lineage <= self.corrupt {
                     return Err(format!("{} uses memory of {}, which is corrupt", world_plan.generation, base.lineage));
                 }
