@@ -168,6 +168,7 @@ const RULES: &[Rule] = &[
     ("freeze_trainable_modules", LeftOut("set `trained_parameters` in the result")),
     ("freeze_extra_modules", LeftOut("set `trained_parameters` in the result")),
     ("model_init_kwargs.*", LeftOut("the model is as its config.json says; change it there")),
+    ("data_seed", LeftOut("`seed` orders the data too")),
     ("media_dir", LeftOut(TEXT_ONLY)),
     ("pref_beta", LeftOut(ONLY_SUPERVISED)),
     ("pref_loss", LeftOut(ONLY_SUPERVISED)),
@@ -186,7 +187,7 @@ const WITHOUT_EFFECT: &str = "
     accelerator_config activation_checkpointing activation_checkpointing_kwargs activation_offloading
     adapter_folder apollo_rank apollo_scale apollo_target attn_implementation average_tokens_across_devices
     badam_mode badam_switch_interval batch_eval_metrics bf16_full_eval bnb_4bit_quant_storage buffer_size
-    cache_dir data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
+    cache_dir dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
     dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
     dataset_batch_size dataset_kwargs dataset_num_proc ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
     ddp_find_unused_parameters ddp_static_graph ddp_timeout debug disable_tqdm do_eval do_sample do_train dtype

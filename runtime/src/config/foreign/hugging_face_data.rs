@@ -108,7 +108,15 @@ fn of_info(name: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) 
             ours.insert("type".into(), "completion".into());
             ours.extend(text("columns.prompt").map(|field| ("field".into(), field.into())));
         }
-        _ => instruction(entry, &mut ours),
+        _ => {
+            if let Some(template) = at(file, "template").map(shown) {
+                to.notes.push(format!(
+                    "`template`: the instructions of {name} get Alpaca's prompt here instead of the turns of {template}; for those \
+                     turns, store the records as messages"
+                ));
+            }
+            instruction(entry, &mut ours);
+        }
     }
     limited(ours, file)
 }

@@ -78,6 +78,7 @@ fn job_of_llama_factory_keeps_its_adapters_batch_and_schedule() {
     assert_eq!((orders.path.as_path(), orders.r#type.word().as_str()), (Path::new("data/orders.json"), "custom"));
     assert_eq!(chats.split.as_ref().unwrap().text(), "train[:1000]");
     assert!(found.notes.iter().any(|note| note.contains("without effect here: ") && note.contains("ddp_timeout")));
+    assert!(found.notes.iter().any(|note| note.contains("the instructions of orders get Alpaca's prompt")));
 }
 
 #[test]
