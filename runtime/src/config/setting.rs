@@ -7,7 +7,7 @@ use serde_yaml_ng::Value;
 
 use super::error::{ConfigError, Errors};
 use super::source::At;
-use super::yaml_1_1::{number, truth, whole};
+use super::yaml_1_1::{number, only_truth, truth, whole};
 
 /// A type that a key of the configuration may have.
 pub(crate) trait Setting: Sized {
@@ -113,7 +113,7 @@ impl Setting for bool {
         "true or false".into()
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
-        truth(value).ok_or_else(|| at.mismatch(value, Self::fits()))
+        only_truth(value).ok_or_else(|| at.mismatch(value, Self::fits()))
     }
     fn write(&self) -> Value {
         Value::Bool(*self)

@@ -9,9 +9,10 @@ use serde_yaml_ng::Value;
 /// From here on, not every whole number is a float.
 const WHOLE_FLOATS_END: f64 = 9_007_199_254_740_992.0;
 
-/// The truth value that a value is in YAML 1.1.
+/// The truth value that a value is in YAML 1.1, but for `y` and `n`: the usual parser of YAML 1.1 reads them as texts, and a text such
+/// as a path may be a letter.
 pub(crate) fn truth(value: &Value) -> Option<bool> {
-    const PAIRS: [(&str, &str); 4] = [("true", "false"), ("yes", "no"), ("on", "off"), ("y", "n")];
+    const PAIRS: [(&str, &str); 3] = [("true", "false"), ("yes", "no"), ("on", "off")];
     match value {
         Value::Bool(x) => Some(*x),
         Value::String(word) => {
@@ -24,6 +25,16 @@ pub(crate) fn truth(value: &Value) -> Option<bool> {
         }
         _ => None,
     }
+}
+
+/// The truth value of a key that has no other values: `y` and `n` too.
+pub(crate) fn only_truth(value: &Value) -> Option<bool> {
+    let letter = || match value.as_str()? {
+        "y" | "Y" => Some(true),
+        "n" | "N" => Some(false),
+        _ => None,
+    };
+    truth(value).or_else(letter)
 }
 
 /// The whole number that a value is; also one that is written as a float, such as `1e3`.
@@ -153,10 +164,11 @@ mod tests {
 
     #[test]
     fn words_are_truth_values_in_three_cases_of_letters() {
-        for (yes, no) in [("yes", "no"), ("Yes", "No"), ("YES", "NO"), ("on", "off"), ("True", "FALSE"), ("y", "N")] {
+        for (yes, no) in [("yes", "no"), ("Yes", "No"), ("YES", "NO"), ("on", "off"), ("True", "FALSE")] {
             assert_eq!((truth(&parsed(yes)), truth(&parsed(no))), (Some(true), Some(false)), "{yes}, {no}");
         }
-        for word in ["oN", "yEs", "none", "maybe", "''", "1", "2.0"] {
+        assert_eq!((only_truth(&parsed("y")), only_truth(&parsed("N"))), (Some(true), Some(false)));
+        for word in ["y", "N", "oN", "yEs", "none", "maybe", "''", "1", "2.0"] {
             assert_eq!(truth(&parsed(word)), None, "{word}");
         }
     }

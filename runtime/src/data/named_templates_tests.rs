@@ -51,7 +51,14 @@ fn answers_are_located_in_the_text_of_every_template() {
 
             let chat = render_for_training(&template, &conversation, &answers).unwrap();
 
-            assert_eq!(chat.turns.len(), answers.len(), "{}", named.name());
+            // A template may print nothing of a message that only calls a function.
+            let is_printed = |&&idx: &&usize| {
+                let Message(message) = &conversation.messages[idx];
+                let call = &message.get("tool_calls").unwrap_or(&Value::Null)[0]["function"]["name"];
+                call.as_str().is_none_or(|name| chat.text.contains(name))
+            };
+            let located: Vec<usize> = chat.turns.iter().map(|(idx, _)| *idx).collect();
+            assert_eq!(located, answers.iter().filter(is_printed).copied().collect::<Vec<_>>(), "{}", named.name());
             for (idx, range) in chat.turns {
                 let (trained, content) = (&chat.text[range], conversation.messages[idx].text().unwrap().trim());
                 assert!(trained.contains(content), "{}: {trained:?} without {content:?}", named.name());
