@@ -197,7 +197,10 @@ fn init_refuses_unknown_keys_with_the_lines_of_the_file_that_it_converts() {
 
     let run = p.run(&["init", "new.yaml", "--from", "axolotl.yml"]);
 
-    run.refuses(&["unknown key `learnig_rate` (line 3); did you mean `learning_rate`?"]);
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    for error in ["unknown key `learnig_rate` (line 3); did you mean `learning_rate`?", "`lora_r` (line 4) conflicts"] {
+        assert!(run.stderr.contains(error), "{}", run.stderr);
+    }
     p.write("axolotl.yml", &text.replace("learnig_rate: 2e-4\n", ""));
     p.run(&["init", "new.yaml", "--from", "axolotl.yml"]).refuses(&["`lora_r` (line 3) conflicts"]);
     assert!(!p.path("new.yaml").exists());
