@@ -135,6 +135,7 @@ fn requests_to_a_job_without_nodes_fail_until_nodes_return() {
     let (mut job, _) = job_at_a_free_port(&p);
     p.run(&["save", "job.yaml"]).succeeds();
     assert!(!p.checkpoints("out").is_empty(), "a request that succeeds has saved");
+    job.until_step(job.n_steps() + 2);
 
     job.nodes[0].kill().unwrap();
     job.nodes[0].wait().unwrap();
@@ -146,11 +147,13 @@ fn requests_to_a_job_without_nodes_fail_until_nodes_return() {
     for request in ["save", "stop"] {
         p.run(&[request, "job.yaml"]).refuses(&["no node is connected"]);
     }
-    // The requests were recorded: the job saves and stops once its node is back.
+    // The requests were recorded: the job stops once its node is back, whose ranks took the last steps with them.
     job.add_node(0);
     let ended = until("the end", || job.coordinator.try_wait().unwrap());
 
-    assert_eq!(ended.code(), Some(0));
+    assert_eq!(ended.code(), Some(1));
+    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
+    assert!(events.contains("without its last steps: no member holds them any more"), "{events}");
 }
 
 #[test]
