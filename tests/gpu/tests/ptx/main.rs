@@ -203,14 +203,17 @@ fn kernels_of(text: &str) -> BTreeSet<String> {
     text.split("__global__").skip(1).map(name).collect()
 }
 
+/// The source of a kernel that no instruction has: it marks progress between commands (`phalanx-cuda` tests it in steps).
+const MARKS: &str = "progress.cu";
+
 #[test]
 fn every_kernel_of_every_source_has_a_case() {
     let launches = all().into_iter().flat_map(|case| [launches_of(&case), launches_beside_cudnn(&case)].concat());
     let launched: BTreeSet<(&str, String)> =
         launches.map(|launch| (launch.source.name, launch.kernel.to_owned())).collect();
 
-    let kernels =
-        SOURCES.iter().flat_map(|source| kernels_of(source.text).into_iter().map(|kernel| (source.name, kernel)));
+    let computing = SOURCES.iter().filter(|source| source.name != MARKS);
+    let kernels = computing.flat_map(|source| kernels_of(source.text).into_iter().map(|kernel| (source.name, kernel)));
     let kernels: BTreeSet<(&str, String)> = kernels.collect();
 
     let missing: Vec<_> = kernels.difference(&launched).collect();
