@@ -85,7 +85,7 @@ fn four_rank_processes_give_the_losses_of_one_rank() {
     agree(&losses(&p, "out"), &losses(&p, "one"));
     assert!(run.stdout.contains("4 ranks (pp 1 x dp_replicate 1 x dp_shard 2 x cp 1 x tp 2)"), "{}", run.stdout);
     let metrics = std::fs::read_to_string(p.path("out/metrics.jsonl")).unwrap();
-    assert!(metrics.lines().all(|line| line.contains("\"slowest_rank\":")), "{metrics}");
+    assert!(metrics.lines().all(|line| line.contains("\"collective_pct\":")), "{metrics}");
     assert_eq!(run.stderr, "");
     assert_eq!(p.model_bytes("out").len(), p.model_bytes("one").len());
 }
