@@ -2,7 +2,6 @@
 
 use crate::config::precision::{AttentionEngine, DeviceChoice, GpuCollectives, PrecisionSection};
 use crate::error::JobError;
-use crate::probe;
 use phalanx_cpu::CpuDevice;
 pub(crate) use phalanx_cpu::isa::isa as cpu_isa;
 pub(crate) use phalanx_cpu::kernels::fingerprint::fingerprint;
@@ -98,6 +97,7 @@ pub fn host() -> Arc<dyn Device> {
 }
 
 pub(crate) mod kept;
+pub(crate) mod probe;
 #[cfg(test)]
 pub(crate) mod remote;
 #[cfg(test)]

@@ -72,7 +72,6 @@ pub(crate) mod journal;
 pub mod launch;
 pub(crate) mod lock_file;
 pub(crate) mod node;
-pub(crate) mod probe;
 pub(crate) mod process_limits;
 pub(crate) mod rank;
 pub(crate) mod serve;

@@ -119,6 +119,10 @@ fn device() -> DeviceHealth {
     }
 }
 
+fn unsaved() -> Unsaved {
+    Unsaved { of: Checkpoint { generation: Generation(35), step: Step(36) }, reason: "u".to_owned() }
+}
+
 // WIRE-3
 #[test]
 fn encoding_of_a_full_report_and_desired_state_is_stable() {
@@ -143,10 +147,7 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         },
         holds: vec![shard],
         saved: Some(Part { of: Checkpoint { generation: Generation(15), step: Step(16) }, shard }),
-        unsaved: Some(Unsaved {
-            of: Checkpoint { generation: Generation(35), step: Step(36) },
-            reason: "u".to_owned(),
-        }),
+        unsaved: Some(unsaved()),
         failure: Some("no".to_owned()),
         fault: Some("d".to_owned()),
     };

@@ -1,7 +1,8 @@
 //! What a machine enqueues for an instruction: a list of commands, made once and replayed in every step.
 
 use crate::cudnn::{Call, PlannedCall};
-use crate::kernels::{Instance, Loaded};
+use crate::gpu::Gpu;
+use crate::kernels::{Instance, Loaded, PROGRESS};
 use crate::product::{PlannedProduct, Product};
 use phalanx_strategies::program::DType;
 
@@ -176,6 +177,13 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
+    /// A command that writes `place` where the host reads it, as a sign of progress between marks. `place` differs from those of
+    /// its neighbours. It is a kernel, since not every driver captures writes of words into graphs.
+    pub(crate) fn of_place(gpu: &Gpu, place: u32) -> Launch {
+        let args = Args::new().words(&[gpu.place_word()]).bits(place);
+        Launch { kernel: Instance::of(PROGRESS, "mark_place"), grid: [1; 3], threads: 1, shared_bytes: 0, args }
+    }
+
     /// Whether it covers runs of elements, so that it may absorb others.
     pub(crate) const fn has_runs(&self) -> bool {
         self.args.runs.is_some()

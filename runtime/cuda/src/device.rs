@@ -1,6 +1,7 @@
 //! A GPU as a device.
 
 use crate::alike::{arithmetic_of, check_alike};
+use crate::command::Launch;
 use crate::cudnn::Cudnn;
 use crate::error::OpenError;
 use crate::gpu::{self, Gpu};
@@ -170,7 +171,7 @@ impl CudaDevice {
     /// See [`OpenError`].
     pub fn probe(&self) -> Result<(), OpenError> {
         let shared = self.shared()?;
-        let (gpu, launch) = (&shared.gpu, shared.gpu.place(0));
+        let (gpu, launch) = (&shared.gpu, Launch::of_place(&shared.gpu, 0));
         let refused = |error: CompileError| OpenError::Kernel {
             device: gpu.name.clone(),
             compiler: gpu.libraries.nvrtc.path.display().to_string(),

@@ -1,11 +1,9 @@
 //! One GPU: its context, its streams, its memory, and copies between it and the host.
 
-use crate::command::{Args, Launch};
 use crate::error::{CudaError, OpenError};
 use crate::estimate::Rates;
 use crate::gpu_info::GpuInfo;
 use crate::health;
-use crate::kernels::{Instance, PROGRESS};
 use crate::library::{Libraries, Search};
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
 use phalanx_device::{Activity, RawBuffer};
@@ -285,12 +283,9 @@ impl Gpu {
         unsafe { self.write_word(self.marks.words as u64, *enqueued, self.compute) }
     }
 
-    /// A command that writes `place` where the host reads it, as a sign of progress between marks. `place` differs from those of
-    /// its neighbours. It is a kernel, since not every driver captures writes of words into graphs.
-    pub(crate) fn place(&self, place: u32) -> Launch {
-        let word = self.marks.words as u64 + size_of::<u32>() as u64;
-        let args = Args::new().words(&[word]).bits(place);
-        Launch { kernel: Instance::of(PROGRESS, "mark_place"), grid: [1; 3], threads: 1, shared_bytes: 0, args }
+    /// The address of the word in which commands leave signs of progress between marks.
+    pub(crate) fn place_word(&self) -> u64 {
+        self.marks.words as u64 + size_of::<u32>() as u64
     }
 
     /// Work may come whose marks are as far apart as this.

@@ -3,7 +3,7 @@
 //! Commands between collectives form *segments*. A segment runs eagerly once, because libraries prepare themselves in their first
 //! call, which a capture does not allow; then it is captured, and from then on launched as a graph.
 
-use crate::command::{Command, Ready};
+use crate::command::{Command, Launch, Ready};
 use crate::cudnn::Packing;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Stream};
@@ -109,7 +109,9 @@ impl Lowered {
         shared.gpu.expect(between_marks);
         let mark = |(i, is_marked): (u32, bool)| {
             // SAFETY: the word is the GPU's.
-            is_marked.then(|| unsafe { shared.ready(Command::Launch(shared.gpu.place(i)), Choice::First) }).transpose()
+            is_marked
+                .then(|| unsafe { shared.ready(Command::Launch(Launch::of_place(&shared.gpu, i)), Choice::First) })
+                .transpose()
         };
         let marks = (0..).zip(is_marked).map(mark).collect::<Result<_, _>>()?;
         Ok(Lowered { identity, program, layout, packing, starts, is_merged, marks, changes_state, commands, segments })

@@ -144,7 +144,7 @@ impl CudaMachine {
                 tracing::debug!(%error, "cannot load a kernel in advance");
             }
         };
-        load(&shared.gpu.place(0));
+        load(&Launch::of_place(&shared.gpu, 0));
         for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
             // Kernels do not depend on addresses, except that two operands may be the same memory.
             let (commands, _) =

@@ -7,11 +7,11 @@
 
 use crate::config::JobConfig;
 use crate::console::printable;
+use crate::devices::probe;
 use crate::error::JobError;
 use crate::error::host::HostError;
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
-use crate::probe;
 use crate::process_limits::prepare_process;
 use crate::rank::process;
 use crate::train::plan::MakeModel;
