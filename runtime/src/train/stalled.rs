@@ -41,7 +41,7 @@ impl Stalled {
     }
 }
 
-/// What is said at the end of a run of which most steps, or all, made no update.
+/// The warning at the end of a run in which most or all steps made no update.
 pub(super) fn skipped((n_steps, n_updates): (u64, u64)) -> Option<String> {
     let n_skipped = n_steps.saturating_sub(n_updates);
     let then = match n_updates {

@@ -272,7 +272,7 @@ fn ranks_that_share_a_gpu_stage_in_host_memory_unless_nccl_is_required() {
     }
 }
 
-/// Ranks on two GPUs, of which the first two share one: NCCL before 2.30 refuses only these.
+/// Ranks on two GPUs; the first two ranks share one. NCCL before 2.30 refuses only these two.
 #[test]
 fn ranks_that_share_gpus_unevenly_stage_in_host_memory() {
     let local = LocalWorld::new(World::of_one_group(ID, 3).unwrap());

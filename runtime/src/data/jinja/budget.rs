@@ -1,4 +1,4 @@
-//! Bounds of one rendering: a template of a downloaded model may loop, print or double for ever.
+//! Bounds of one rendering: a template of a downloaded model may loop, print or double without end.
 
 use std::cell::Cell;
 
