@@ -2,9 +2,8 @@
 
 use super::JobArgs;
 use super::ended::Ended;
-use super::signals::on_signal;
+use super::signals::stopped_by_signals;
 use crate::console::Console;
-use crate::control::Control;
 use crate::coordinate::sentence::sentence;
 use crate::coordinate::serve::{CoordinatorEvent, Serve, serve};
 use crate::error::JobError;
@@ -12,7 +11,6 @@ use crate::error::command::CommandError;
 use crate::train::fit::check;
 use phalanx_actors::trust::join::parse_addresses;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) const HELP: &str = "Examples:
@@ -50,13 +48,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
-    let control = Arc::new(Control::default());
-    let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
-    let stop = move || {
-        asked.stop();
-        terminal.say("\nstopping after the current step and saving (Ctrl-C again exits at once)");
-    };
-    on_signal(stop, move || followed.has_ranks())?;
+    let control = stopped_by_signals(console)?;
     let config = args.job.load()?;
     let model = check(&config)?;
     let advertise = match &args.advertise {

@@ -1,12 +1,15 @@
 //! Handlers of Ctrl-C and of the notices with which batch systems, service managers and container runtimes ask a job to end. Only
 //! the command line installs them; the library leaves signals to its host.
 
+use crate::console::Console;
+use crate::control::Control;
 use crate::error::JobError;
 use crate::launch::sys::REQUESTS_TO_END;
 use signal_hook::consts::{SIGHUP, SIGINT};
 use signal_hook::iterator::Signals;
 use std::ffi::c_int;
 use std::process::exit;
+use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -14,6 +17,21 @@ use std::time::{Duration, Instant};
 const ONE_REQUEST: Duration = Duration::from_millis(500);
 /// The first process of a container, to which the kernel applies no default action of a signal.
 const INIT: u32 = 1;
+
+/// The control of a job that the first request to end stops.
+///
+/// # Errors
+/// As [`on_signal`].
+pub(super) fn stopped_by_signals(console: &Console) -> Result<Arc<Control>, JobError> {
+    let control = Arc::new(Control::default());
+    let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
+    let stop = move || {
+        asked.stop();
+        terminal.say("\nstopping after the current step and saving (Ctrl-C again exits at once)");
+    };
+    on_signal(stop, move || followed.has_ranks())?;
+    Ok(control)
+}
 
 /// The first request to end runs `act`. A later one ends the process, with two exceptions: a closed terminal may send several
 /// SIGHUPs, the kernel one and its shell another; and while `saves` returns true, only Ctrl-C ends the process. A batch system

@@ -3,7 +3,7 @@
 use super::JobArgs;
 use super::cluster::{ClusterArgs, n_slots};
 use super::ended::Ended;
-use super::signals::on_signal;
+use super::signals::stopped_by_signals;
 use crate::api::completion::Completion;
 use crate::api::embed::program::RankProgram;
 use crate::api::sampling::Sampling;
@@ -11,7 +11,6 @@ use crate::api::start;
 use crate::api::start::Ranks;
 use crate::config::output::Resume;
 use crate::console::Console;
-use crate::control::Control;
 use crate::coordinate::rendezvous::Rendezvous;
 use crate::error::JobError;
 use crate::events::{Event, Report, Started};
@@ -20,7 +19,6 @@ use crate::train::progress::{Progress, Tokenising};
 use crate::units::{human_bytes, human_count};
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use std::path::Path;
-use std::sync::Arc;
 
 pub(super) const HELP: &str = "Examples:
   phalanx train my.yaml
@@ -76,13 +74,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let lines = args.json.then(|| console.out().clone());
     let console = &if args.json { console.of_errors() } else { console.clone() };
     // The first process of a container has no default action: an early signal would be lost.
-    let control = Arc::new(Control::default());
-    let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
-    let stop = move || {
-        asked.stop();
-        terminal.say("\nstopping after the current step and saving (Ctrl-C again exits at once)");
-    };
-    on_signal(stop, move || followed.has_ranks())?;
+    let control = stopped_by_signals(console)?;
     let launch_context = args.cluster.launch_context()?;
     if launch_context.as_ref().is_some_and(|launch_context| !launch_context.is_first) {
         console.say("the first process of this machine starts all its ranks; this process has nothing to do");
