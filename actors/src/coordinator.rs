@@ -29,7 +29,7 @@ use phalanx_strategies::mesh::Mesh;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Settings of a coordinator candidate.
@@ -191,10 +191,21 @@ pub struct Coordinator {
 struct Silence {
     since: Instant,
     error: StoreError,
-    is_told: bool,
+    /// How often that was told.
+    n_told: u32,
 }
 
+/// The time after which a silence is told again, twice as long each time: a job that waits for its store says so, also when its
+/// steps are done.
+const TOLD_AGAIN: Duration = Duration::from_secs(60);
+
 impl Silence {
+    /// When to tell it next, after its begin.
+    fn is_due(&self, lease: Duration) -> bool {
+        let due = self.n_told.checked_sub(1).map_or(lease, |n_again| TOLD_AGAIN * 2u32.saturating_pow(n_again.min(16)));
+        self.since.elapsed() >= due
+    }
+
     fn sentence(&self) -> String {
         format!("its store has not answered for {} s: {}", self.since.elapsed().as_secs(), self.error)
     }
@@ -468,22 +479,22 @@ impl Coordinator {
 
     /// Tells when the store has been silent for longer than a lease.
     fn note_silence(&mut self, error: &StoreError, ctx: &mut Context<Self>) {
-        let (error, since) = (error.clone(), now());
-        let Some(Silence { since, is_told, .. }) = self.silence.take() else {
+        let error = error.clone();
+        let Some(silence) = self.silence.take() else {
             tracing::warn!(%error, "the store does not answer; retrying");
-            self.silence = Some(Silence { since, error, is_told: false });
+            self.silence = Some(Silence { since: now(), error, n_told: 0 });
             return;
         };
-        let is_long = since.elapsed() >= self.settings.timing.lease;
-        if is_long && !is_told {
+        let is_due = silence.is_due(self.settings.timing.lease);
+        if is_due {
             self.tell(What::StoreSilent { error: error.to_string() }, ctx);
         }
-        self.silence = Some(Silence { since, error, is_told: is_told || is_long });
+        self.silence = Some(Silence { error, n_told: silence.n_told + u32::from(is_due), ..silence });
     }
 
     /// Tells that a silent store has taken a write. That it can be read is not enough.
     fn end_silence(&mut self, ctx: &mut Context<Self>) {
-        let Some(silence) = self.silence.take().filter(|silence| silence.is_told) else { return };
+        let Some(silence) = self.silence.take().filter(|silence| silence.n_told > 0) else { return };
         let silent_ms = silence.since.elapsed().as_millis() as u64;
         self.tell(What::StoreAnswers { silent_ms }, ctx);
     }
@@ -585,7 +596,7 @@ impl Handler<GetStatus> for Coordinator {
 
     fn handle(&mut self, _: GetStatus, _: &mut Context<Self>) -> Result<Status, RequestError> {
         let mut status = self.leader()?.status(now());
-        status.faults.extend(self.silence.as_ref().filter(|silence| silence.is_told).map(Silence::sentence));
+        status.faults.extend(self.silence.as_ref().filter(|silence| silence.n_told > 0).map(Silence::sentence));
         Ok(status)
     }
 }

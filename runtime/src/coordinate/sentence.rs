@@ -20,7 +20,9 @@ pub(crate) fn sentence(event: &Event) -> String {
         What::Ended { ending: Ending::Failed(why) } => format!("the job has failed: {why}"),
         What::NodeRefused { reason, .. } => format!("refused a node: {reason}"),
         What::NodeDiffers { text, .. } => text.clone(),
-        What::StoreSilent { error } => format!("the store of the coordinator does not answer; ranks train on: {error}"),
+        What::StoreSilent { error } => format!(
+            "the store of the coordinator does not answer; ranks train on, and the job ends only once it does: {error}"
+        ),
         What::StoreAnswers { silent_ms } => {
             format!("the store of the coordinator answers again, after {} s", silent_ms / 1000)
         }
