@@ -9,7 +9,6 @@ mounted cgroup hierarchy, the case `container` needs root; both are left out, an
 """
 
 import argparse
-import json
 import os
 import pathlib
 import re
@@ -19,31 +18,9 @@ import subprocess
 import tempfile
 import time
 
-JOB = """model: {model_type: llama, vocab_size: 264, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
-  num_attention_heads: 4, num_key_value_heads: 4, max_position_embeddings: 128}
-tokenizer: bytes
-datasets: [{path: text.txt, type: completion}]
-sequence_len: 128
-micro_batch_size: 2
-max_steps: 600
-save_steps: none
-logging_steps: 1000
-dp_replicate_size: 2
-reproducible: true
-threads: 1
-device: cpu
-output_dir: out
-"""
+from whole_jobs import Folder, until
+
 PATIENCE = 120
-
-
-def until(what, condition, patience=PATIENCE):
-    end = time.time() + patience
-    while time.time() < end:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise SystemExit(f"timed out: {what}")
 
 
 def tree(pid):
@@ -66,12 +43,10 @@ def send(pids, number):
             pass
 
 
-class Run:
+class Run(Folder):
     def __init__(self, binary, root):
         self.binary, self.dir, self.processes = binary, pathlib.Path(tempfile.mkdtemp(dir=root)), []
-        (self.dir / "job.yaml").write_text(JOB)
-        text = "".join(f"The {i * i % 977}th hoplite holds the line. " for i in range(6000))
-        (self.dir / "text.txt").write_text(text)
+        self.write(steps=600)
 
     def start(self, *words, before=(), **variables):
         log = open(self.dir / f"log{len(self.processes)}", "w")
@@ -83,13 +58,6 @@ class Run:
 
     def log(self):
         return "".join(path.read_text(errors="replace") for path in sorted(self.dir.glob("log*")))
-
-    def step(self):
-        try:
-            lines = (self.dir / "out/metrics.jsonl").read_text().splitlines()
-            return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
-        except FileNotFoundError:
-            return 0
 
     def pids(self):
         return [pid for process in self.processes for pid in tree(process.pid)]
@@ -123,7 +91,7 @@ def machines(run):
 def services(run):
     """A coordinator and two nodes."""
     run.start("coordinator", "job.yaml")
-    join = until("a join string", lambda: re.search(r"--join (\S+)", run.log()))[1]
+    join = until("a join string", lambda: re.search(r"--join (\S+)", run.log()), PATIENCE)[1]
     for node in "12":
         run.start("node", "--join", join, "--dir", f"node{node}")
 
@@ -162,7 +130,7 @@ def control_group(run):
     for number in (signal.SIGTERM, signal.SIGHUP):
         send(map(int, (group / "cgroup.procs").read_text().split()), number)
     run.end()
-    until("the group is empty", lambda: not (group / "cgroup.procs").read_text())
+    until("the group is empty", lambda: not (group / "cgroup.procs").read_text(), PATIENCE)
     group.rmdir()
 
 
@@ -199,14 +167,13 @@ def main():
         alone(straight)
         if straight.end() != [0]:
             raise SystemExit(straight.log())
-        weights = lambda run: (run.dir / "out/model/model.safetensors").read_bytes()
         print(f"{'case':40} {'step':>5} {'saved':>5} {'lost':>4}  weights  exit codes", flush=True)
         for name, (start, happens) in CASES.items():
             if args.only and not any(word in name for word in args.only):
                 continue
             run = Run(binary, root)
             start(run)
-            until(f"step 60: {run.log()[-2000:]}", lambda: run.step() >= 60)
+            until(f"step 60: {run.log()[-2000:]}", lambda: run.step() >= 60, PATIENCE)
             before = run.step()
             try:
                 happens(run)
@@ -220,7 +187,7 @@ def main():
             again = Run.__new__(Run)
             again.binary, again.dir, again.processes = run.binary, run.dir, []
             again.start("train", "job.yaml")
-            is_equal = again.end() == [0] and weights(run) == weights(straight)
+            is_equal = again.end() == [0] and run.weights() == straight.weights()
             lost = max(0, before - saved)
             good &= is_equal and lost == 0 and not any(codes)
             equal = "equal" if is_equal else "DIFFER"

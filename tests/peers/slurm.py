@@ -10,7 +10,6 @@ and three machines run in network and UTS namespaces of a private PID namespace;
 usage: python3 tests/peers/slurm.py target/release/phalanx [--only EVENT …] [--seconds 45]
 """
 import argparse
-import json
 import os
 import pathlib
 import re
@@ -21,27 +20,13 @@ import sys
 import tempfile
 import time
 
+import whole_jobs
+
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPT = HERE.parent.parent / "examples/slurm/finetune.sbatch"
 INSIDE = "PHALANX_SLURM_INSIDE"
 N_NODES = 3
 PATIENCE = 600
-
-JOB = """model: {{model_type: llama, vocab_size: 264, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
-  num_attention_heads: 4, num_key_value_heads: 4, max_position_embeddings: 128}}
-tokenizer: bytes
-datasets: [{{path: text.txt, type: completion}}]
-sequence_len: 128
-micro_batch_size: 2
-max_steps: {steps}
-save_steps: none
-logging_steps: 1000
-dp_replicate_size: 2
-reproducible: true
-threads: 1
-device: cpu
-output_dir: out
-"""
 
 CONF = """ClusterName=phalanx
 SlurmctldHost=head
@@ -79,12 +64,7 @@ PartitionName=urgent Nodes=n[1-3] PriorityTier=10 PreemptMode=OFF State=UP
 
 
 def until(what, condition, patience=PATIENCE):
-    end = time.time() + patience
-    while time.time() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise SystemExit(f"timed out: {what}")
+    return whole_jobs.until(what, condition, patience)
 
 
 def run(*words, check=True, **more):
@@ -159,14 +139,13 @@ class Cluster:
         until("the machine returns", is_back, 120)
 
 
-class Job:
+class Job(whole_jobs.Folder):
     """A batch job in a folder of its own."""
 
     def __init__(self, dir, steps, partition="grace", options=()):
         self.dir, self.options = dir, ["-p", partition, *options]
         dir.mkdir()
-        (dir / "text.txt").write_text("".join(f"The {i * i % 977}th hoplite holds the line. " for i in range(6000)))
-        (dir / "job.yaml").write_text(JOB.format(steps=steps))
+        self.write(steps)
         # There are no GPUs here, and few cores.
         lines = SCRIPT.read_text().splitlines(keepends=True)
         (dir / "finetune.sbatch").write_text("".join(line for line in lines if "gpus-per-node" not in line))
@@ -186,18 +165,8 @@ class Job:
     def log(self):
         return "".join(path.read_text(errors="replace") for path in sorted(self.dir.glob("finetune-*.log")))
 
-    def step(self):
-        try:
-            lines = (self.dir / "out/metrics.jsonl").read_text().splitlines()
-            return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
-        except FileNotFoundError:
-            return 0
-
     def until_step(self, step):
         until(f"step {step}: {self.log()[-2000:]}", lambda: self.step() >= step)
-
-    def weights(self):
-        return (self.dir / "out/model/model.safetensors").read_bytes()
 
     def is_done(self):
         return (self.dir / "out/model/model.safetensors").exists()
@@ -241,6 +210,34 @@ def kill_stepd(cluster, job):
     run("scancel", job.id)
 
 
+def pids(job):
+    """The processes of `phalanx train` of a job's tasks, by machine."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = open(f"/proc/{pid}/cmdline").read().split("\0")
+            name = os.path.basename(words[0])
+            if name == "phalanx" and words[1:2] == ["train"] and os.readlink(f"/proc/{pid}/cwd") == str(job.dir):
+                found[os.readlink(f"/proc/{pid}/ns/uts")] = int(pid)
+        except (OSError, IndexError):
+            pass
+    return found
+
+
+def kill_task(cluster, job, i):
+    """Kills the task of a machine, and then signals all tasks once the job has gone on without it."""
+    os.kill(pids(job)[os.readlink(f"/proc/{cluster.holders[i]}/ns/uts")], signal.SIGKILL)
+    job.until_step(job.step() + 50)
+    run("scancel", "--signal=TERM", job.id)
+
+
+def kill_tasks(job):
+    """Kills all tasks once a checkpoint is there."""
+    run("phalanx", "save", job.dir / "out")
+    for pid in pids(job).values():
+        os.kill(pid, signal.SIGKILL)
+
+
 def events(cluster):
     """Name, partition, options of sbatch, and what happens to the running job."""
     return [
@@ -252,6 +249,9 @@ def events(cluster):
         ("scontrol requeue", "grace", [], lambda job: run("scontrol", "requeue", job.id)),
         ("node of rank 1 set down", "grace", [], lambda job: set_down(cluster, 2)),
         ("node of the coordinator set down", "grace", [], lambda job: set_down(cluster, 1)),
+        ("task of a rank killed, then TERM", "grace", [], lambda job: kill_task(cluster, job, 2)),
+        ("task of the coordinator killed", "grace", [], lambda job: kill_task(cluster, job, 1)),
+        ("all tasks killed after a save", "grace", [], lambda job: kill_tasks(job)),
         ("slurmstepd killed, scancel at the end", "grace", [], lambda job: kill_stepd(cluster, job)),
     ]
 
