@@ -226,9 +226,11 @@ impl JobError {
             JobError::Superseded(_) | JobError::Exec(ExecError::Left) => return true,
             // A job that has run fits: the memory is a predecessor's, and becomes free.
             error if error.is_memory_of_others() => return true,
-            JobError::Checkpoint(CheckpointError::OthersFailed { .. } | CheckpointError::Agreement { .. }) => {
-                return true;
-            }
+            JobError::Checkpoint(
+                CheckpointError::OthersFailed { .. }
+                | CheckpointError::Agreement { .. }
+                | CheckpointError::Superseded { .. },
+            ) => return true,
             JobError::Collective(error)
             | JobError::Exec(ExecError::Collective(GroupError::Failed { source: error, .. })) => error,
             _ => return false,

@@ -45,8 +45,8 @@
 //! - [`config`]: the YAML file of a job, checked before anything starts. [`data`]: tokenizers, dataset formats, packing, the
 //!   token cache, batches. [`frontend`]: models that users write, in dfdx or otherwise. [`launch`]: starts,
 //!   watches and talks to the rank processes of one machine.
-//! - [`error`], [`events`], [`console`], `journal`, `control`, [`units`]: why a job fails, what it reports, where its output
-//!   and its records go, which requests it takes.
+//! - [`error`], [`events`], [`console`], `journal`, `control`, `control_place`, [`units`]: why a job fails, what it reports, where
+//!   its output and its records go, which requests it takes, where its coordinators keep what their successors need.
 //! - [`devices`]: which device trains.
 //! - [`train`]: plan, loop, metrics, export of a run.
 //! - `rank`: a rank process. `node`: a machine with its rank processes. `coordinate`: the coordinator of a job.
@@ -59,6 +59,7 @@ pub mod cli;
 pub mod config;
 pub mod console;
 pub(crate) mod control;
+pub(crate) mod control_place;
 pub(crate) mod coordinate;
 pub mod data;
 pub mod devices;

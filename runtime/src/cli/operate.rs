@@ -182,6 +182,8 @@ fn as_json(status: &Status, measured: Option<&Measured>, past: Option<&Past>) ->
     let left = measured.and_then(|m| m.left(status.step.0));
     let added = serde_json::json!({
         "running": past.is_none(),
+        "outcome": past.map(Past::outcome),
+        "saved_step": status.checkpoint.step,
         "loss": measured.map(|m| m.last.loss),
         "tokens_per_s": measured.map(|m| m.last.tokens_per_s),
         "total_steps": measured.map(|m| m.last.total_steps).filter(|n| *n > 0),

@@ -126,11 +126,6 @@ impl OutputSection {
         }
     }
 
-    /// The folder of the coordinator's record, unless the record is in an object store.
-    pub fn record_folder(&self) -> Option<PathBuf> {
-        (!self.is_remote()).then(|| self.output_dir.join("control").join("store"))
-    }
-
     /// The folder or URL of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.checkpoint_dir.clone().unwrap_or_else(|| self.output_dir.join("checkpoints"))

@@ -1,9 +1,8 @@
 //! The operator's client: sends one request to a job's coordinator, with the credential from the job's folder or object store.
 
+use crate::control_place::{ADDRESS, ControlPlace};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::node::control_place::ControlPlace;
-use crate::node::shared_folder::ADDRESS;
 use phalanx_actors::control::block_on;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::ask::Operator;

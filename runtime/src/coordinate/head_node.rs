@@ -2,6 +2,7 @@
 
 use crate::config::JobConfig;
 use crate::control::{Bell, Control};
+use crate::control_place::CONTROL;
 use crate::coordinate::sentence::{self, sentence};
 use crate::coordinate::serve::{
     Coordinated, Coordinating, CoordinatorEvent, Serve, admission, begin_alone, listen_alone, serve,
@@ -13,7 +14,6 @@ use crate::launch::executable::Executable;
 use crate::node::bootstrap::JobBootstrap;
 use crate::node::folder::NodeFolder;
 use crate::node::join::{JoinAs, Leave, Outcome, Part, enter, join};
-use crate::node::shared_folder::CONTROL;
 use crate::train::inputs::RunInputs;
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::ModelPlan;

@@ -3,10 +3,10 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
+use crate::control_place::ControlPlace;
 use crate::coordinate::serve::{forget_job, take_alone};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::node::control_place::ControlPlace;
 use crate::train::output_lock::OutputLock;
 use phalanx_actors::store::{SharedStore, Store};
 use phalanx_strategies::elastic::message::Record;

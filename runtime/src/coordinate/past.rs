@@ -2,8 +2,8 @@
 //! was killed, is no fault of a network.
 
 use crate::config::output::OutputSection;
+use crate::control_place::ControlPlace;
 use crate::error::JobError;
-use crate::node::control_place::ControlPlace;
 use crate::train::metrics::Measured;
 use crate::units::{short_duration, utc};
 use phalanx_actors::events::{Event, What};
@@ -59,6 +59,22 @@ impl Past {
         self.ending.is_some()
     }
 
+    /// What became of the job, in a word for programs.
+    pub(crate) fn outcome(&self) -> &'static str {
+        match &self.ending {
+            Some(Ending::Failed(_)) => "failed",
+            Some(Ending::Finished) if self.was_stopped() => "stopped",
+            Some(Ending::Finished) => "finished",
+            None => "killed",
+        }
+    }
+
+    /// Whether a job that has ended well was stopped before its last step.
+    fn was_stopped(&self) -> bool {
+        self.record.requests.stop
+            || self.measured.as_ref().is_some_and(|measured| self.step < measured.last.total_steps)
+    }
+
     /// What became of the job, in a sentence.
     pub(crate) fn sentence(&self, now: SystemTime) -> String {
         let total = self.measured.as_ref().map_or(0, |measured| measured.last.total_steps);
@@ -70,7 +86,7 @@ impl Past {
         let at = if total > 0 { format!("step {} of {total}", self.step) } else { format!("step {}", self.step) };
         match &self.ending {
             Some(Ending::Failed(why)) => format!("the job ended{when} at {at}: it has failed: {why}"),
-            Some(Ending::Finished) if self.record.requests.stop || self.step < total => {
+            Some(Ending::Finished) if self.was_stopped() => {
                 format!("the job ended{when}: it was stopped at {at}")
             }
             Some(Ending::Finished) => format!("the job ended{when}: it has finished at {at}"),

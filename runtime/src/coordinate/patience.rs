@@ -1,8 +1,8 @@
 //! Patience of a starting coordinator with the object store of its job, as that of checkpoints.
 
+use crate::control_place::ControlPlace;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::node::control_place::ControlPlace;
 use phalanx_actors::quic::QuicError;
 use phalanx_actors::store::StoreError;
 use phalanx_actors::trust::TrustError;

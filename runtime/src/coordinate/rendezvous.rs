@@ -4,6 +4,7 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
+use crate::control_place::{CONTROL, ControlPlace};
 use crate::coordinate::head_node::{LocalNode, lead, report_of};
 use crate::coordinate::sentence::sentence;
 use crate::coordinate::serve::{CoordinatorEvent, Serve, outward, serve};
@@ -12,10 +13,8 @@ use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
 use crate::launch::environment::LaunchContext;
 use crate::launch::executable::Executable;
-use crate::node::control_place::ControlPlace;
 use crate::node::folder::NodeFolder;
 use crate::node::join::{JoinAs, Leave, Outcome, enter, join, towards};
-use crate::node::shared_folder::CONTROL;
 use crate::train::fit::check;
 use phalanx_actors::trust::TrustError;
 use phalanx_actors::trust::join::{Address, JoinString};

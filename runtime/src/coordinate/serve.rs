@@ -3,6 +3,7 @@
 
 use crate::config::JobConfig;
 use crate::control::{Bell, Control};
+use crate::control_place::{self, ADDRESS, CONTROL, ControlPlace, JOB};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::held_lease::HeldLease;
 use crate::coordinate::patience::patiently;
@@ -10,8 +11,6 @@ use crate::coordinate::standby::{self, ALONE, Watched};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::node::bootstrap::JobBootstrap;
-use crate::node::control_place::{self, ControlPlace};
-use crate::node::shared_folder::{ADDRESS, CONTROL, JOB};
 use crate::train::fit::{fits, fits_here};
 use crate::train::output_lock::{OutputLock, RankLock};
 use crate::train::plan::ModelPlan;

@@ -2,6 +2,7 @@
 
 use crate::config::JobConfig;
 use crate::config::precision::PrecisionSection;
+use crate::control_place::{ADDRESS, ControlPlace};
 use crate::devices::choice_of;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
@@ -9,13 +10,12 @@ use crate::events::{Event, Report};
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
 use crate::node::bootstrap::JobBootstrap;
-use crate::node::control_place::ControlPlace;
 use crate::node::devices;
 use crate::node::failures::FailureReports;
 use crate::node::folder::NodeFolder;
 use crate::node::metrics_merge::EventSink;
 use crate::node::processes::{Node as Processes, NodeEvent};
-use crate::node::shared_folder::{self, ADDRESS};
+use crate::node::shared_folder;
 use crate::rank::rank_messages::Begin;
 use crate::train::inputs::RunInputs;
 use crate::train::plan::{self, ModelPlan};

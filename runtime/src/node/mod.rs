@@ -1,13 +1,12 @@
 //! A node of a job: its supervisor, and the loop that starts and watches rank processes.
 //!
 //! - `join`: takes part in a job; `bootstrap`: the coordinator's first message to a node;
-//!   `control_place`: where coordinators keep what their successors need; `shared_folder`: whether the node sees the job's output folder.
+//!   `shared_folder`: whether the node sees the job's output folder.
 //! - `metrics_merge`: merges the events of all ranks; `failures`: failures of ranks.
 //! - `folder`: the folder with the key of a node, for one process at a time.
 //! - `processes`: the rank processes of a machine and their shared memory; `devices`: their devices.
 
 pub(crate) mod bootstrap;
-pub(crate) mod control_place;
 mod devices;
 mod failures;
 pub(crate) mod folder;

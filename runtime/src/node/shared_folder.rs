@@ -2,15 +2,9 @@
 //! finds them, and the first save would fail.
 
 use crate::config::output::OutputSection;
+use crate::control_place::{CONTROL, JOB};
 use crate::error::JobError;
 use phalanx_strategies::elastic::identity::JobId;
-
-/// Folder of a job, in its output folder, for the coordinator's files.
-pub(crate) const CONTROL: &str = "control";
-/// File in that folder with the addresses of the active coordinator, for operators and nodes that share the folder.
-pub(crate) const ADDRESS: &str = "address";
-/// File in that folder with the number of the job.
-pub(crate) const JOB: &str = "job";
 
 /// Checks that the output folder of this node is that of the job, by the job's number in it. Checkpoints in another folder or
 /// in an object store do not need that.

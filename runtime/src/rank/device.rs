@@ -3,6 +3,7 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
+use crate::control_place::RecordedGeneration;
 use crate::data::prepare::Prepared;
 use crate::devices;
 use crate::error::{JobError, chain};
@@ -72,6 +73,8 @@ pub(crate) struct Device<'a> {
     pub(crate) job: JobId,
     pub(crate) worker: Worker,
     pub(crate) config: &'a JobConfig,
+    /// The generation of the world that the coordinator has recorded last.
+    pub(crate) recorded: RecordedGeneration,
     pub(crate) model: &'a ModelPlan,
     pub(crate) run: RunPlan,
     pub(crate) sampler: Sampler,
@@ -477,7 +480,10 @@ impl<'a> Device<'a> {
     }
 
     fn restore(&self, instance: &mut RankInstance<'a>, checkpoint: Checkpoint) -> Result<(), JobError> {
-        let saving = self.saving();
+        let saving = self.saving(instance.generation);
+        if instance.memory.rank == 0 {
+            saving.seal_earlier()?;
+        }
         if checkpoint.step == Step(0) {
             let (c, machine) = instance.trainer.memory_mut();
             self.initialise(c, machine, |_| true)?;
@@ -501,10 +507,10 @@ impl<'a> Device<'a> {
         Ok(())
     }
 
-    fn saving(&self) -> Saving {
+    fn saving(&self, generation: Generation) -> Saving {
         Saving::new(self.config, self.extras.clone())
             .with_progress_counter(self.progress_counter.clone())
-            .on_record(self.config.output.record_folder())
+            .of_world(generation.0, self.recorded.clone())
     }
 
     fn tell(&self, instance: &RankInstance<'a>, event: Event) {
@@ -520,7 +526,7 @@ impl<'a> Device<'a> {
     fn train(&mut self, steps: StepWriter, trains: bool) -> Result<(), JobError> {
         let generation = steps.generation();
         self.give_up_before(generation);
-        let mut saving = self.saving().of_generation(generation.0);
+        let mut saving = self.saving(generation);
         let Some(mut instance) = self.instances.pop() else { return Ok(()) };
         instance.trainer.verification_mut().memory = std::mem::take(&mut self.memory);
         instance.trainer.begin_verification(instance.disputed.clone());
@@ -581,7 +587,7 @@ impl<'a> Device<'a> {
         let trace = output.trace.as_deref().filter(|_| instance.from_disk);
         instance.trainer.trace = trace.map(|path| StepTrace::new(path, first_step, self.run.total_steps));
         let mut event_sink =
-            EventSink::new(&output.folder(), first_step, leads, resumed, self.fault.clone(), &mut on_event);
+            EventSink::new(&output.folder(), first_step, leads, saving, resumed, self.fault.clone(), &mut on_event);
         instance.trainer.agree_on_best()?;
         if let Some(metrics) = instance.trainer.take_settled()? {
             event_sink.make_up_for(metrics);

@@ -3,6 +3,7 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
+use crate::control_place::RecordedGeneration;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
@@ -124,6 +125,7 @@ fn serve(
             evaluates,
             extras,
             config: &config,
+            recorded: RecordedGeneration::of(&config.output.output_dir, &begin.timing),
             model: &model,
             run,
             sampler,

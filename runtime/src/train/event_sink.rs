@@ -44,15 +44,17 @@ pub(crate) struct EventSink<'a> {
 }
 
 impl<'a> EventSink<'a> {
+    /// The leader of the world that saves so writes files in `output_dir`.
     pub(crate) fn new(
         output_dir: &Path,
         first_step: u64,
         leads: bool,
+        saving: &Saving,
         resume: Option<PathBuf>,
         fault: Fault,
         on_event: &'a mut (dyn FnMut(&Event) + Send),
     ) -> EventSink<'a> {
-        let files = leads.then(|| MetricsFiles::open(output_dir, first_step));
+        let files = leads.then(|| MetricsFiles::open(output_dir, first_step, saving.fence_of_files().cloned()));
         let report = Report { steps: first_step, finished: false, last: None, checkpoint: resume, model_dir: None };
         EventSink { files, fault, stalled: Stalled::default(), report, on_event }
     }

@@ -1,12 +1,15 @@
 //! Writes the measurements of each step to files: `metrics.jsonl` and TensorBoard events.
 
+use super::taken_over::{LinesFromEnd, take_over};
 use super::tensorboard::EventWriter;
 use crate::events::{EvalMetrics, StepMetrics};
 use crate::journal::Journal;
 use crate::train::step_line::Pace;
+use phalanx_storage::checkpoint::fence::Fence;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,7 +26,7 @@ pub struct MetricsFiles {
     last: LastLines,
 }
 
-/// The last steps with lines.
+/// The last step with a line, and the last evaluation after it, or 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastLines {
     pub(crate) step: u64,
@@ -31,19 +34,23 @@ pub(crate) struct LastLines {
 }
 
 impl MetricsFiles {
-    /// Opens `metrics.jsonl` and a new event file in `dir`. Drops lines of steps after `resumed_step`, which are about to
-    /// run again. A file that cannot be opened or written is written later; see [`MetricsFiles::fault`].
-    pub fn open(dir: &Path, resumed_step: u64) -> MetricsFiles {
+    /// Takes over `metrics.jsonl` in `dir` for the world of `fence`, and opens a new event file. Drops lines of steps after
+    /// `resumed_step`, which are about to run again. A file that cannot be opened or written is written later; see
+    /// [`MetricsFiles::fault`].
+    pub fn open(dir: &Path, resumed_step: u64, fence: Option<Fence>) -> MetricsFiles {
         let path = dir.join("metrics.jsonl");
-        let first = open_kept(&path, resumed_step);
+        let generation = fence.as_ref().map_or(0, Fence::generation);
+        let open_kept = move |path: &Path| open_kept(path, resumed_step, fence.as_ref());
+        let first = open_kept(&path);
         let unknown = LastLines { step: resumed_step, evaluation: resumed_step };
         let last = first.as_ref().map_or(unknown, |(_, last)| *last);
         let mut first = first.ok();
         let jsonl = Journal::new(path, move |path| match first.take() {
             Some((file, _)) => Ok(Box::new(file)),
-            None => Ok(Box::new(open_kept(path, resumed_step)?.0)),
+            None => Ok(Box::new(open_kept(path)?.0)),
         });
-        MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events: EventWriter::create(dir), last }
+        let events = EventWriter::create(dir, generation, resumed_step);
+        MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events, last }
     }
 
     /// Why a file lacks measurements, as a sentence; `None` while all are written.
@@ -61,7 +68,7 @@ impl MetricsFiles {
         self.last.step
     }
 
-    /// The last evaluation with a line, by its step.
+    /// The last evaluation with a line, by its step; 0 if the last step follows it.
     pub const fn last_evaluation(&self) -> u64 {
         self.last.evaluation
     }
@@ -141,38 +148,38 @@ impl Measured {
     }
 }
 
-/// Opens `metrics.jsonl` at the end of the lines that stay; also returns the last steps among them.
-fn open_kept(path: &Path, resumed_step: u64) -> io::Result<(File, LastLines)> {
-    // A node that was replaced may write some more lines: at the end of the file, wherever that is now.
-    let file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
-    let (keep, last) = kept(&file, resumed_step)?;
-    file.set_len(keep)?;
-    Ok((file, last))
+/// Takes over `metrics.jsonl` with the lines that stay; also returns the last steps among them.
+fn open_kept(path: &Path, resumed_step: u64, fence: Option<&Fence>) -> io::Result<(File, LastLines)> {
+    let last = Cell::default();
+    let file = take_over(path, fence, |file| {
+        let (n_bytes, found) = kept(file, resumed_step)?;
+        last.set(found);
+        Ok(n_bytes)
+    })?;
+    Ok((file, last.get()))
 }
 
-/// Length of the leading lines whose step is at most `last_step`, and the last steps among them. A torn last line is not
-/// kept.
+/// Bytes up to the last line whose step is at most `last_step`, and the last steps up to it. A torn last line is not kept.
 pub(crate) fn kept(file: &File, last_step: u64) -> io::Result<(u64, LastLines)> {
     #[derive(Deserialize)]
-    struct Line {
+    struct Measurement {
         step: u64,
         /// Of evaluations only.
         eval_ms: Option<f64>,
     }
-    let mut reader = BufReader::new(file);
-    let (mut kept, mut last, mut line) = (0, LastLines::default(), String::new());
-    loop {
-        line.clear();
-        let n = reader.read_line(&mut line)?;
-        let parsed = serde_json::from_str::<Line>(&line).ok().filter(|_| line.ends_with('\n'));
-        match parsed {
-            Some(l) if l.step <= last_step => {
-                kept += n as u64;
-                *if l.eval_ms.is_some() { &mut last.evaluation } else { &mut last.step } = l.step;
-            }
-            _ => return Ok((kept, last)),
+    let (mut n_bytes, mut last) = (0, LastLines::default());
+    let mut lines = LinesFromEnd::of(file)?;
+    while let Some(line) = lines.next()? {
+        let parsed = serde_json::from_slice::<Measurement>(&line.bytes).ok().filter(|_| line.bytes.ends_with(b"\n"));
+        let Some(measured) = parsed.filter(|measured| measured.step <= last_step) else { continue };
+        n_bytes = line.end.max(n_bytes);
+        if measured.eval_ms.is_none() {
+            last.step = measured.step;
+            break;
         }
+        last.evaluation = measured.step.max(last.evaluation);
     }
+    Ok((n_bytes, last))
 }
 
 #[cfg(test)]
@@ -204,12 +211,12 @@ mod tests {
     #[test]
     fn lines_after_the_resumed_step_and_a_torn_line_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = MetricsFiles::open(dir.path(), 0);
+        let mut files = MetricsFiles::open(dir.path(), 0, None);
         (1..=3).for_each(|s| files.step(&step(s)));
         files.jsonl.append(b"{\"step\": 2, \"lo");
         drop(files);
 
-        let mut files = MetricsFiles::open(dir.path(), 2);
+        let mut files = MetricsFiles::open(dir.path(), 2, None);
         assert_eq!(files.last_step(), 2);
         files.step(&step(3));
 
@@ -219,25 +226,25 @@ mod tests {
     }
 
     #[test]
-    fn node_that_was_replaced_leaves_no_hole_in_the_file_of_its_successor() {
+    fn leader_that_was_replaced_leaves_no_line_in_the_file_of_its_successor() {
         let dir = tempfile::tempdir().unwrap();
-        let mut replaced = MetricsFiles::open(dir.path(), 0);
+        let mut replaced = MetricsFiles::open(dir.path(), 0, None);
         (1..=3).for_each(|s| replaced.step(&step(s)));
 
-        let mut successor = MetricsFiles::open(dir.path(), 1);
+        let mut successor = MetricsFiles::open(dir.path(), 1, None);
         replaced.step(&step(4));
         successor.step(&step(2));
 
         let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
-        assert_eq!(steps, [1, 4, 2]);
+        assert_eq!(steps, [1, 2]);
     }
 
     #[test]
     fn pace_and_last_step_are_read_from_the_end_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Measured::latest(dir.path()).is_none());
-        let mut files = MetricsFiles::open(dir.path(), 0);
+        let mut files = MetricsFiles::open(dir.path(), 0, None);
         (1..=2000).for_each(|s| files.step(&StepMetrics { step_ms: 250.0, total_steps: 2004, ..step(s) }));
         files.eval(&EvalMetrics { step: 2000, eval_loss: 1.5, eval_perplexity: 4.5, eval_ms: 2.0 });
         files.jsonl.append(b"{\"step\": 2001, \"lo");
@@ -251,10 +258,10 @@ mod tests {
     }
 
     #[test]
-    fn last_evaluation_is_read_from_the_lines_that_stay() {
+    fn evaluation_after_the_last_step_is_read_from_the_lines_that_stay() {
         let dir = tempfile::tempdir().unwrap();
         let eval = |step| EvalMetrics { step, eval_loss: 1.5, eval_perplexity: 4.5, eval_ms: 2.0 };
-        let mut files = MetricsFiles::open(dir.path(), 0);
+        let mut files = MetricsFiles::open(dir.path(), 0, None);
         for s in 1..=4 {
             files.step(&step(s));
             if s % 2 == 0 {
@@ -264,10 +271,22 @@ mod tests {
         assert_eq!(files.last, LastLines { step: 4, evaluation: 4 });
         drop(files);
 
-        assert_eq!(MetricsFiles::open(dir.path(), 3).last, LastLines { step: 3, evaluation: 2 });
-        let mut files = MetricsFiles::open(dir.path(), 2);
+        assert_eq!(MetricsFiles::open(dir.path(), 3, None).last, LastLines { step: 3, evaluation: 0 });
+        let mut files = MetricsFiles::open(dir.path(), 2, None);
         assert_eq!(files.last, LastLines { step: 2, evaluation: 2 });
         files.step(&step(3));
         assert_eq!((files.last_step(), files.last_evaluation()), (3, 2));
+    }
+
+    #[test]
+    fn event_files_of_two_worlds_in_one_second_are_two() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = |generation| Some(Fence::new(generation, || None));
+
+        let worlds = [1, 2].map(|generation| MetricsFiles::open(dir.path(), 0, world(generation)));
+
+        let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let is_event_file = |name: &std::ffi::OsString| name.to_string_lossy().contains("tfevents");
+        assert_eq!((worlds.len(), names.filter(is_event_file).count()), (2, 2));
     }
 }

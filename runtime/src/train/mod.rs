@@ -23,7 +23,8 @@
 //! - `planted`: faults for tests.
 //! - `utilisation`: the share of a machine's peak that a step reaches; `step_line`: a step as text.
 //! - `step_trace`: one step measured instruction by instruction.
-//! - [`metrics`], [`tensorboard`], [`progress`]: measurements and their outputs.
+//! - [`metrics`], [`tensorboard`], [`progress`]: measurements and their outputs; `taken_over`: a file that the leaders of worlds
+//!   write one after the other.
 //!
 //! Deliberately absent: processes, supervisors and coordinators. They are layers above, which act through
 //! `trainer::Member`.
@@ -68,6 +69,7 @@ mod stalled;
 mod state_copy;
 pub(crate) mod step_line;
 pub(crate) mod step_trace;
+pub(crate) mod taken_over;
 pub(crate) mod team;
 pub mod tensorboard;
 pub(crate) mod threads;

@@ -13,10 +13,9 @@ use super::weights::{self, Tensor};
 use crate::config::JobConfig;
 use crate::config::elastic::VerifySteps;
 use crate::config::output::Resume;
+use crate::control_place::RecordedGeneration;
 use crate::error::JobError;
 use crate::error::export::ExportError;
-use phalanx_actors::store::Store;
-use phalanx_actors::store::directory::existing_store;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::span::STAGING_BYTES;
 use phalanx_device::{CollectiveError, Machine};
@@ -67,8 +66,10 @@ pub(crate) struct Saving {
     contents: Contents,
     /// The generation that writes.
     generation: u64,
-    /// The folder with the coordinator's record, if this machine has it.
-    record: Option<PathBuf>,
+    /// Of a world that may be replaced (`CHECKPOINT-8`).
+    fence: Option<Fence>,
+    /// The same for files of this machine, which training waits for.
+    fence_of_files: Option<Fence>,
     ongoing: Option<Ongoing>,
     /// Memory of the last snapshot, for the next one.
     spare: Snapshot,
@@ -158,7 +159,8 @@ impl Saving {
             extras,
             contents: Contents::of(config),
             generation,
-            record: None,
+            fence: None,
+            fence_of_files: None,
             ongoing: None,
             spare: Snapshot::default(),
             warming: None,
@@ -186,23 +188,40 @@ impl Saving {
         Ok(())
     }
 
-    /// The same saving for the world of this generation.
-    pub(crate) fn of_generation(self, generation: u64) -> Saving {
-        Saving { generation, ..self }
+    /// The same saving for the world of this generation, which may be replaced by one that is on record.
+    pub(crate) fn of_world(self, generation: u64, recorded: RecordedGeneration) -> Saving {
+        let here = recorded.clone();
+        let fence_of_files = Some(Fence::new(generation, move || here.read_here()));
+        Saving { generation, fence: Some(Fence::new(generation, move || recorded.read())), fence_of_files, ..self }
     }
 
-    /// The same saving for a job whose coordinator keeps its record in this folder.
-    pub(crate) fn on_record(self, record: Option<PathBuf>) -> Saving {
-        Saving { record, ..self }
+    /// How the writer of a file in the job's folder finds out whether a later world has begun, in a world that may be replaced.
+    pub(crate) const fn fence_of_files(&self) -> Option<&Fence> {
+        self.fence_of_files.as_ref()
     }
 
-    /// The writer of a world that may be replaced (`CHECKPOINT-8`).
     fn writer(&self) -> Result<CheckpointWriter, CheckpointError> {
         let writer = CheckpointWriter::at(&self.root)?;
-        let Some(record) = self.record.as_deref().map(existing_store) else { return Ok(writer) };
-        // A record that cannot be read names no later world.
-        let latest = move || record.read_record().ok().map(|record| record.generation.0);
-        Ok(writer.behind(Fence::new(self.generation, latest)))
+        Ok(match &self.fence {
+            Some(fence) => writer.behind(fence.clone()),
+            None => writer,
+        })
+    }
+
+    /// Keeps earlier worlds from finishing checkpoints. The leader of a world calls it before it continues from one.
+    ///
+    /// # Errors
+    /// When a later world has begun.
+    pub(crate) fn seal_earlier(&self) -> Result<(), JobError> {
+        let _stores = self.progress_counter.during(At::Stores);
+        match self.writer().and_then(|writer| writer.seal_earlier()) {
+            Err(error @ CheckpointError::Superseded { .. }) => Err(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, "earlier worlds may still finish checkpoints, until this one saves its first");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// The generation that writes.

@@ -1,8 +1,9 @@
 //! TensorBoard event files: length-prefixed, checksummed protobuf records.
 //!
 //! Source: the TFRecord framing (`length, masked crc32c(length), data, masked crc32c(data)`) and the messages
-//! `Event { wall_time = 1, step = 2, file_version = 3, summary = 5 }`, `Summary { value = 1 }`,
-//! `Value { tag = 1, simple_value = 2 }`. Three messages do not justify a protobuf compiler.
+//! `Event { wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7 }`,
+//! `Summary { value = 1 }`, `Value { tag = 1, simple_value = 2 }`, `SessionLog { status = 1 }`. Four messages do not justify a protobuf
+//! compiler.
 
 use crate::journal::Journal;
 use std::fs::File;
@@ -24,17 +25,31 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates a new event file in `dir`, which TensorBoard shows together with those already there.
-    pub fn create(dir: &Path) -> EventWriter {
+    /// Creates a new event file of a world in `dir`, which TensorBoard shows together with those already there, except for their
+    /// scalars of steps after `resumed_step`.
+    pub fn create(dir: &Path, generation: u64, resumed_step: u64) -> EventWriter {
         let now = wall_time();
-        let name = format!("events.out.tfevents.{:010}.{}.phalanx", now as u64, std::process::id());
+        let name = format!("events.out.tfevents.{:010}.{}.g{generation}.phalanx", now as u64, std::process::id());
         let [message, summary, mut event, record] = [(); 4].map(|()| Vec::with_capacity(RECORD_BYTES));
         double(&mut event, 1, now);
         bytes(&mut event, 3, b"brain.Event:2");
         let file = Journal::new(dir.join(name), |path| Ok(Box::new(File::create(path)?)));
         let mut writer = EventWriter { file, message, summary, event, record };
         writer.write();
+        writer.restart_after(resumed_step);
         writer
+    }
+
+    /// Marks earlier scalars of later steps as those of a session that was interrupted.
+    fn restart_after(&mut self, step: u64) {
+        let event = &mut self.event;
+        event.clear();
+        double(event, 1, wall_time());
+        key(event, 2, 0);
+        varint(event, step + 1);
+        // SessionLog { status: START }
+        bytes(event, 7, &[1 << 3, 1]);
+        self.write();
     }
 
     /// Why the file lacks scalars, as a sentence; `None` while it has all of them.
@@ -118,7 +133,7 @@ mod tests {
     #[test]
     fn records_are_framed_with_masked_checksums() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::create(dir.path());
+        let mut writer = EventWriter::create(dir.path(), 1, 6);
         writer.scalars(300, &[("train/loss", 1.5)]);
         let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
         let data = std::fs::read(path).unwrap();
@@ -133,12 +148,14 @@ mod tests {
             rest = &rest[16 + n..];
         }
 
-        assert_eq!(records.len(), 2);
+        assert_eq!(records.len(), 3);
         assert!(records[0].ends_with(b"brain.Event:2"));
+        // The session starts at step 7.
+        assert_eq!(records[1][9..], [0x10, 7, 0x3a, 2, 8, 1]);
         // Step 300 as a varint, then the summary with its tag and 1.5f32.
-        assert_eq!(records[1][9..12], [0x10, 0xac, 0x02]);
-        assert!(records[1].windows(10).any(|w| w == b"train/loss"));
-        assert!(records[1].ends_with(&1.5f32.to_le_bytes()));
+        assert_eq!(records[2][9..12], [0x10, 0xac, 0x02]);
+        assert!(records[2].windows(10).any(|w| w == b"train/loss"));
+        assert!(records[2].ends_with(&1.5f32.to_le_bytes()));
     }
 
     #[test]

@@ -148,7 +148,8 @@ impl Session<'_> {
         let buffer_bytes = trainer.buffer_bytes()?;
         let n_rows = (n_rows, self.data.validation.as_ref().map_or(0, Rows::len));
         on_event(&Event::Started(trainer.started(n_rows, self.n_threads, buffer_bytes, resume.clone())));
-        let mut event_sink = EventSink::new(&out.folder(), first_step, leads, resume, Fault::default(), on_event);
+        let mut event_sink =
+            EventSink::new(&out.folder(), first_step, leads, &self.saving, resume, Fault::default(), on_event);
         let data = TrainData {
             train: &self.data.train,
             validation: self.data.validation.as_ref(),

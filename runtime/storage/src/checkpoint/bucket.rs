@@ -2,7 +2,8 @@
 //!
 //! An object appears whole and durable or not at all, so there are no temporary names and nothing to sync. Creating
 //! [`CLAIM`] in a directory replaces making the directory: it fails if `CLAIM` exists, so the writer that creates it owns
-//! the directory. `CLAIM` is created first and removed last, `COMMIT` created last and removed first.
+//! the directory. `CLAIM` is created first and removed last, `COMMIT` created last and removed first. A later world that creates
+//! `COMMIT` as a seal keeps the owner from creating it.
 //!
 //! This file bridges synchronous code and the asynchronous clients, whose runtime is one thread. It sends parts of large
 //! objects while the next parts are hashed. Requests are repeated with [`super::patience`]. An upload that a crash interrupts
@@ -25,6 +26,7 @@ use object_store::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
+use super::commit::{COMMIT_BYTES_MAX, Seal};
 use super::error::CheckpointError;
 use super::patience::Patience;
 use super::store::{NewFile, Store, StoredFile};
@@ -204,11 +206,30 @@ impl Bucket {
         let found = self.list_at(dir).map_err(|error| as_io(&error))?;
         let named = |name: &str| dir.clone().join(name);
         let (commit, claim) = (named("COMMIT"), named(CLAIM));
-        let others = found.objects.into_iter().map(|object| object.location);
-        let others = others.filter(|key| *key != commit && *key != claim).collect();
-        self.delete_all(vec![commit])?;
+        let sizes: BTreeMap<Key, u64> =
+            found.objects.into_iter().map(|object| (object.location, object.size)).collect();
+        let others: Vec<Key> = sizes.keys().filter(|key| **key != commit && **key != claim).cloned().collect();
+        if !self.is_sealed(&commit, sizes.get(&commit).copied())? {
+            self.delete_all(vec![commit])?;
+        } else if sizes.len() == 1 {
+            return Ok(());
+        }
         self.delete_all(others)?;
         self.delete_all(vec![claim])
+    }
+
+    /// Whether the marker of this size is a seal. A seal stays for ever: its directory's writer may be suspended.
+    fn is_sealed(&self, commit: &Key, n_bytes: Option<u64>) -> io::Result<bool> {
+        match n_bytes {
+            Some(1..=COMMIT_BYTES_MAX) => {
+                let found = self.run(|clients| async move { clients.objects.get(commit).await?.bytes().await });
+                match found {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                    found => Ok(Seal::decode(&found?).is_some()),
+                }
+            }
+            _ => Ok(false),
+        }
     }
 }
 
@@ -260,6 +281,15 @@ impl Store for Bucket {
     fn remove(&self, dir: &Path) -> Result<(), CheckpointError> {
         let key = self.key(dir)?;
         self.remove_dir(&key).map_err(|error| CheckpointError::io("remove", dir, &error))
+    }
+
+    /// Creates the marker, as the writer would.
+    fn seal(&self, dir: &Path, generation: u64) -> Result<(), CheckpointError> {
+        let commit = dir.join("COMMIT");
+        match self.create_object(&self.key(&commit)?, Seal { generation }.encode().as_bytes()) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            sealed => sealed.map_err(|error| CheckpointError::io("write", commit, &error)),
+        }
     }
 
     /// Does nothing: an interrupted removal leaves a directory without a marker, which retention finds again.

@@ -1,4 +1,5 @@
-//! The commit marker: one line, written last, that names the manifest by its hash.
+//! The commit marker: one line, written last, that names the manifest by its hash; or, in its place, the seal of a save that
+//! never finishes.
 
 /// The content of the marker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,28 @@ impl Commit {
     }
 }
 
+/// The line in place of a marker, by which a later world keeps the world that has begun the save from finishing it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seal {
+    /// The generation of the later world.
+    pub generation: u64,
+}
+
+impl Seal {
+    /// The line.
+    pub fn encode(self) -> String {
+        format!("phalanx-checkpoint sealed generation={}\n", self.generation)
+    }
+
+    /// Parses a line, as exactly as [`Commit::decode`].
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let number = text.strip_prefix("phalanx-checkpoint sealed generation=")?.strip_suffix('\n')?;
+        let seal = Self { generation: number.parse().ok()? };
+        (seal.encode().as_bytes() == bytes).then_some(seal)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,5 +76,13 @@ mod tests {
         }
         assert_eq!(Commit::decode(line.trim_end().as_bytes()), None);
         assert_eq!(Commit::decode((line + "\n").as_bytes()), None);
+        let seal = Seal { generation: 12 }.encode();
+        assert_eq!(
+            (Seal::decode(seal.as_bytes()), Commit::decode(seal.as_bytes())),
+            (Some(Seal { generation: 12 }), None)
+        );
+        for changed in ["=012", "=+12", "=12 ", "="] {
+            assert_eq!(Seal::decode(seal.replace("=12", changed).as_bytes()), None, "{changed}");
+        }
     }
 }

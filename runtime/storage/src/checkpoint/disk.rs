@@ -75,8 +75,7 @@ impl Store for Disk {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn NewFile>> {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let temp = path.with_file_name(format!("tmp.{name}"));
+        let temp = temporary(path);
         let file = self.volume.create_file(&temp)?;
         Ok(Box::new(TempFile { volume: self.volume.clone(), file, temp, path: path.to_owned() }))
     }
@@ -107,6 +106,17 @@ impl Store for Disk {
 
     fn remove(&self, dir: &Path) -> Result<(), CheckpointError> {
         self.remove_dir(dir).map_err(|error| CheckpointError::io("remove", dir, &error))
+    }
+
+    /// Removes the marker that has no name yet, so that it never gets one.
+    fn seal(&self, dir: &Path, _: u64) -> Result<(), CheckpointError> {
+        let unfinished = temporary(&dir.join("COMMIT"));
+        match self.volume.remove_file(&unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(CheckpointError::io("remove", unfinished, &error))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn sweep(&self, root: &Path) -> Result<(), CheckpointError> {
@@ -171,6 +181,12 @@ fn open_regular(path: &Path) -> io::Result<Option<OpenFile>> {
     let metadata = file.metadata()?;
     let identity = format!("{} {} {}.{}", metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec());
     Ok(Some(OpenFile { file, n_bytes: metadata.len(), identity }))
+}
+
+/// The name of a file until its content is durable.
+fn temporary(path: &Path) -> PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    path.with_file_name(format!("tmp.{name}"))
 }
 
 fn is_link_of_checkpoint(path: &Path) -> bool {

@@ -62,7 +62,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// The save did not finish.
-    #[error("{} has no COMMIT: saving it did not finish", path.display())]
+    #[error("{} is not committed: saving it did not finish", path.display())]
     Uncommitted {
         /// The directory.
         path: PathBuf,

@@ -27,9 +27,9 @@
 //!   memory.
 //! - **CHECKPOINT-7** A save of many writers is committed only when all their boxes tile every tensor exactly once; it
 //!   succeeds for all writers or for none, unless their connection breaks at the very end.
-//! - **CHECKPOINT-8** A world that has been replaced on record commits no checkpoint and removes none: its writer compares its
-//!   generation with the record ([`fence`]) right before both. A writer that is suspended between the comparison and the marker
-//!   leaves a checkpoint of its own generation beside the others, complete and never the one on record.
+//! - **CHECKPOINT-8** Once a later world saves, or continues from a checkpoint, earlier worlds commit none, wherever their writers
+//!   are suspended: the later world seals what they have begun, and they find it on record ([`fence`]). A world that has been
+//!   replaced on record also removes none.
 //!
 //! Map: [`writer`] saves, alone or with others, through [`pending`] (a checkpoint without its marker), or through
 //! [`background`] beside training; [`reader`] verifies and reads; [`catalog`] lists checkpoints, finds the latest and

@@ -1,6 +1,7 @@
 //! A checkpoint being written: each writer adds its part, then the leader commits.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use super::catalog::CheckpointId;
 use super::commit::Commit;
 use super::contents::Contents;
 use super::error::CheckpointError;
+use super::fence::Fence;
 use super::index::{FileEntry, INDEX_BYTES_MAX, Index, TensorEntry, file_prefix, index_name};
 use super::manifest::{FORMAT, HASH_CHUNK_BYTES, IndexEntry, Manifest, ManifestError, WRITERS_MAX};
 use super::pieces;
@@ -22,11 +24,16 @@ pub struct PendingCheckpoint {
     id: CheckpointId,
     meta: CheckpointMeta,
     shard_bytes_max: u64,
+    fence: Option<Fence>,
 }
 
 impl PendingCheckpoint {
     pub(super) fn new(store: Arc<dyn Store>, id: CheckpointId, meta: &CheckpointMeta, shard_bytes_max: u64) -> Self {
-        Self { store, id, meta: meta.clone(), shard_bytes_max }
+        Self { store, id, meta: meta.clone(), shard_bytes_max, fence: None }
+    }
+
+    pub(super) fn behind(self, fence: Option<Fence>) -> Self {
+        Self { fence, ..self }
     }
 
     /// The directory and its generation, which the other writers need to join.
@@ -69,8 +76,8 @@ impl PendingCheckpoint {
     /// once it is durable, the marker that makes the checkpoint exist. The leader calls it after all writers have written.
     ///
     /// # Errors
-    /// When a part is missing, parts contradict each other, or the store fails; the checkpoint can then be
-    /// [abandoned](Self::abandon).
+    /// When a part is missing, parts contradict each other, the store fails, or a later world has begun; the checkpoint can then
+    /// be [abandoned](Self::abandon).
     pub fn commit(&self, n_writers: u32) -> Result<(), CheckpointError> {
         let refused = |reason| CheckpointError::BadManifest { path: self.id.path.clone(), reason };
         if !(1..=WRITERS_MAX).contains(&n_writers) {
@@ -101,8 +108,19 @@ impl PendingCheckpoint {
         let (store, dir) = (&*self.store, self.id.path.as_path());
         write_file(store, dir, "MANIFEST", |file| file.write(&encoded))?;
         store.sync_dir(dir)?;
-        write_file(store, dir, "COMMIT", |file| file.write(commit.encode().as_bytes()))?;
+        self.mark(&commit)?;
         store.sync_dir(dir)
+    }
+
+    /// Creates the marker (`CHECKPOINT-8`).
+    fn mark(&self, commit: &Commit) -> Result<(), CheckpointError> {
+        let path = self.id.path.join("COMMIT");
+        let check = || self.fence.as_ref().map_or(Ok(()), Fence::check);
+        let failed = |error: io::Error| check().err().unwrap_or_else(|| CheckpointError::io("write", &path, &error));
+        let mut file = self.store.create(&path).map_err(failed)?;
+        // Not before: a later world seals what it finds, and this marker may be begun after it has looked.
+        check()?;
+        file.write_all(commit.encode().as_bytes()).and_then(|()| file.finish()).map_err(failed)
     }
 
     /// Removes what was written, as far as the store allows; remains have no marker and are never loaded.

@@ -8,7 +8,7 @@ use phalanx_strategies::boxes::{Run, TensorBox};
 use rayon::prelude::*;
 
 use super::catalog::CheckpointId;
-use super::commit::{COMMIT_BYTES_MAX, Commit};
+use super::commit::{COMMIT_BYTES_MAX, Commit, Seal};
 use super::contents::Contents;
 use super::error::CheckpointError;
 use super::index::{Chunk, Index, TensorEntry, index_name};
@@ -258,6 +258,9 @@ pub(super) fn read_manifest(store: &dyn Store, dir: &Path) -> Result<(Commit, Ve
     let commit_path = dir.join("COMMIT");
     let line = store::read_whole(store, &commit_path, COMMIT_BYTES_MAX)?;
     let line = line.ok_or_else(|| CheckpointError::Uncommitted { path: dir.to_owned() })?;
+    if Seal::decode(&line).is_some() {
+        return Err(CheckpointError::Uncommitted { path: dir.to_owned() });
+    }
     let commit = Commit::decode(&line).ok_or(CheckpointError::BadCommit { path: commit_path })?;
     let encoded = read_hashed(store, &dir.join(MANIFEST), MANIFEST_BYTES_MAX, &commit.manifest_blake3)?;
     Ok((commit, encoded))

@@ -48,6 +48,13 @@ pub trait Store: Debug + Send + Sync {
     /// When the store refuses; a later call removes the rest.
     fn remove(&self, dir: &Path) -> Result<(), CheckpointError>;
 
+    /// Keeps the writer of a directory without a marker from finishing it, on behalf of the world of this generation: the marker
+    /// that it has begun never gets its name. A marker that exists stays.
+    ///
+    /// # Errors
+    /// When the store refuses; the writer may then finish.
+    fn seal(&self, dir: &Path, generation: u64) -> Result<(), CheckpointError>;
+
     /// Finishes removals below `root` that a crash interrupted.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ mod lazy;
 mod many_writers;
 mod many_writers_crash;
 mod objects;
+mod replaced_worlds;
 mod round_trip;
 
 use std::collections::BTreeMap;

@@ -125,10 +125,6 @@ impl CheckpointWriter {
         Self { fence: Some(fence), ..self }
     }
 
-    fn check_fence(&self) -> Result<(), CheckpointError> {
-        self.fence.as_ref().map_or(Ok(()), Fence::check)
-    }
-
     /// The same writer with another limit of bytes per shard.
     #[must_use]
     pub fn with_shard_bytes_max(self, shard_bytes_max: u64) -> Self {
@@ -219,8 +215,7 @@ impl CheckpointWriter {
             return Err(error);
         }
         // A marker that readers may have seen is never removed: only a failed commit is abandoned.
-        let commit = || self.check_fence().and_then(|()| pending.commit(writer_rank.n_writers));
-        let committed = if is_leader { commit() } else { Ok(()) };
+        let committed = if is_leader { pending.commit(writer_rank.n_writers) } else { Ok(()) };
         if committed.is_err() {
             pending.abandon();
         }
@@ -233,6 +228,7 @@ impl CheckpointWriter {
     /// # Errors
     /// When the store refuses.
     pub fn begin(&self, meta: &CheckpointMeta) -> Result<PendingCheckpoint, CheckpointError> {
+        self.seal_earlier()?;
         // After all generations of this step, even if retention removed the first ones: otherwise this would be the oldest.
         let of_step = catalog::list_in(&*self.store, &self.root)?.into_iter().find(|id| id.step == meta.step);
         let generation = of_step.map_or(0, |newest| newest.generation + 1).max(meta.generation);
@@ -240,7 +236,16 @@ impl CheckpointWriter {
         while !self.store.claim(&id.path)? {
             id = CheckpointId::new(&self.root, meta.step, id.generation + 1);
         }
-        Ok(PendingCheckpoint::new(self.store.clone(), id, meta, self.shard_bytes_max))
+        Ok(PendingCheckpoint::new(self.store.clone(), id, meta, self.shard_bytes_max).behind(self.fence.clone()))
+    }
+
+    /// Keeps earlier worlds from finishing what they have begun to save (`CHECKPOINT-8`); later calls for one world do nothing.
+    /// Its leader calls it before it reads a checkpoint to continue from; [`CheckpointWriter::begin`] calls it.
+    ///
+    /// # Errors
+    /// When a later world has begun, or the store refuses.
+    pub fn seal_earlier(&self) -> Result<(), CheckpointError> {
+        self.fence.as_ref().map_or(Ok(()), |fence| fence.seal_earlier(&*self.store, &self.root))
     }
 
     /// Joins the save whose directory the leader claimed with this generation.
@@ -264,7 +269,7 @@ impl CheckpointWriter {
     /// # Errors
     /// As [`catalog::retain`].
     pub fn retain(&self, keep: impl Into<Keep>, saved: &CheckpointId) -> Result<Vec<PathBuf>, CheckpointError> {
-        self.check_fence()?;
+        self.fence.as_ref().map_or(Ok(()), Fence::check)?;
         catalog::retain(&self.store, &self.root, keep.into(), saved)
     }
 }

@@ -54,7 +54,7 @@ fn newest_checkpoint_whose_copies_were_compared_is_preferred_and_the_newest_one_
     assert_eq!(chosen([false, false, false]), (3, vec![], String::new()));
     let (step, skipped, reason) = chosen([true, true, false]);
     assert_eq!((step, skipped), (2, vec![3]));
-    assert!(reason.contains("were not compared") && reason.contains("step-0000000002"), "{reason}");
+    assert!(reason.contains("saved unverified") && reason.contains("step-0000000002"), "{reason}");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn uncommitted_directory_is_skipped_with_its_reason_and_a_retry_takes_the_next_g
     fs::remove_file(crashed.join("COMMIT")).unwrap();
 
     let (_, skipped) = latest_valid(root.path()).unwrap();
-    assert!(skipped[0].reason.to_string().ends_with("has no COMMIT: saving it did not finish"));
+    assert!(skipped[0].reason.to_string().ends_with("is not committed: saving it did not finish"));
 
     let retried = save_state(&writer, 2).unwrap();
     assert_eq!((retried.step, retried.generation), (2, 4));

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use super::replaced_worlds::Meanwhile;
 use crate::checkpoint::volume::{LocalDisk, Volume, VolumeFile};
 
 #[derive(Debug, Default)]
@@ -18,6 +19,8 @@ struct State {
     unsynced: BTreeSet<PathBuf>,
     /// Changes of names that are not durable, in order.
     pending: Vec<Change>,
+    /// What others do while the user of the disk is suspended.
+    meanwhile: Meanwhile,
 }
 
 #[derive(Debug)]
@@ -39,6 +42,11 @@ impl FaultyDisk {
     /// Writes fail after this many bytes; all other operations work.
     pub(super) fn full_after(bytes: u64) -> Self {
         Self(Arc::new(Mutex::new(State { bytes_left: Some(bytes), ..State::default() })))
+    }
+
+    /// The user of the disk is suspended before an operation.
+    pub(super) fn suspended(meanwhile: Meanwhile) -> Self {
+        Self(Arc::new(Mutex::new(State { meanwhile, ..State::default() })))
     }
 
     pub(super) fn n_operations(&self) -> usize {
@@ -81,6 +89,7 @@ impl FaultyDisk {
             state.has_stopped = true;
             return Err(io::Error::other("the disk has stopped"));
         }
+        state.meanwhile.clone().before(state.n_operations);
         state.n_operations += 1;
         Ok(state)
     }

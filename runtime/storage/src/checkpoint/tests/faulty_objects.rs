@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::replaced_worlds::Meanwhile;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
@@ -32,11 +33,17 @@ pub(super) struct FaultyObjects {
     objects: Arc<dyn ObjectStore>,
     fault: Fault,
     n_operations: Arc<AtomicUsize>,
+    meanwhile: Meanwhile,
 }
 
 impl FaultyObjects {
     pub(super) fn new(objects: Arc<dyn ObjectStore>, fault: Fault) -> Self {
-        Self { objects, fault, n_operations: Arc::default() }
+        Self { objects, fault, n_operations: Arc::default(), meanwhile: Meanwhile::nothing() }
+    }
+
+    /// The same store, whose user is suspended before an operation.
+    pub(super) fn suspended(self, meanwhile: Meanwhile) -> Self {
+        Self { meanwhile, ..self }
     }
 
     pub(super) fn n_operations(&self) -> usize {
@@ -46,6 +53,7 @@ impl FaultyObjects {
     /// Counts an operation and returns its fate.
     fn operate(&self) -> Result<Fate> {
         let number = self.n_operations.fetch_add(1, Ordering::SeqCst);
+        self.meanwhile.before(number);
         match self.fault {
             Fault::StopsAfter(n) if number >= n => Err(broken()),
             Fault::AnswerLost(n) if number == n => Ok(Fate::AnswerLost),

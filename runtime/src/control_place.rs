@@ -5,7 +5,6 @@
 use crate::config::output::is_url;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::node::shared_folder::{ADDRESS, CONTROL};
 use phalanx_actors::quic::link::Published;
 use phalanx_actors::store::conditional::{Conditional, Objects, Version};
 use phalanx_actors::store::directory::{existing_store, open_store};
@@ -16,8 +15,15 @@ use phalanx_strategies::elastic::timing::Timing;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+/// Folder of a job, in its output folder, for the coordinator's files.
+pub(crate) const CONTROL: &str = "control";
+/// File in that folder with the addresses of the active coordinator, for operators and nodes that share the folder.
+pub(crate) const ADDRESS: &str = "address";
+/// File in that folder with the number of the job.
+pub(crate) const JOB: &str = "job";
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
@@ -151,6 +157,33 @@ impl ControlPlace {
             ControlPlace::Folder(dir) => dir.join(name),
             ControlPlace::Objects(objects) => objects.location(name),
         }
+    }
+}
+
+/// The generation on the record of a job, for its ranks. The record is opened once it is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct RecordedGeneration {
+    output_dir: PathBuf,
+    timing: Timing,
+    record: Arc<OnceLock<Option<SharedStore>>>,
+}
+
+impl RecordedGeneration {
+    /// The generation of the job with this `output_dir`.
+    pub(crate) fn of(output_dir: &Path, timing: &Timing) -> RecordedGeneration {
+        RecordedGeneration { output_dir: output_dir.to_owned(), timing: *timing, record: Arc::default() }
+    }
+
+    /// Reads it where that takes no request over the network; `None` elsewhere.
+    pub(crate) fn read_here(&self) -> Option<u64> {
+        if is_url(&self.output_dir) { None } else { self.read() }
+    }
+
+    /// Reads it; `None` if the record cannot be read now.
+    pub(crate) fn read(&self) -> Option<u64> {
+        let open = || ControlPlace::of(&self.output_dir, &self.timing).ok().map(|place| place.store_as_it_is());
+        let record = self.record.get_or_init(open).as_ref()?;
+        record.read_record().ok().map(|record| record.generation.0)
     }
 }
 
