@@ -173,8 +173,16 @@ fn open(path: &str) -> Result<*mut c_void, Code> {
     Ok(library)
 }
 
+/// NVRTC is that of CUDA 13: older drivers load neither its cubins nor its PTX, and have a code for each.
+fn is_older_driver() -> bool {
+    settings::number("SOFTGPU_DRIVER_VERSION") < 13_000
+}
+
 /// A cubin runs on devices of the same major version and at least its minor version; with a letter, on that one only.
 fn check_cubin(library: *mut c_void) -> Result<(), Code> {
+    if is_older_driver() {
+        return Err(refuse(INVALID_IMAGE, format_args!("a cubin of CUDA 13.0 with an older driver")));
+    }
     // SAFETY: the symbol is a string in libraries that NVRTC built.
     let arch = unsafe {
         let symbol = libc::dlsym(library, ARCH_SYMBOL.as_ptr()) as *const c_char;
@@ -198,7 +206,7 @@ fn open_ptx(text: &str) -> Result<(*mut c_void, OwnedFd), Code> {
         .strip_prefix(PTX_PREFIX)
         .and_then(|a| a.trim_end_matches(char::is_alphabetic).parse().ok())
         .ok_or(INVALID_IMAGE)?;
-    if settings::number("SOFTGPU_DRIVER_VERSION") < 13_000 {
+    if is_older_driver() {
         return Err(refuse(UNSUPPORTED_PTX_VERSION, format_args!("PTX of CUDA 13.0 with an older driver")));
     }
     if arch > device::capability() {

@@ -133,6 +133,19 @@ fn ptx_loads_on_newer_devices_and_not_in_older_drivers() {
 }
 
 #[test]
+fn cubin_does_not_load_in_a_driver_that_is_older_than_its_compiler() {
+    let gpu = Gpu::new();
+    let image = gpu.compile(ONE, &["-arch=sm_90", "-DVALUE=1"]).unwrap();
+    let mut module = std::ptr::null_mut();
+
+    gpu.set("SOFTGPU_DRIVER_VERSION", "12080");
+    let code = cu!(gpu, cuModuleLoadData(&raw mut module => *mut P, image.as_ptr() as P => P));
+    gpu.set("SOFTGPU_DRIVER_VERSION", "13000");
+
+    assert_eq!(code, 200);
+}
+
+#[test]
 fn kernels_without_c_linkage_are_found_by_their_lowered_names_only() {
     let gpu = Gpu::new();
     let source = c"template <int N> __global__ void f(int* x) { *x = N; } __global__ void g(int* x) { *x = 7; }";

@@ -482,7 +482,7 @@ unsafe impl Machine for CudaMachine {
         }
         let is_state = self.fence.is_around(address);
         let gpu = &self.shared.gpu;
-        let before = if is_state { self.fence.before_change(gpu) } else { Ok(()) };
+        let before = gpu.bind().and_then(|()| if is_state { self.fence.before_change(gpu) } else { Ok(()) });
         // SAFETY: as above.
         let written = before.and_then(|()| unsafe { gpu.write(address, from) });
         let written = written.and_then(|()| if is_state { self.fence.after_change(gpu) } else { Ok(()) });

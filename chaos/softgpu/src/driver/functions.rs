@@ -1,10 +1,9 @@
 //! Modules and their functions.
 
 use super::{P, call_in_context, put};
-use crate::codes::{Code, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, refuse};
+use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, refuse};
 use crate::device;
 use crate::module::{Kernel, Module};
-use crate::settings;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,10 +31,6 @@ pub extern "C" fn cuModuleLoadData(at: *mut P, image: P) -> Code {
     call_in_context(|device| {
         if image.is_null() {
             return Err(INVALID_VALUE);
-        }
-        // NVRTC is that of CUDA 13, whose programs older drivers do not load.
-        if settings::number("SOFTGPU_DRIVER_VERSION") < 13_000 {
-            return Err(INVALID_IMAGE);
         }
         // SAFETY: see `driver`.
         let module = unsafe { Module::load(image.cast(), device)? };
