@@ -4,10 +4,11 @@ use crate::codes::{Code, INVALID_VALUE, OK, refuse};
 use crate::engine::faults;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
 
 /// One setting, for the documentation.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +69,7 @@ pub const SETTINGS: &[Setting] = &[
         "0",
         "microseconds that each copy between a device and pinned memory takes longer; other streams go on meanwhile",
     ),
+    setting_of("SOFTGPU_STREAM_WRITES", "1", "whether streams have writes of words; 0: not, as in WSL"),
     setting_of("SOFTGPU_CAPTURE_US", "0", "microseconds that each capture takes longer, once it has begun"),
     setting_of("SOFTGPU_SLOW_PERCENT", "100", "duration of each kernel, in percent of what it takes"),
     setting_of(
@@ -80,7 +82,12 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "graphs that cuDNN has no engine for: forward, backward (attention), other; first: the first engine of each graph has no plan; several separated by commas",
     ),
-    setting_of("SOFTGPU_CONTROL", "", "folder of changes to the settings of running processes"),
+    setting_of("SOFTGPU_CONTROL", "", "folder of changes to the settings of running processes, and of their signs"),
+    setting_of(
+        "SOFTGPU_PEAKS",
+        "",
+        "folder in which each process leaves the most bytes that it had on a device, as the file `<pid>`",
+    ),
 ];
 
 /// Names with these beginnings belong to the other libraries, which give their own defaults.
@@ -129,7 +136,7 @@ fn check_one(name: &str, value: &str) -> Code {
         return refuse(INVALID_VALUE, format_args!("unknown setting {name}"));
     }
     let is_valid = match name {
-        "SOFTGPU_CACHE" | "SOFTGPU_CXX" | "SOFTGPU_CONTROL" => true,
+        "SOFTGPU_CACHE" | "SOFTGPU_CXX" | "SOFTGPU_CONTROL" | "SOFTGPU_PEAKS" => true,
         "SOFTGPU_GUARD" => ["auto", "keys", "idle", "fast", "off"].contains(&value),
         "SOFTGPU_FAULT" => faults::parse_faults(value).is_some(),
         "SOFTGPU_HANG" => faults::parse_hangs(value).is_some(),
@@ -172,14 +179,32 @@ fn change(name: &str, value: &str) -> Code {
     code
 }
 
+fn control_folder() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let folder = || Some(text("SOFTGPU_CONTROL")).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    FOLDER.get_or_init(folder).as_deref()
+}
+
+/// Tells a test that this process has come to a point: leaves the file `<what>-<pid>` in the folder `SOFTGPU_CONTROL`. Waits there
+/// as long as the folder has the file `hold-<what>`, at most [`HOLD_MAX`].
+pub fn reach(what: &str) {
+    let Some(folder) = control_folder() else { return };
+    let (begun, hold) = (Instant::now(), folder.join(format!("hold-{what}")));
+    let _ = std::fs::write(folder.join(format!("{what}-{}", std::process::id())), "");
+    while hold.exists() && begun.elapsed() < HOLD_MAX {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A test that does not let go has ended.
+const HOLD_MAX: Duration = Duration::from_secs(60);
+
 /// Takes over the changes that a test has left for this process in the folder `SOFTGPU_CONTROL`: the file whose name is the
 /// process id, or the file `next`, which the first process takes that has taken no file before. Lines are `NAME=VALUE`.
 /// Called before each kernel, allocation, and launch or initialisation of NCCL.
 pub fn take_changes() {
-    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     static TAKES_NEXT: AtomicBool = AtomicBool::new(true);
-    let folder = || Some(text("SOFTGPU_CONTROL")).filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let Some(folder) = FOLDER.get_or_init(folder) else { return };
+    let Some(folder) = control_folder() else { return };
     let pid = std::process::id().to_string();
     let next = TAKES_NEXT.swap(false, Relaxed).then(|| "next".to_owned());
     for name in next.into_iter().chain([pid.clone()]) {

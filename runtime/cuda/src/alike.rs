@@ -60,6 +60,7 @@ pub(crate) fn check_alike(own: &str, host: &mut dyn Collective) -> Result<(), Co
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::library::Search;
     use phalanx_collective::local::LocalWorld;
     use phalanx_device::world::{World, WorldId};
 
@@ -71,6 +72,20 @@ mod tests {
             let threads = [0, 1, 2].map(|rank| scope.spawn(move || check(rank)));
             threads.map(|thread| thread.join().unwrap()).into()
         })
+    }
+
+    #[test]
+    fn arithmetic_of_a_gpu_names_its_model_and_the_versions_of_all_libraries_that_compute() {
+        let installation = phalanx_softgpu::Installation::new().unwrap();
+        let search = Search::only(vec![installation.dir().to_owned()]);
+        let gpu = Gpu::open(&search, 0).unwrap();
+        let cudnn = Cudnn::open(&gpu, &search).unwrap();
+
+        let text = arithmetic_of(&gpu, Some(&cudnn));
+
+        let parts = ["softgpu sm_90 with 132 multiprocessors", "CUDA 13.0", "NVRTC 13.0", "cuBLASLt 1", "cuDNN 91901"];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        assert!(arithmetic_of(&gpu, None).ends_with("no cuDNN"));
     }
 
     #[test]

@@ -21,6 +21,8 @@ const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 const NO_TIMING: u32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: u32 = 801;
 /// How long memory may take to become free after the end of the process that had it, and the pause between two looks.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 const RELEASE_PAUSE: Duration = Duration::from_millis(10);
@@ -97,6 +99,9 @@ struct Marks {
     words: usize,
     /// The longest estimated time between two marks, in microseconds.
     expected_us: AtomicU64,
+    /// Whether streams write words by an operation of their own. Drivers of WSL and of some virtual GPUs have none; memory of one word
+    /// is filled there. No attribute of a device tells: the one in the driver's interface is that of an older function.
+    has_writes: bool,
 }
 
 // SAFETY: the context and its streams may be used from any thread to which the context is bound; see `Gpu::bind`. The
@@ -215,7 +220,7 @@ impl Gpu {
             _ => OpenError::Context(error),
         };
         let compute = opened.and_then(|()| Stream::new(&call)).map_err(taken)?;
-        let marks = Marks::new(&call).map_err(OpenError::Context)?;
+        let marks = Marks::new(&call, compute).map_err(OpenError::Context)?;
         let (capability, rates) = (info.capability, Rates::of(&info));
         let model = format!("{} with {} multiprocessors", info.name, info.n_multiprocessors);
         let (idle_streams, idle_urgent_streams, idle_pinned) = (Mutex::default(), Mutex::default(), Mutex::default());
@@ -440,30 +445,30 @@ impl Gpu {
 }
 
 impl Gpu {
-    /// A stream without work.
+    /// A stream without work. The GPU is current on the calling thread afterwards, also for a stream that another thread returned.
     ///
     /// # Errors
     /// When the GPU has failed.
     pub(crate) fn take_stream(&self) -> Result<Stream, CudaError> {
+        self.bind()?;
         let idle = self.idle_streams.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(stream) = idle {
             return Ok(stream);
         }
-        self.bind()?;
         Stream::new(&Call { driver: self.libraries.driver, device: &self.name })
     }
 
     /// A stream without work whose kernels come before those of other streams: for collectives, which wait for few
-    /// multiprocessors and which peers wait for.
+    /// multiprocessors and which peers wait for. The GPU is current afterwards.
     ///
     /// # Errors
     /// When the GPU has failed.
     pub(crate) fn take_urgent_stream(&self) -> Result<Stream, CudaError> {
+        self.bind()?;
         let idle = self.idle_urgent_streams.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(stream) = idle {
             return Ok(stream);
         }
-        self.bind()?;
         let mut stream: CUstream = std::ptr::null_mut();
         // SAFETY: a pointer to a local; the context is current. The driver takes the highest priority that it has.
         let code =
@@ -558,9 +563,13 @@ impl Gpu {
     /// # Safety
     /// The word is aligned, and lives until the stream has written it.
     pub(crate) unsafe fn write_word(&self, at: u64, value: u32, stream: Stream) -> Result<(), CudaError> {
+        let driver = self.libraries.driver;
+        if self.marks.has_writes {
+            // SAFETY: the caller's contract.
+            return self.check("cuStreamWriteValue32", unsafe { write_value(driver, at, value, stream) });
+        }
         // SAFETY: the caller's contract.
-        let code = unsafe { (self.libraries.driver.cuStreamWriteValue32_v2)(stream.0, at, value, 0) };
-        self.check("cuStreamWriteValue32", code)
+        self.check("cuMemsetD32Async", unsafe { (driver.cuMemsetD32Async)(at, value, 1, stream.0) })
     }
 
     /// Enqueues a copy of device memory to pinned host memory, after all earlier work of the stream.
@@ -623,16 +632,28 @@ impl Stream {
     }
 }
 
+/// # Safety
+/// As [`Gpu::write_word`].
+unsafe fn write_value(driver: &crate::library::Driver, at: u64, value: u32, stream: Stream) -> u32 {
+    // SAFETY: the caller's contract.
+    unsafe { (driver.cuStreamWriteValue32_v2)(stream.0, at, value, 0) }
+}
+
 impl Marks {
-    fn new(call: &Call<'_>) -> Result<Marks, CudaError> {
+    fn new(call: &Call<'_>, compute: Stream) -> Result<Marks, CudaError> {
         let mut words: *mut c_void = std::ptr::null_mut();
         // SAFETY: a pointer to a local; the context is current.
         let code = unsafe { (call.driver.cuMemHostAlloc)(&raw mut words, size_of::<[u32; 2]>(), PORTABLE_AND_MAPPED) };
         call.check("cuMemHostAlloc", code)?;
         // SAFETY: just allocated.
         unsafe { words.cast::<[u32; 2]>().write([0; 2]) };
+        // SAFETY: the word lives as long as the process.
+        let has_writes = match unsafe { write_value(call.driver, words as u64, 0, compute) } {
+            NOT_SUPPORTED => false,
+            code => call.check("cuStreamWriteValue32", code).map(|()| true)?,
+        };
         let (enqueued, last, expected_us) = (Mutex::default(), AtomicU32::default(), AtomicU64::default());
-        Ok(Marks { enqueued, last, words: words.expose_provenance(), expected_us })
+        Ok(Marks { enqueued, last, words: words.expose_provenance(), expected_us, has_writes })
     }
 }
 

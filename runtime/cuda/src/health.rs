@@ -7,7 +7,8 @@ use crate::library::nvml::{
     TIMEOUT, UNCORRECTED_SINCE_RESET, XID,
 };
 use crate::library::{Nvml, Search};
-use crate::xid;
+use crate::link_errors::LinkErrors;
+use crate::xid::{self, Verdict};
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use std::ffi::CString;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ pub(crate) struct Monitor {
     nvml: Option<&'static Nvml>,
     gpus: Vec<Watched>,
     events: Option<EventSet>,
+    links: LinkErrors,
 }
 
 // SAFETY: handles of NVML may be used from any thread; the event set is used by one at a time.
@@ -51,7 +53,8 @@ impl Monitor {
         };
         let gpus: Vec<Watched> = gpus.iter().enumerate().map(watched).collect();
         let events = nvml.and_then(|nvml| nvml.events_of(gpus.iter().filter_map(|gpu| gpu.device)));
-        Monitor { nvml, gpus, events }
+        let links = LinkErrors::new(gpus.len());
+        Monitor { nvml, gpus, events, links }
     }
 
     /// The state of all GPUs now.
@@ -71,20 +74,37 @@ impl Monitor {
 
     /// Waits for an event, at most `timeout`; then gives the state of all GPUs.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Vec<DeviceHealth> {
-        let mut left = timeout;
+        let until_due = self.links.due().map_or(timeout, |due| due.saturating_duration_since(Instant::now()));
+        let mut left = timeout.min(until_due);
         while let Some((device, code)) = self.next_event(left) {
             left = Duration::ZERO;
-            let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.device == Some(device)) else { continue };
-            let (text, is_fatal) = xid::describe(code);
-            if is_fatal {
-                tracing::warn!(gpu = gpu.health.id, "{text}");
-                gpu.health.fault.get_or_insert(text);
-            } else {
-                tracing::info!(gpu = gpu.health.id, "{text}");
-                (gpu.health.event, gpu.event_since) = (Some(text), Some(Instant::now()));
+            let Some(i) = self.gpus.iter().position(|gpu| gpu.device == Some(device)) else { continue };
+            let (text, verdict) = xid::describe(code);
+            match verdict {
+                Verdict::Failed => self.fail(i, text),
+                Verdict::Link(n_max) => {
+                    self.links.handle(Instant::now(), i, &text, n_max);
+                    self.note(i, text);
+                }
+                Verdict::Harmless => self.note(i, text),
             }
         }
+        for (i, text) in self.links.failed(Instant::now()) {
+            self.fail(i, text);
+        }
         self.sample()
+    }
+
+    fn fail(&mut self, gpu: usize, text: String) {
+        let health = &mut self.gpus[gpu].health;
+        tracing::warn!(gpu = health.id, "{text}");
+        health.fault.get_or_insert(text);
+    }
+
+    fn note(&mut self, gpu: usize, text: String) {
+        let gpu = &mut self.gpus[gpu];
+        tracing::info!(gpu = gpu.health.id, "{text}");
+        (gpu.health.event, gpu.event_since) = (Some(text), Some(Instant::now()));
     }
 
     /// The GPU and the code of the next Xid event.

@@ -7,7 +7,8 @@
 //! - [`lower`]: translates an instruction of a program into [`command`]s: kernel launches, matrix products, copies. The
 //!   addresses of all values are known before the first step, so a machine lowers each program once ([`lowered`]) and replays
 //!   it, between collectives as a [`graph`]. [`work`]: commands as plain data, for checks that run kernels elsewhere.
-//! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports.
+//! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports;
+//!   [`link_errors`]: those of links between GPUs.
 //! - [`product`]: matrix products through cuBLASLt; [`algorithms`]: the fastest ways to compute them. [`cudnn`]: attention through cuDNN.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
@@ -31,6 +32,7 @@ mod graph;
 mod health;
 mod kernels;
 mod library;
+mod link_errors;
 mod lower;
 mod lowered;
 mod machine;

@@ -28,6 +28,8 @@ section! {
         /// Device that computes: cuda for NVIDIA GPUs, cpu, or auto for a GPU if this machine has one that works, else the CPU.
         pub device: DeviceChoice = DeviceChoice::Auto;
         /// How GPU ranks exchange tensors: nccl, staged for copies in host memory, or auto for NCCL where it can be used.
+        /// Between nodes NCCL opens sockets without authentication or encryption, on the interfaces in `NCCL_SOCKET_IFNAME`: name one of a
+        /// private network.
         pub gpu_collectives: GpuCollectives = GpuCollectives::Auto;
         /// Attention on GPUs: cudnn, own for the kernels of Phalanx, or auto for cuDNN where it is present and has a plan.
         pub attention: AttentionEngine = AttentionEngine::Auto;

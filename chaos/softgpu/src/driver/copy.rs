@@ -111,7 +111,11 @@ fn set(device: u32, to: u64, pattern: u32, width: usize, n: usize, then: Then) -
     if !(to as usize).is_multiple_of(width) {
         return Err(refuse(INVALID_VALUE, format_args!("memory set at {to:#x}, which is not a multiple of {width}")));
     }
-    check_device("memory set", to, n.checked_mul(width).ok_or(INVALID_VALUE)?)?;
+    let bytes = n.checked_mul(width).ok_or(INVALID_VALUE)?;
+    // Pinned memory has an address on devices.
+    if !memory::is_device_accessible(to as usize, bytes) {
+        check_device("memory set", to, bytes)?;
+    }
     submit(device, Op::Fill { to: to as usize, pattern, width, n }, then)
 }
 

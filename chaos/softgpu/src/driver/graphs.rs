@@ -4,12 +4,14 @@ use super::{P, call_in_context, put};
 use crate::codes::{CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, NOT_SUPPORTED, refuse};
 use crate::engine::graph::GraphRun;
 use crate::engine::{Op, engine, faults};
+use crate::settings;
 use std::ffi::{c_int, c_uint};
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: P, mode: c_uint) -> Code {
     call_in_context(|_| {
         engine().begin_capture(stream as u64, mode)?;
+        settings::reach("capture");
         std::thread::sleep(faults::capture_delay());
         Ok(())
     })

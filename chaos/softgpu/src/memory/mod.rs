@@ -44,6 +44,8 @@ struct Pieces {
     /// For the message of a crash.
     freed: BTreeMap<usize, Piece>,
     used: BTreeMap<u32, usize>,
+    /// The most bytes of a device so far.
+    peak: usize,
     /// Whether the engine works, in the mode `idle`.
     is_open: bool,
 }
@@ -59,10 +61,25 @@ impl Pieces {
         let (start, piece) = self.by_start.range(..=address).next_back()?;
         (piece.live && address < start + piece.bytes).then_some((*start, piece))
     }
+
+    /// Leaves the most bytes so far where the settings say.
+    fn note_peak(&mut self, used: usize) {
+        let folder = settings::text("SOFTGPU_PEAKS");
+        if used > self.peak && !folder.is_empty() {
+            self.peak = used;
+            let file = std::path::Path::new(&folder).join(std::process::id().to_string());
+            let _ = std::fs::write(file, used.to_string());
+        }
+    }
 }
 
-static PIECES: Mutex<Pieces> =
-    Mutex::new(Pieces { by_start: BTreeMap::new(), freed: BTreeMap::new(), used: BTreeMap::new(), is_open: false });
+static PIECES: Mutex<Pieces> = Mutex::new(Pieces {
+    by_start: BTreeMap::new(),
+    freed: BTreeMap::new(),
+    used: BTreeMap::new(),
+    peak: 0,
+    is_open: false,
+});
 
 fn pieces() -> MutexGuard<'static, Pieces> {
     PIECES.lock().expect("no panic while memory is held")
@@ -80,6 +97,8 @@ pub fn alloc(bytes: usize, kind: Kind) -> Result<usize, Code> {
             return Err(OUT_OF_MEMORY);
         }
         *used += bytes;
+        let used = *used;
+        pieces.note_peak(used);
     }
     let padded = bytes.next_multiple_of(ALIGN);
     let inner = padded.next_multiple_of(PAGE);

@@ -81,6 +81,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
 
 fn init(at: *mut P, n_ranks: c_int, id: UniqueId, rank: c_int, is_blocking: bool) -> Code {
     crate::settings::take_changes();
+    crate::settings::reach("connect");
     group::within(|| {
         let name = CStr::from_bytes_until_nul(&id.0).ok().filter(|name| name.to_bytes().starts_with(b"/softgpu-nccl-"));
         let name = name.ok_or_else(|| refuse(INVALID_ARGUMENT, "not a unique id"))?;

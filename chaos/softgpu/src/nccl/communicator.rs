@@ -196,6 +196,9 @@ impl Communicator {
         if failed != SUCCESS {
             return failed;
         }
+        if initialization == SUCCESS && host::setting("SOFTGPU_NCCL_FAIL", 0) == 1 {
+            return REMOTE_ERROR;
+        }
         if initialization != SUCCESS {
             return initialization;
         }

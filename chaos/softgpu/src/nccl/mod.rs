@@ -22,6 +22,7 @@
 //! | `SOFTGPU_NCCL_LATE` | every which launch of a communicator that does not block is late, the first one always; 16; 0: none |
 //! | `SOFTGPU_NCCL_ORDER` | 1: a device runs one operation at a time, as it may when they fill it; ranks that wait for each other because their devices run operations of two communicators in different orders get an error. Operations run in the order of their launches if `NCCL_LAUNCH_ORDER_IMPLICIT` is 1, else in any order that streams allow |
 //! | `SOFTGPU_NCCL_FAULT` | number of a launch of this process, from 1, from which on its communicator reports `ncclRemoteError` |
+//! | `SOFTGPU_NCCL_FAIL` | 1: communicators that are initialised report `ncclRemoteError`, as after a failure of the network |
 //! | `SOFTGPU_NCCL_ALLOC_FAIL` | number of an allocation of NCCL's own in this process, from 1, that fails for lack of memory; a communicator makes one when it is initialised and one with its first launch; 0: none |
 //!
 //! | module | is |

@@ -34,6 +34,7 @@ functions! {
         fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream) -> Code;
         fn cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream) -> Code;
         fn cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream) -> Code;
+        fn cuMemsetD32Async(CUdeviceptr, c_uint, usize, CUstream) -> Code;
         fn cuModuleLoadData(*mut CUmodule, *const c_void) -> Code;
         fn cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char) -> Code;
         fn cuFuncSetAttribute(CUfunction, c_uint, c_int) -> Code;

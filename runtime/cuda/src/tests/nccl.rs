@@ -1,6 +1,6 @@
 //! Failures of the communicator over NCCL.
 
-use super::{BorrowedGpu, ID, libnccl};
+use super::{BorrowedGpu, ID, libnccl, set};
 use crate::gpu::DeviceMemory;
 use crate::nccl::{Choice, connect};
 use phalanx_collective::local::LocalWorld;
@@ -327,20 +327,32 @@ fn member_that_leaves_with_an_operation_in_flight_releases_its_peer_and_its_own_
 }
 
 #[test]
-fn failure_that_nccl_notices_is_reported_by_the_control_end() {
-    if let Some((output, text)) =
-        again("failure_that_nccl_notices_is_reported_by_the_control_end", &[("SOFTGPU_NCCL_FAULT", "1")])
-    {
-        assert!(output.status.success(), "{text}");
-        return;
+fn start_in_which_nccl_fails_returns_the_failure() {
+    let test = "start_in_which_nccl_fails_returns_the_failure";
+    if let Some((output, text)) = again(test, &[("SOFTGPU_NCCL_FAULT", "1")]) {
+        return assert!(output.status.success(), "{text}");
     }
     let [mut rank, _peer] = pair(1);
-    let control = rank.control();
 
     let started = rank.start(0, SUM, N);
 
-    let is_library = |outcome: &Result<(), CollectiveError>| matches!(outcome, Err(CollectiveError::Library { .. }));
-    assert!(started.is_err() || is_library(&control.check()), "{started:?}");
+    assert!(matches!(&started, Err(CollectiveError::Library { call: "NCCL", .. })), "{started:?}");
+}
+
+#[test]
+fn failure_that_nccl_notices_between_operations_is_reported_by_the_control_end() {
+    let test = "failure_that_nccl_notices_between_operations_is_reported_by_the_control_end";
+    if let Some((output, text)) = again(test, &[("SOFTGPU_NCCL_FAIL", "0")]) {
+        return assert!(output.status.success(), "{text}");
+    }
+    let [rank, _peer] = pair(1);
+    let control = rank.control();
+    assert_eq!(control.check(), Ok(()));
+
+    set("SOFTGPU_NCCL_FAIL", "1");
+    let failure = control.check();
+
+    assert!(matches!(&failure, Err(CollectiveError::Library { call: "NCCL", .. })), "{failure:?}");
 }
 
 /// Starts a sum in each of two groups, at the second rank in the other order if `is_swapped`.
@@ -386,7 +398,14 @@ fn equal_orders_of_starts_pass_with_an_nccl_that_keeps_no_order() {
 
 #[test]
 fn streams_of_collectives_have_the_highest_priority() {
-    let gpu = BorrowedGpu::take();
+    // Streams that another thread has returned: this thread has never used the GPU.
+    let elsewhere = std::thread::spawn(|| {
+        let gpu = BorrowedGpu::take();
+        gpu.0.return_urgent_stream(gpu.0.take_urgent_stream().unwrap());
+        gpu.0.return_stream(gpu.0.take_stream().unwrap());
+        gpu
+    });
+    let gpu = elsewhere.join().unwrap();
     let priority = |stream: crate::gpu::Stream| {
         let mut priority = 0;
         let path = Installation::new().unwrap().library("libcuda.so.1");
@@ -403,6 +422,26 @@ fn streams_of_collectives_have_the_highest_priority() {
     let [of_collectives, of_copies] = [gpu.0.take_urgent_stream().unwrap(), gpu.0.take_stream().unwrap()].map(priority);
 
     assert_eq!((of_collectives, of_copies), (-5, 0));
+}
+
+#[test]
+fn progress_is_told_where_streams_have_no_writes_of_words() {
+    let test = "progress_is_told_where_streams_have_no_writes_of_words";
+    if let Some((output, text)) = again(test, &[("SOFTGPU_STREAM_WRITES", "0")]) {
+        return assert!(output.status.success(), "{text}");
+    }
+    let sum = |mut rank: Rank| {
+        let ticket = rank.start(0, SUM, N).unwrap();
+        rank.groups[0].finish(ticket).unwrap();
+        rank.gpu.0.mark().unwrap();
+
+        assert!(until(LONG, || rank.control().device_progress() == Some(Progress { entered: 1, finished: 1 })));
+        assert!(until(LONG, || !rank.gpu.0.activity().is_busy));
+    };
+    std::thread::scope(|scope| {
+        let threads = pair(1).map(|rank| scope.spawn(|| sum(rank)));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }
 
 #[test]
