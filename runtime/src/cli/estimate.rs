@@ -2,10 +2,10 @@
 
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
-use super::measured::{Gpus, gpus};
+use super::measured::{self, Gpus, gpus};
 use super::{JobArgs, report_note, right, say};
 use crate::config::JobConfig;
-use crate::config::precision::DeviceChoice;
+use crate::config::precision::{DeviceChoice, GpuCollectives};
 use crate::devices;
 use crate::error::JobError;
 use crate::error::command::CommandError;
@@ -21,8 +21,8 @@ use phalanx_strategies::cost::program_cost;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::plan::Hardware;
 use phalanx_strategies::plan::hardware::Rate;
+use phalanx_strategies::plan::{Hardware, Overhead};
 use phalanx_strategies::program::Compute;
 use phalanx_strategies::trace::Ranks;
 use serde_json::json;
@@ -38,7 +38,8 @@ pub(super) const HELP: &str = "Examples:
 A job for GPUs (`device: cuda`) needs no GPU here. Its time follows from
 measurements of this machine's GPU, or of the GPU that `--gpu` names: from the
 results of `phalanx-gpu`, else from published figures. Rates of processors are
-measured here, and kept for a week (`--remeasure` replaces them).";
+measured here, and kept for a week (`--remeasure` replaces them). Memory of buffers
+is exact; CUDA's context and the buffers of NCCL follow from published figures.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -93,7 +94,16 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let shadows = config.elastic.shadows && mesh.size() > 1 && mesh.dp_replicate == 1;
     let shadow_bytes = if shadows { Shadow::bytes(&*devices::host(), &forecast.programs.train)? } else { 0 };
     let saving_bytes = Contents::of(&config).snapshot_bytes(&forecast.programs.train);
-    let estimate = Estimate { saving_bytes, shadow_bytes, gpus, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
+    let mut of_gpu = match &gpus {
+        None if plan.device.name() == "cuda" => measured::published(),
+        _ => hardware.clone(),
+    };
+    if config.precision.gpu_collectives == GpuCollectives::Staged {
+        of_gpu.channels = 0;
+    }
+    let overhead = Overhead::of(&of_gpu, &forecast.programs.train.program);
+    let estimate =
+        Estimate { saving_bytes, shadow_bytes, overhead, gpus, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
     if let Some(path) = &args.trace {
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
         std::fs::write(path, forecast.timeline.chrome()).map_err(failed)?;
@@ -115,6 +125,8 @@ struct Estimate<'a> {
     /// Bytes of that rank, by purpose.
     memory: Vec<(&'static str, usize)>,
     peak_bytes: usize,
+    /// In addition, outside of buffers.
+    overhead: Overhead,
     /// The GPUs that are not measured here and now.
     gpus: Option<Gpus>,
     /// In addition, from the first checkpoint that is written during training.
@@ -162,6 +174,7 @@ impl Estimate<'_> {
             fullest: forecast.fullest,
             memory,
             peak_bytes,
+            overhead: Overhead::default(),
             gpus: None,
             saving_bytes: 0,
             shadow_bytes: 0,
@@ -183,6 +196,9 @@ impl Estimate<'_> {
             "fullest_rank": self.fullest,
             "memory_bytes": memory.collect::<serde_json::Map<_, _>>(),
             "peak_memory_bytes": self.peak_bytes,
+            "context_memory_bytes": self.overhead.context_bytes,
+            "communicator_memory_bytes": self.overhead.communicator_bytes,
+            "device_memory_bytes": self.peak_bytes as u64 + self.overhead.bytes(),
             "saving_memory_bytes": self.saving_bytes,
             "shadow_memory_bytes": self.shadow_bytes,
             "flops_per_token": self.flops_per_token,
@@ -193,6 +209,24 @@ impl Estimate<'_> {
         })
     }
 
+    /// Memory of the device outside of buffers, and the sum.
+    fn overhead_rows(&self) -> Vec<(String, u64)> {
+        let Overhead { context_bytes, communicator_bytes, n_communicators } = self.overhead;
+        let nccl = format!("in addition, buffers of NCCL for {n_communicators} communicators, roughly");
+        let rows = [
+            ("in addition, CUDA's context and libraries, roughly".to_owned(), context_bytes),
+            (nccl, communicator_bytes),
+        ];
+        let mut rows: Vec<_> = rows.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+        if !rows.is_empty() {
+            rows.push((
+                "memory of the device in all, roughly".to_owned(),
+                self.peak_bytes as u64 + self.overhead.bytes(),
+            ));
+        }
+        rows
+    }
+
     fn print(&self) {
         let whose = format!("memory of rank {}, the largest of {}", self.fullest, self.mesh.size());
         let mut table = Table::new();
@@ -201,10 +235,9 @@ impl Estimate<'_> {
             let share = format!("{:.1}%", 100.0 * *bytes as f64 / self.peak_bytes as f64);
             table.add_row([(*name).to_string(), human_bytes(*bytes as u64), share]);
         }
-        if self.programs.device.name() == "cuda" {
-            let context = "in addition, CUDA's context, libraries and buffers of NCCL";
-            table.add_row([context, "not measured", ""]);
-        }
+        self.overhead_rows().into_iter().for_each(|(what, bytes)| {
+            table.add_row([what, human_bytes(bytes), String::new()]);
+        });
         let besides = "in addition, during a save in the background";
         table.add_row([besides.to_string(), human_bytes(self.saving_bytes as u64), String::new()]);
         if self.shadow_bytes > 0 {

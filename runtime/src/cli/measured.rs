@@ -33,6 +33,13 @@ pub(super) fn gpus(name: &str, file: Option<&Path>) -> Result<Gpus, JobError> {
     Ok(Gpus { hardware, measured })
 }
 
+/// Hardware with the published figures of this machine's GPU, or of the usual one if it is not known.
+pub(super) fn published() -> Hardware {
+    let product = devices::gpu().ok().and_then(|gpu| Some(gpu.gpus().first()?.name.clone())).unwrap_or_default();
+    let known = Hardware::NAMES.into_iter().filter_map(Hardware::named).find(|hardware| hardware.is_of(&product));
+    known.unwrap_or_else(|| Hardware::named("h100").expect("it is shipped"))
+}
+
 /// What `phalanx-gpu` writes for a stage; of the summary, the part of a stage.
 #[derive(Debug, Deserialize)]
 struct Report {
@@ -59,7 +66,10 @@ fn read(hardware: &Hardware, path: &Path) -> Result<Hardware, JobError> {
         let (found, gpu) = (ceilings.device.clone(), hardware.name.clone());
         return Err(CommandError::MeasuredOther { path: path.to_owned(), found, gpu }.into());
     }
-    let measured = with_rates(hardware, ceilings, report("rates")).map_err(none)?;
+    let mut measured = with_rates(hardware, ceilings, report("rates")).map_err(none)?;
+    if let Some(bytes) = report("libraries").and_then(context_bytes) {
+        measured.context_bytes = bytes;
+    }
     Ok(measured.validate().map_err(CommandError::Hardware)?)
 }
 
@@ -84,6 +94,13 @@ fn with_rates(hardware: &Hardware, ceilings: &Report, rates: Option<&Report>) ->
         }
     }
     Ok(measured)
+}
+
+/// The memory of a context, in the row that `phalanx-gpu libraries` writes.
+fn context_bytes(libraries: &Report) -> Option<u64> {
+    let row = libraries.rows.iter().find(|row| row.first().is_some_and(|cell| cell == "context"))?;
+    let mib: u64 = row.get(1)?.strip_suffix(" MiB")?.parse().ok()?;
+    Some(mib << 20).filter(|bytes| *bytes > 0)
 }
 
 /// The rate at the beginning of a cell such as `780.1 TFLOP/s, 79 % of 989`, per second.

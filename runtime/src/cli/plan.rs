@@ -19,7 +19,7 @@ use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::plan::workload::input_bytes;
 use phalanx_strategies::plan::{
-    self as search, Candidate, Evaluation, Hardware, Options, Plan, Reason, Workload, report,
+    self as search, Candidate, Evaluation, Hardware, Options, Overhead, Plan, Reason, Workload, report,
 };
 use phalanx_strategies::trace::Ranks;
 use serde_json::json;
@@ -36,7 +36,8 @@ ranks share these rows. Predicted times follow from the results of
 `phalanx-gpu` on such a GPU, else from its published figures, or with
 `--gpu cpu` from measurements on this machine, which are kept for a week
 (`--remeasure` replaces them). Predicted memory is the static
-layout of each program, without CUDA's context and libraries.";
+layout of each program and, from published figures, what CUDA's context and
+the buffers of NCCL take.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -273,9 +274,14 @@ impl Planner {
         let places = (0..mesh.pp).flat_map(|stage| (0..mesh.tp).map(move |tp| (stage, tp)));
         let bytes = places.map(|(stage, tp)| {
             let rank = mesh.rank(Coord::default().with(Axis::Pp, stage).with(Axis::Tp, tp));
-            Some(Programs::compile(&plan, MeshRank { mesh, rank }, self.evaluates).ok()?.bytes())
+            Some(self.bytes_of(&Programs::compile(&plan, MeshRank { mesh, rank }, self.evaluates).ok()?))
         });
         bytes.collect::<Option<Vec<u64>>>()?.into_iter().max()
+    }
+
+    /// Bytes of a rank's buffers, and of what its driver and NCCL take.
+    fn bytes_of(&self, programs: &Programs) -> u64 {
+        programs.bytes() + Overhead::of(&self.gpus.hardware, &programs.train.program).bytes()
     }
 
     /// Evaluates the candidate's step with `n_microbatches`; also returns the input bytes of one microbatch.
@@ -284,7 +290,7 @@ impl Planner {
         let forecast = forecast.map_err(|e| Reason::Refused { why: e.to_string() })?;
         let evaluation = Evaluation {
             step_seconds: forecast.timeline.makespan.as_secs_f64(),
-            memory_bytes: forecast.programs.bytes(),
+            memory_bytes: self.bytes_of(&forecast.programs),
             exposed_seconds: forecast.timeline.mean_exposed().as_secs_f64(),
         };
         Ok((evaluation, input_bytes(&forecast.programs.train.program)))

@@ -15,6 +15,7 @@
 use super::candidate::{Candidate, MeshSizes, ZeroStage};
 use super::cost::{NodeSpan, collective_seconds};
 use super::hardware::Hardware;
+use super::overhead::Overhead;
 use super::workload::Workload;
 use crate::passes::recompute::Recompute;
 use crate::pipeline::ScheduleKind;
@@ -99,7 +100,8 @@ impl<'a> MeshBound<'a> {
         let link = m * blocks * layer.link + self.gathers(candidate) + gradients.0 + gradients.1;
         let seconds = pipeline.max(link).max(self.end_seconds(candidate, pipeline, &layer, &head, gradients.1));
         let step_seconds = seconds + self.update_seconds(candidate);
-        Bound { step_seconds, memory_bytes: self.memory_bytes(candidate) as u64 }
+        let outside = Overhead::least(self.hardware, self.mesh.world_size());
+        Bound { step_seconds, memory_bytes: self.memory_bytes(candidate) as u64 + outside.bytes() }
     }
 
     fn tokens(&self, candidate: &Candidate) -> f64 {

@@ -26,6 +26,12 @@ pub struct Hardware {
     pub memory_fraction: f64,
     /// From the start of one kernel to the earliest start of the next, seconds.
     pub launch_s: f64,
+    /// Memory of a device that its driver and libraries take for each process, bytes.
+    #[serde(default)]
+    pub context_bytes: u64,
+    /// Channels of NCCL between two devices of a node; 0 if they exchange tensors otherwise.
+    #[serde(default)]
+    pub channels: u32,
     /// Devices of a node.
     pub devices_per_node: u32,
     /// Between devices of a node.
@@ -110,6 +116,13 @@ const NETWORK_HOP_S: f64 = 4e-6;
 // Bus bandwidth, as nccl-tests defines it (doc/PERFORMANCE.md), over link bandwidth for large messages on NVSwitch
 // nodes. An assumption within the range of published runs, not a measurement of ours.
 const COLLECTIVES: f64 = 0.8;
+// Besides what PyTorch allocates, an H100 has 1.06 GB in use before the first operation of NCCL (NVIDIA/nccl, issue 1685): context,
+// kernels and libraries. Contexts alone are 0.3 to 0.6 GB (pytorch/pytorch, issues 20532, 28394 and 109888; LMCache/LMCache, 4019).
+const CONTEXT_BYTES: u64 = 1_060_000_000;
+// Pairs of H100 in an NVSwitch node have 32 channels (NVIDIA/nccl, issue 1685). Without NVLink NCCL opens two for each link; four are
+// assumed.
+const NVLINK_CHANNELS: u32 = 32;
+const PCIE_CHANNELS: u32 = 4;
 
 /// An invalid description.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -244,6 +257,8 @@ fn a100_80g() -> Hardware {
         memory_bytes_per_s: 2039.0 * GB,
         memory_fraction: STREAMS,
         launch_s: LAUNCH_S,
+        context_bytes: CONTEXT_BYTES,
+        channels: NVLINK_CHANNELS,
         devices_per_node: 8,
         intra_node: Link { bytes_per_s: 300.0 * GB, fraction: COLLECTIVES, hop_s: NVLINK_HOP_S },
         inter_node: Link { bytes_per_s: 25.0 * GB, fraction: COLLECTIVES, hop_s: NETWORK_HOP_S },
@@ -309,6 +324,7 @@ fn l40s() -> Hardware {
         matmul_f32: gpu_rate(91.6 * TERA),
         memory_bytes: 48_000_000_000,
         memory_bytes_per_s: 864.0 * GB,
+        channels: PCIE_CHANNELS,
         intra_node: Link { bytes_per_s: 32.0 * GB, fraction: COLLECTIVES, hop_s: PCIE_HOP_S },
         inter_node: Link { bytes_per_s: 12.5 * GB, fraction: COLLECTIVES, hop_s: NETWORK_HOP_S },
         ..a100_80g()
@@ -331,6 +347,8 @@ fn cpu() -> Hardware {
         memory_fraction: STREAMS,
         // Waking a pool of threads.
         launch_s: 5e-6,
+        context_bytes: 0,
+        channels: 0,
         devices_per_node: 2,
         // UPI at 16 GT/s carries about 24 GB/s a link and direction after coding; 3 links.
         intra_node: Link { bytes_per_s: 72.0 * GB, fraction: 0.5, hop_s: 1e-6 },

@@ -2,6 +2,7 @@
 //!
 //! - [`hardware`]: descriptions of devices and their links.
 //! - [`cost`]: seconds of an instruction and of a collective.
+//! - [`overhead`]: memory of a device besides the buffers of programs.
 //! - [`workload`]: the model and its batch, as far as a plan depends on them.
 //! - [`candidate`]: the choices of a plan, and all candidates worth trying.
 //! - [`reason`]: why a candidate is rejected, as a sentence.
@@ -15,6 +16,7 @@ pub mod bound;
 pub mod candidate;
 pub mod cost;
 pub mod hardware;
+pub mod overhead;
 pub mod reason;
 pub mod report;
 pub mod search;
@@ -22,6 +24,7 @@ pub mod workload;
 
 pub use candidate::{Candidate, MeshSizes, ZeroStage};
 pub use hardware::Hardware;
+pub use overhead::Overhead;
 pub use reason::Reason;
 pub use search::{Evaluation, Options, Plan, Ranked, Refusal, search};
 pub use workload::Workload;

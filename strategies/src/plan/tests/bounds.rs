@@ -17,7 +17,7 @@ fn candidate(mesh: MeshSizes, zero: ZeroStage, n_microbatches: usize) -> Candida
 fn state_of_a_model_is_sixteen_bytes_a_parameter_until_it_is_sharded() {
     let workload = llama_70b(8);
     let mesh = mesh(1, 8, 1);
-    let hardware = h100();
+    let hardware = Hardware { context_bytes: 0, channels: 0, ..h100() };
     let bounds = MeshBound::new(mesh, &workload, &hardware);
     let n_params = (80 * workload.layer_params + 2 * workload.head_params) as f64;
 
@@ -33,6 +33,19 @@ fn state_of_a_model_is_sixteen_bytes_a_parameter_until_it_is_sharded() {
     for (zero, per_param) in stages.into_iter().zip(expected) {
         assert!((bytes(zero) - activations - per_param * n_params).abs() < 1e4, "{zero:?}");
     }
+}
+
+#[test]
+fn bound_on_memory_has_room_for_the_context_and_a_connection_to_peers() {
+    let (workload, hardware) = (llama_70b(8), h100());
+    let bytes = |mesh, hardware: &Hardware| {
+        MeshBound::new(mesh, &workload, hardware).of(&candidate(mesh, ZeroStage::Zero0, 2)).memory_bytes
+    };
+    let bare = Hardware { context_bytes: 0, channels: 0, ..h100() };
+
+    let outside = [1, 8].map(|n| bytes(mesh(1, n, 1), &hardware) - bytes(mesh(1, n, 1), &bare));
+
+    assert_eq!(outside, [1_060_000_000, 1_060_000_000 + 32 * (14 << 20)]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::Report;
 use anyhow::Result;
 use phalanx_cuda::CudaDevice;
+use phalanx_device::Device;
 
 pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     let mut report = Report::new(&gpu.gpus()[0].name, &["what", "found"]);
@@ -16,6 +17,10 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
         let gib = info.memory_bytes as f64 / (1u64 << 30) as f64;
         report.row(&[&format!("GPU {i}"), &format!("{}, {gib:.1} GiB, compute capability {major}.{minor}", info.name)]);
     }
-    report.check(gpu.open().map_err(Into::into));
+    // As NVML counts it: without a context the driver tells nothing.
+    let used_bytes = || gpu.health().first().map_or(0, |health| health.used_bytes);
+    let before = used_bytes();
+    report.check(gpu.probe().map_err(Into::into));
+    report.row(&[&"context", &format!("{} MiB", used_bytes().saturating_sub(before) >> 20)]);
     Ok(report)
 }
