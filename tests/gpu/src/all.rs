@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use phalanx_gpu::stages::{Options, Report, Stage};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,6 +25,17 @@ struct Outcome {
     report: Report,
     /// Why processes gave no report: a sentence each.
     lost: Vec<String>,
+    /// Time of its processes.
+    seconds: f64,
+}
+
+/// What the processes of some stages left.
+#[derive(Debug, Default)]
+struct Ended {
+    /// Those that gave no report, and why.
+    lost: Vec<(Job, String)>,
+    /// Time of the processes, by stage.
+    seconds: BTreeMap<&'static str, f64>,
 }
 
 /// Runs all stages within `budget`.
@@ -41,9 +52,9 @@ pub fn run(out: &Path, budget: Duration, options: &Options) -> Result<()> {
         let limit = budget.saturating_sub(begin.elapsed()).mul_f64(share(now) / share(rest));
         let names: Vec<&str> = now.iter().map(|stage| stage.name()).collect();
         println!("== {} (at most {:.0} s)", names.join(", "), limit.as_secs_f64());
-        let lost = side_by_side(&program, out, now, limit, options)?;
+        let ended = side_by_side(&program, out, now, limit, options)?;
         for stage in now {
-            let outcome = outcome(out, *stage, &lost);
+            let outcome = outcome(out, *stage, &ended);
             println!("-- {}: {}", stage.name(), outcome.report);
             outcome.lost.iter().for_each(|lost| println!("{lost}"));
             outcomes.push(outcome);
@@ -60,45 +71,44 @@ fn jobs(stage: Stage) -> Vec<Job> {
     parts.into_iter().map(|part| Job { stage, only: Some(part) }).chain(whole).collect()
 }
 
-/// Runs all jobs of some stages, as many at a time as there are processors; returns those that gave no report, and why.
-fn side_by_side(
-    program: &Path,
-    out: &Path,
-    stages: &[Stage],
-    limit: Duration,
-    options: &Options,
-) -> Result<Vec<(Job, String)>> {
+/// Runs all jobs of some stages, as many at a time as there are processors.
+fn side_by_side(program: &Path, out: &Path, stages: &[Stage], limit: Duration, options: &Options) -> Result<Ended> {
     let mut waiting: VecDeque<Job> = stages.iter().flat_map(|stage| jobs(*stage)).collect();
     let n_max = std::thread::available_parallelism().map_or(1, usize::from);
-    let (begin, mut running, mut lost): (_, Vec<(Job, Child)>, _) = (Instant::now(), Vec::new(), Vec::new());
+    let (begin, mut running, mut ended): (_, Vec<(Job, Child, Instant)>, _) =
+        (Instant::now(), Vec::new(), Ended::default());
     while !waiting.is_empty() || !running.is_empty() {
         let is_late = begin.elapsed() > limit;
         while running.len() < n_max
             && let Some(job) = waiting.pop_front()
         {
             if is_late {
-                lost.push((job, "had no time left".to_owned()));
+                ended.lost.push((job, "had no time left".to_owned()));
                 continue;
             }
             let child = start(program, out, &job, options)?;
-            running.push((job, child));
+            running.push((job, child, Instant::now()));
         }
-        for (job, mut child) in std::mem::take(&mut running) {
+        for (job, mut child, since) in std::mem::take(&mut running) {
             let status = child.try_wait().context("waiting for a stage")?;
+            if status.is_none() && !is_late {
+                running.push((job, child, since));
+                continue;
+            }
+            *ended.seconds.entry(job.stage.name()).or_default() += since.elapsed().as_secs_f64();
             match status {
                 Some(_) if report_of(out, &job).is_some() => {}
-                Some(status) => lost.push((job, format!("ended with {status}"))),
-                None if is_late => {
+                Some(status) => ended.lost.push((job, format!("ended with {status}"))),
+                None => {
                     child.kill().context("ending a stage")?;
                     child.wait().context("waiting for a stage")?;
-                    lost.push((job, format!("took more than {:.0} s", limit.as_secs_f64())));
+                    ended.lost.push((job, format!("took more than {:.0} s", limit.as_secs_f64())));
                 }
-                None => running.push((job, child)),
             }
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(lost)
+    Ok(ended)
 }
 
 fn start(program: &Path, out: &Path, job: &Job, options: &Options) -> Result<Child> {
@@ -125,10 +135,10 @@ fn report_of(out: &Path, job: &Job) -> Option<Report> {
 }
 
 /// Joins what the processes of a stage have left.
-fn outcome(out: &Path, stage: Stage, lost: &[(Job, String)]) -> Outcome {
+fn outcome(out: &Path, stage: Stage, ended: &Ended) -> Outcome {
     let reports = jobs(stage).into_iter().filter_map(|job| report_of(out, &job));
     let report = reports.reduce(Report::joined).unwrap_or_default();
-    let of_stage = lost.iter().filter(|(job, _)| job.stage == stage);
+    let of_stage = ended.lost.iter().filter(|(job, _)| job.stage == stage);
     let lost = of_stage.map(|(job, why)| {
         let name = [stage.name()].into_iter().chain(job.only.as_deref()).collect::<Vec<_>>().join(" ");
         let log = std::fs::read_to_string(path_of(out, job).with_extension("log")).unwrap_or_default();
@@ -136,20 +146,21 @@ fn outcome(out: &Path, stage: Stage, lost: &[(Job, String)]) -> Outcome {
         let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n  ");
         format!("{name} {why}; its last lines:\n  {last}")
     });
-    Outcome { stage, report, lost: lost.collect() }
+    let seconds = ended.seconds.get(stage.name()).copied().unwrap_or(0.0);
+    Outcome { stage, report, lost: lost.collect(), seconds }
 }
 
 /// Prints a line for each stage, and writes `summary.json`.
 fn summarise(out: &Path, outcomes: &[Outcome]) -> Result<()> {
     println!("== summary");
     let mut summary = serde_json::Map::new();
-    for Outcome { stage, report, lost } in outcomes {
+    for Outcome { stage, report, lost, seconds } in outcomes {
         let mut state = format!("{} of {} checks passed", report.n_passed(), report.n_checks);
         if !lost.is_empty() {
             state += &format!("; {} processes without a report", lost.len());
         }
-        println!("{:12} {state}", stage.name());
-        let outcome = serde_json::json!({"outcome": state, "report": report, "lost": lost});
+        println!("{:12} {state}; {seconds:.0} s of its processes", stage.name());
+        let outcome = serde_json::json!({"outcome": state, "report": report, "lost": lost, "seconds": seconds});
         summary.insert(stage.name().to_owned(), outcome);
     }
     std::fs::write(out.join("summary.json"), serde_json::to_string_pretty(&summary)?)

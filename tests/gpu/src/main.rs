@@ -7,6 +7,7 @@ use clap::Parser;
 use phalanx_gpu::nccl_rank::NcclRank;
 use phalanx_gpu::stages::nccl_jobs::{self, NcclJobs};
 use phalanx_gpu::stages::{self, Options, Stage};
+use phalanx_softgpu::Installation;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,6 +23,9 @@ use std::time::Duration;
                   NVIDIA's libraries are found beside Python packages and in the system's folders; PHALANX_CUDA_LIBS names others."
 )]
 struct Cli {
+    /// Uses the software GPU of this build instead of a GPU; its settings are variables such as SOFTGPU_ARCH=89.
+    #[arg(long, global = true)]
+    software_gpu: bool,
     #[command(subcommand)]
     command: Action,
 }
@@ -99,7 +103,19 @@ fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    let done = match Cli::parse().command {
+    let cli = Cli::parse();
+    if cli.software_gpu {
+        match Installation::new() {
+            // SAFETY: the process has one thread yet.
+            #[allow(unsafe_code)]
+            Ok(gpu) => unsafe { std::env::set_var("PHALANX_CUDA_LIBS", gpu.dir()) },
+            Err(error) => {
+                eprintln!("error: installing the software GPU: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    let done = match cli.command {
         Action::All { out, minutes, options } => all::run(&out, Duration::from_secs_f64(minutes * 60.0), &options),
         Action::NcclRank(args) => phalanx_gpu::nccl_rank::run(&args),
         Action::NcclJobs(args) => phalanx_gpu::open::gpu().and_then(|gpu| nccl_jobs::run(&args, &gpu)),

@@ -299,7 +299,7 @@ impl Rank<'_> {
 
     /// Aborts a connected group: with an operation in flight that only the first rank has started, or after one of all.
     fn abort(&self, group: &mut dyn Collective, round: u32) -> Result<()> {
-        let ended = self.args.folder.join(format!("aborted-{round}"));
+        let [connected, ended] = ["connected", "aborted"].map(|name| self.args.folder.join(format!("{name}-{round}")));
         let operand = self.operand(OperationKind::AllReduce, ElementType::F32, N, self.recv);
         self.fill(ElementType::F32, 0)?;
         let is_aborted =
@@ -309,6 +309,8 @@ impl Rank<'_> {
         let start = |group: &mut dyn Collective| unsafe { group.start(&operation, &[operand]) };
         match (round % 3, self.args.rank) {
             (1, 0) => {
+                // Before, the abort may end the connecting of a peer that has not seen its end.
+                apart::read(&connected, PATIENCE)?;
                 let control = group.control();
                 let outcome = std::thread::scope(|scope| {
                     scope.spawn(|| {
@@ -321,9 +323,11 @@ impl Rank<'_> {
                 apart::write(&ended, "")?;
             }
             (1, _) => {
+                apart::write(&connected, "")?;
                 apart::read(&ended, PATIENCE)?;
-                let outcome = start(group).and_then(|ticket| group.finish(ticket));
-                ensure!(is_aborted(&outcome), "an operation of an aborted group ends with {outcome:?}");
+                // The first one may complete: the other rank has announced its operation before it left.
+                let outcome = (0..2).try_for_each(|_| start(group).and_then(|ticket| group.finish(ticket)));
+                ensure!(is_aborted(&outcome), "operations of an aborted group end with {outcome:?}");
             }
             (2, _) => {
                 // A peer may abort before this rank has awaited the sum.

@@ -4,7 +4,7 @@
 
 use super::Report;
 use crate::nccl_rank::{Figures, Scenario};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use phalanx_cuda::CudaDevice;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,8 @@ const SCENARIO_MAX: Duration = Duration::from_secs(150);
 const JOBS_MAX: Duration = Duration::from_secs(240);
 /// Lines of a failed process that are shown.
 const LOG_LINES: usize = 8;
+/// Pause between two looks at the ends of processes.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// A scenario: its name in the table, ranks, rounds on a GPU and on the software GPU, and settings.
 struct Run {
@@ -99,20 +101,33 @@ impl Process {
         Ok(Process { child, log, result })
     }
 
-    /// Waits for its end; whether it succeeded.
-    fn succeeds(&mut self, patience: Duration) -> Result<bool> {
-        let begin = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().context("waiting for a process")? {
-                return Ok(status.success());
-            }
-            if begin.elapsed() > patience {
-                self.child.kill().context("ending a process")?;
-                self.child.wait().context("waiting for a process")?;
-                return Ok(false);
-            }
-            std::thread::sleep(Duration::from_millis(5));
+    /// Whether it succeeded, once it has ended. One that has not by `give_up` is ended, and has failed.
+    fn succeeds(&mut self, give_up: Instant) -> Result<Option<bool>> {
+        if let Some(status) = self.child.try_wait().context("waiting for a process")? {
+            return Ok(Some(status.success()));
         }
+        if Instant::now() < give_up {
+            return Ok(None);
+        }
+        self.kill()?;
+        Ok(Some(false))
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("ending a process")?;
+        self.child.wait().context("waiting for a process").map(drop)
+    }
+
+    /// The end of its output.
+    fn last_lines(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES)..].join("\n  ")
+    }
+
+    fn result(&self) -> Result<String> {
+        std::fs::read_to_string(&self.result)
+            .with_context(|| format!("no result; its last lines:\n  {}", self.last_lines()))
     }
 
     /// Its result.
@@ -120,12 +135,14 @@ impl Process {
     /// # Errors
     /// The end of its output, if it fails or takes too long.
     fn end(mut self, patience: Duration) -> Result<String> {
-        let succeeds = self.succeeds(patience)?;
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n  ");
-        ensure!(succeeds, "a process failed; its last lines:\n  {last}");
-        std::fs::read_to_string(&self.result).with_context(|| format!("no result; its last lines:\n  {last}"))
+        let give_up = Instant::now() + patience;
+        loop {
+            match self.succeeds(give_up)? {
+                Some(true) => return self.result(),
+                Some(false) => bail!("a process failed; its last lines:\n  {}", self.last_lines()),
+                None => std::thread::sleep(PAUSE),
+            }
+        }
     }
 }
 
@@ -151,17 +168,34 @@ fn scenario(folder: &Path, run: &Run, is_soft: bool) -> Result<Figures> {
         let result = folder.join(format!("figures-{rank}.json"));
         Process::start(&mut command, folder.join(format!("{rank}.log")), result)
     };
-    let processes = (0..run.ranks).map(start).collect::<Result<Vec<_>>>()?;
-    let mut figures = None;
-    for (rank, mut process) in (0..).zip(processes) {
-        if run.scenario == Scenario::Killed && rank == run.ranks - 1 {
-            ensure!(!process.succeeds(SCENARIO_MAX)?, "the rank that dies does not die");
-            continue;
+    let mut processes = (0..run.ranks).map(start).collect::<Result<Vec<_>>>()?;
+    let dies = (run.scenario == Scenario::Killed).then_some(run.ranks as usize - 1);
+    end_all(&mut processes, dies, Instant::now() + SCENARIO_MAX)?;
+    Ok(serde_json::from_str(&processes[0].result()?)?)
+}
+
+/// Waits until all ranks have succeeded, except that one `dies`.
+///
+/// # Errors
+/// The end of the output of the first that fails: the others wait for it in vain, and are ended.
+fn end_all(processes: &mut [Process], dies: Option<usize>, give_up: Instant) -> Result<()> {
+    let mut running: Vec<usize> = (0..processes.len()).collect();
+    while !running.is_empty() {
+        for rank in std::mem::take(&mut running) {
+            match processes[rank].succeeds(give_up)? {
+                None => running.push(rank),
+                Some(succeeds) if succeeds == (dies != Some(rank)) => {}
+                Some(succeeds) => {
+                    let how = if succeeds { "does not die" } else { "failed" };
+                    let lines = processes[rank].last_lines();
+                    processes.iter_mut().try_for_each(Process::kill)?;
+                    bail!("rank {rank} {how}; its last lines:\n  {lines}");
+                }
+            }
         }
-        let text = process.end(SCENARIO_MAX).with_context(|| format!("rank {rank}"))?;
-        figures.get_or_insert(serde_json::from_str(&text)?);
+        std::thread::sleep(PAUSE);
     }
-    figures.context("no rank has figures")
+    Ok(())
 }
 
 /// Starts the process that runs whole jobs, whose ranks are processes of their own.
