@@ -83,7 +83,7 @@ impl Engine {
             if is_done()? {
                 return Ok(());
             }
-            permit.sleep();
+            let _ = permit.sleep();
         }
     }
 
