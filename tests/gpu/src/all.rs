@@ -54,7 +54,7 @@ pub fn run(out: &Path, budget: Duration, options: &Options) -> Result<()> {
         println!("== {} (at most {:.0} s)", names.join(", "), limit.as_secs_f64());
         let ended = side_by_side(&program, out, now, limit, options)?;
         for stage in now {
-            let outcome = outcome(out, *stage, &ended);
+            let outcome = outcome(out, *stage, &ended, options);
             println!("-- {}: {}", stage.name(), outcome.report);
             outcome.lost.iter().for_each(|lost| println!("{lost}"));
             outcomes.push(outcome);
@@ -64,16 +64,22 @@ pub fn run(out: &Path, budget: Duration, options: &Options) -> Result<()> {
     summarise(out, &outcomes)
 }
 
+/// Whole steps of a sample.
+const STEPS_SAMPLED: usize = 3;
+
 /// The parts of a stage, or the whole of it.
-fn jobs(stage: Stage) -> Vec<Job> {
-    let parts = stage.parts();
+fn jobs(stage: Stage, options: &Options) -> Vec<Job> {
+    let mut parts = stage.parts();
+    if options.sample && stage == Stage::Steps {
+        parts.truncate(STEPS_SAMPLED);
+    }
     let whole = parts.is_empty().then_some(Job { stage, only: None });
     parts.into_iter().map(|part| Job { stage, only: Some(part) }).chain(whole).collect()
 }
 
 /// Runs all jobs of some stages, as many at a time as there are processors.
 fn side_by_side(program: &Path, out: &Path, stages: &[Stage], limit: Duration, options: &Options) -> Result<Ended> {
-    let mut waiting: VecDeque<Job> = stages.iter().flat_map(|stage| jobs(*stage)).collect();
+    let mut waiting: VecDeque<Job> = stages.iter().flat_map(|stage| jobs(*stage, options)).collect();
     let n_max = std::thread::available_parallelism().map_or(1, usize::from);
     let (begin, mut running, mut ended): (_, Vec<(Job, Child, Instant)>, _) =
         (Instant::now(), Vec::new(), Ended::default());
@@ -135,8 +141,8 @@ fn report_of(out: &Path, job: &Job) -> Option<Report> {
 }
 
 /// Joins what the processes of a stage have left.
-fn outcome(out: &Path, stage: Stage, ended: &Ended) -> Outcome {
-    let reports = jobs(stage).into_iter().filter_map(|job| report_of(out, &job));
+fn outcome(out: &Path, stage: Stage, ended: &Ended, options: &Options) -> Outcome {
+    let reports = jobs(stage, options).into_iter().filter_map(|job| report_of(out, &job));
     let report = reports.reduce(Report::joined).unwrap_or_default();
     let of_stage = ended.lost.iter().filter(|(job, _)| job.stage == stage);
     let lost = of_stage.map(|(job, why)| {

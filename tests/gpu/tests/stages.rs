@@ -7,7 +7,7 @@ use std::process::Command;
 fn all_stages_pass_on_the_software_gpu_and_leave_their_tables() {
     let (gpu, out) = (Installation::new().unwrap(), tempfile::tempdir().unwrap());
     let mut all = Command::new(env!("CARGO_BIN_EXE_phalanx-gpu"));
-    all.args(["all", "--minutes", "20", "--out"]).arg(out.path()).env("PHALANX_CUDA_LIBS", gpu.dir());
+    all.args(["all", "--sample", "--minutes", "20", "--out"]).arg(out.path()).env("PHALANX_CUDA_LIBS", gpu.dir());
 
     let ended = all.output().unwrap();
 

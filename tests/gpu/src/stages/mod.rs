@@ -28,6 +28,9 @@ pub struct Options {
     /// What attention runs through: cudnn requires cuDNN, own are the kernels of Phalanx, auto takes cuDNN where it is present.
     #[arg(long, value_enum, default_value_t)]
     pub attention: Attention,
+    /// Runs one case of each operation and a few whole steps only; the tests of this crate run all of them.
+    #[arg(long)]
+    pub sample: bool,
 }
 
 /// What attention runs through.
@@ -51,7 +54,8 @@ impl Options {
             Attention::Own => "own",
         };
         let python = self.python.iter().flat_map(|python| ["--python".into(), python.into()]);
-        ["--attention".into(), name.into()].into_iter().chain(python).collect()
+        let sample = self.sample.then(|| "--sample".into());
+        ["--attention".into(), name.into()].into_iter().chain(python).chain(sample).collect()
     }
 
     fn choice(&self) -> AttentionChoice {
@@ -245,7 +249,7 @@ pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> R
         Stage::Nccl => nccl::run(&gpu),
         Stage::Driver => driver::run(&gpu),
         Stage::Ceilings => ceilings::run(&gpu),
-        Stage::Operations => operations::run(&gpu, is_asked),
+        Stage::Operations => operations::run(&gpu, is_asked, options.sample),
         Stage::Steps => steps::run(&gpu, is_asked),
         Stage::Faults => faults::run(&gpu),
         Stage::Rates => rates::run(&gpu),
