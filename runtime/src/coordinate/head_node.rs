@@ -115,12 +115,14 @@ pub(crate) fn lead_alone(
     };
     let coordinate = |is_abandoned: &dyn Fn() -> bool, tell: &dyn Fn(&Event)| {
         coordinating.follow(control, is_abandoned, &mut |happened| {
-            // On one machine, only incidents that interrupt the steps get a line.
-            if let CoordinatorEvent::Event(happening) = happened
-                && let What::Incident(incident) = &happening.what
-                && incident.why != Why::Started
-            {
-                tell(&Event::Note(sentence::incident(incident)));
+            // On one machine, only what interrupts the steps, or keeps the job from its end, gets a line.
+            let CoordinatorEvent::Event(happening) = happened else { return };
+            match &happening.what {
+                What::Incident(incident) if incident.why != Why::Started => {
+                    tell(&Event::Note(sentence::incident(incident)));
+                }
+                What::StoreSilent { .. } | What::StoreAnswers { .. } => tell(&Event::Note(sentence(&happening))),
+                _ => {}
             }
         })
     };
