@@ -12,6 +12,7 @@ use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::train::located;
 use serde_yaml_ng::{Mapping, Value};
+use std::fs::File;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 
@@ -69,7 +70,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     };
     let mut given = imported.as_ref().map(|imported| imported.keys.clone()).unwrap_or_default();
     given.extend(wanted);
-    let start = imported.as_ref().is_none_or(|imported| !imported.is_whole).then(|| answers.start());
+    let names_only = imported.as_ref().is_some_and(|imported| imported.is_of_trainer);
+    let start = imported.as_ref().is_none_or(|imported| !imported.is_whole).then(|| answers.start(names_only));
     let title = match &imported {
         Some(imported) => format!("A training job, converted from a configuration of {}.", imported.tool),
         None => "A training job.".into(),
@@ -176,9 +178,9 @@ impl Answers {
         Ok(Answers { base_model, dataset, dataset_type, ranks: ranks.filter(|n| *n != 1), lora })
     }
 
-    fn start(&self) -> Start<'_> {
+    fn start(&self, names_only: bool) -> Start<'_> {
         let Answers { base_model, dataset, dataset_type, .. } = self;
-        Start { base_model: base_model.as_deref(), dataset, dataset_type: *dataset_type }
+        Start { base_model: base_model.as_deref(), dataset, dataset_type: *dataset_type, names_only }
     }
 
     /// The keys that follow from the answers: each rank holds a shard of the state.
@@ -215,6 +217,13 @@ fn ask(question: &str, default: &str) -> String {
     if line.is_empty() { default.to_string() } else { line.to_string() }
 }
 
+/// Writes a new file, all of it or nothing: half a file would refuse the next attempt.
 fn write(path: &Path, text: &str) -> Result<(), JobError> {
-    std::fs::write(path, text).map_err(|source| JobError::Io { action: "write", path: path.to_owned(), source })
+    let error = |source| JobError::Io { action: "write", path: path.to_owned(), source };
+    let mut file = File::create_new(path).map_err(error)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(|source| {
+        // The first error matters more than one about the rest.
+        let _ = std::fs::remove_file(path);
+        error(source)
+    })
 }

@@ -289,6 +289,17 @@ impl CustomPrompt {
     }
 }
 
+/// The texts of Stanford's Alpaca: around a system text, and before an answer with an input and without; the latter begin with its
+/// preamble unless records have system texts of their own.
+pub(crate) fn alpaca_texts(has_preamble: bool) -> [String; 3] {
+    let System::Text(with_input, without_input) = ALPACA else { return Default::default() };
+    let text = |preamble: &str, rest: &str| match has_preamble {
+        true => format!("{preamble}\n\n{rest}"),
+        false => rest.to_owned(),
+    };
+    [INSTRUCT.system.to_owned(), text(with_input, INSTRUCT.with_input), text(without_input, INSTRUCT.without_input)]
+}
+
 /// The names in braces of a text.
 pub(crate) fn names_in(text: &str) -> Vec<&str> {
     let mut names = Vec::new();

@@ -23,7 +23,8 @@ pub fn reference_markdown() -> String {
 fn axolotl(text: &mut String) {
     text.push_str(
         "\n## Other keys of Axolotl\n\nFiles for Axolotl may have these keys too. A value that asks for nothing (empty, false, 0) is \
-         always accepted. Keys with an effect elsewhere and none here are listed in one line when the file is read.\n\n\
+         accepted, unless the key is on by default. Keys with an effect elsewhere and none here are listed in one line when the \
+         file is read.\n\n\
          | keys | here | why, or what to do |\n|---|---|---|\n",
     );
     for (keys, verdict, why) in foreign::verdicts() {

@@ -15,9 +15,12 @@ const WRAP_COLUMNS: usize = 100;
 ///
 /// Without `base_model`, the file describes a small new Llama over bytes, which trains without any other file.
 pub fn starter_yaml(base_model: Option<&Path>, dataset: &Path, dataset_type: DatasetType) -> String {
-    let start = Start { base_model, dataset, dataset_type };
+    let start = Start { base_model, dataset, dataset_type, names_only: false };
     file("A training job.", &Mapping::new(), Some(&start), Extent::All)
 }
+
+/// The keys of the model and the data.
+const NAMES: [&str; 4] = ["base_model", "model", "tokenizer", "datasets"];
 
 /// How much a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub struct Start<'a> {
     pub dataset: &'a Path,
     /// Its type.
     pub dataset_type: DatasetType,
+    /// Only the model and the data are missing: the given keys say all else.
+    pub names_only: bool,
 }
 
 /// The text of a file with the keys in `given`; with `start`, keys that are not given have values to start from.
@@ -47,7 +52,8 @@ pub fn file(title: &str, given: &Mapping, start: Option<&Start<'_>>, extent: Ext
     };
     for (title, keys) in sections() {
         let set = |doc: &KeyDoc| {
-            let suggested = start.filter(|_| !is_settled(doc.key, given));
+            let is_wanted = |start: &&Start<'_>| !start.names_only || NAMES.contains(&doc.key);
+            let suggested = start.filter(|_| !is_settled(doc.key, given)).filter(is_wanted);
             let suggested = suggested.and_then(|start| set_value(doc.key, start, given));
             given.get(doc.key).map(|value| as_given(doc.key, value)).or(suggested)
         };

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::shown;
+use super::{is_written, shown};
 use crate::config::setting::asks_for_nothing;
 use crate::config::spelling::nearest;
 
@@ -24,6 +24,8 @@ pub(super) enum Then {
     NoEffect,
     /// Phalanx does not do this; why.
     LeftOut(&'static str),
+    /// Phalanx only does what this value, the tool's default, asks for; why other values cannot be met.
+    Only(&'static str, &'static str),
 }
 
 /// A key of another tool, and what becomes of it.
@@ -90,9 +92,15 @@ pub(super) fn convert(rules: &[Rule], file: &Mapping) -> Converted {
                 converted.origins.extend(new.into_iter().map(|key| (key, path.clone())));
             }
             Some(Then::Part) => {}
-            _ if asks_for_nothing(&value) => {}
+            Some(Then::Only(default, why)) => {
+                if !is_written(&value, default) {
+                    converted.leave_out(&path, why);
+                }
+            }
+            Some(Then::NoEffect | Then::LeftOut(_)) if asks_for_nothing(&value) => {}
             Some(Then::NoEffect) => converted.no_effect.push(path),
             Some(Then::LeftOut(why)) => converted.leave_out(&path, why),
+            // What a key asks for is not known without the key: false may switch off what is on by default.
             None => {
                 let names: Vec<&'static str> = rules.iter().map(|(name, _)| *name).collect();
                 let hint = nearest(&path, &names);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::convert::Then::{Do, Key, LeftOut, NoEffect, Part};
+use super::convert::Then::{Do, Key, LeftOut, NoEffect, Only, Part};
 use super::convert::{Converted, Rule, at, convert};
 use super::{ReadFile, shown};
 
@@ -25,12 +25,38 @@ const RULES: &[Rule] = &[
     ("bf16.*", NoEffect),
     ("bfloat16.enabled", Do(bf16)),
     ("fp16.enabled", Do(fp16)),
-    ("fp16.*", Part),
+    ("fp16.loss_scale", Part),
+    ("fp16.initial_scale_power", Part),
+    ("fp16.loss_scale_window", Part),
+    ("fp16.min_loss_scale", Part),
+    ("fp16.*", NoEffect),
     ("optimizer.type", Do(optimizer)),
-    ("optimizer.params.*", Part),
+    ("optimizer.params.lr", Part),
+    ("optimizer.params.weight_decay", Part),
+    ("optimizer.params.betas", Part),
+    ("optimizer.params.eps", Part),
+    ("optimizer.params.momentum", Part),
+    ("optimizer.params.adam_w_mode", Part),
+    ("optimizer.params.bias_correction", Only("true", "averages are corrected for their beginning")),
+    ("optimizer.params.amsgrad", LeftOut("the rule is AdamW")),
+    ("optimizer.params.nesterov", LeftOut("momentum is that of plain SGD")),
+    ("optimizer.params.dampening", LeftOut("momentum is that of plain SGD")),
+    ("optimizer.params.maximize", LeftOut("the loss is minimized")),
+    ("optimizer.params.torch_adam", NoEffect),
+    ("optimizer.params.fused", NoEffect),
+    ("optimizer.params.foreach", NoEffect),
+    ("optimizer.params.capturable", NoEffect),
+    ("optimizer.params.set_grad_none", NoEffect),
     ("optimizer.legacy_fusion", NoEffect),
     ("scheduler.type", Do(scheduler)),
-    ("scheduler.params.*", Part),
+    ("scheduler.params.warmup_min_lr", Part),
+    ("scheduler.params.warmup_max_lr", Part),
+    ("scheduler.params.warmup_num_steps", Part),
+    ("scheduler.params.total_num_steps", Part),
+    ("scheduler.params.cos_min_ratio", Part),
+    ("scheduler.params.warmup_type", Only("linear", "the warm-up is linear")),
+    ("scheduler.params.warmup_min_ratio", LeftOut("the warm-up begins at 0")),
+    ("scheduler.params.last_batch_iteration", Only("-1", "a checkpoint of another trainer cannot be continued")),
     ("train_micro_batch_size_per_gpu", Key("micro_batch_size")),
     ("gradient_accumulation_steps", Key("gradient_accumulation_steps")),
     ("train_batch_size", Do(train_batch_size)),
@@ -212,6 +238,9 @@ fn scheduler(value: &Value, file: &Mapping, to: &mut Converted) {
         ("cosine_min_lr_ratio", params("cos_min_ratio").filter(|_| schedule == "cosine")),
     ];
     given.into_iter().for_each(|(key, value)| value.into_iter().for_each(|value| to.set(key, value)));
+    if params("warmup_type").is_none() {
+        to.notes.push("`scheduler`: the warm-up is linear here; that of DeepSpeed is logarithmic by default".into());
+    }
     if params("warmup_min_lr").and_then(|x| x.as_f64()).is_some_and(|lowest| lowest != 0.0) {
         to.leave_out("scheduler.params.warmup_min_lr", "the warm-up begins at 0");
     }

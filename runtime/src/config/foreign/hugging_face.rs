@@ -5,8 +5,10 @@
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::convert::Then::{Do, Key, LeftOut, NoEffect, Part};
+use super::axolotl::ADAFACTOR;
+use super::convert::Then::{Do, Key, LeftOut, NoEffect, Only, Part};
 use super::convert::{Converted, Rule, at, convert};
+use super::hugging_face_defaults::defaults;
 use super::{ReadFile, deepspeed, fsdp, hugging_face_data as data, shown};
 use crate::config::yaml_1_1::{number, truth, whole};
 
@@ -40,12 +42,15 @@ const LORA_BASICS: &str = "adapters have a rank, alpha, targets, dropout, rank-s
 const NO_OTHER_OPTIMIZER: &str =
     "there is no such optimizer; set `optim` to adamw_torch, adamw_8bit, sgd, lion or adafactor";
 const TEXT_ONLY: &str = "only text is trained on";
+const CROSS_ENTROPY: &str = "the loss is the cross-entropy of the data";
+const NO_EXPERTS: &str = "models have no experts";
 
 const RULES: &[Rule] = &[
     ("model_name_or_path", Key("base_model")),
     ("model_revision", Do(revision)),
     ("output_dir", Key("output_dir")),
     ("seed", Key("seed")),
+    ("data_seed", Do(data_seed)),
     ("per_device_train_batch_size", Key("micro_batch_size")),
     ("gradient_accumulation_steps", Key("gradient_accumulation_steps")),
     ("num_train_epochs", Do(epochs)),
@@ -54,7 +59,7 @@ const RULES: &[Rule] = &[
     ("lr_scheduler_type", Do(schedule)),
     ("lr_scheduler_kwargs.*", Part),
     ("lr_scheduler_kwargs", LeftOut("write its parameters as a section")),
-    ("warmup_steps", Key("warmup_steps")),
+    ("warmup_steps", Do(warmup_steps)),
     ("warmup_ratio", Do(warmup_ratio)),
     ("weight_decay", Key("weight_decay")),
     ("adam_beta1", Key("adam_beta1")),
@@ -64,7 +69,7 @@ const RULES: &[Rule] = &[
     ("optim", Do(optimizer)),
     ("optim_args", LeftOut("the keys of `optimizer` set its hyperparameters")),
     ("optim_target_modules", LeftOut(NO_OTHER_OPTIMIZER)),
-    ("label_smoothing_factor", LeftOut("the loss is the cross-entropy of the data")),
+    ("label_smoothing_factor", LeftOut(CROSS_ENTROPY)),
     ("neftune_noise_alpha", LeftOut("no noise is added to embeddings")),
     ("bf16", Key("bf16")),
     ("fp16", Key("fp16")),
@@ -91,6 +96,17 @@ const RULES: &[Rule] = &[
     ("disable_shuffling", Do(no_shuffling)),
     ("deepspeed", Part),
     ("fsdp", Part),
+    ("freeze_language_model", LeftOut("set `trained_parameters` in the result")),
+    ("loraplus_lr_embedding", Only("1e-6", LORA_BASICS)),
+    ("use_asft_loss", LeftOut(CROSS_ENTROPY)),
+    ("use_eaft_loss", LeftOut(CROSS_ENTROPY)),
+    ("module_dropout", LeftOut(LORA_BASICS)),
+    ("use_kt", LeftOut(NO_EXPERTS)),
+    ("use_hyper_parallel", LeftOut("set the sizes of the axes, such as `dp_shard_size`, in the result")),
+    ("hyper_parallel_args", LeftOut("set the sizes of the axes, such as `dp_shard_size`, in the result")),
+    ("hyper_parallel_cp_size", Only("1", "set `context_parallel_size` in the result")),
+    ("use_megatron_bridge", LeftOut("set `tensor_parallel_size` and `pipeline_parallel_size` in the result")),
+    ("export_quantization_bit", LeftOut("trained models are exported unquantized")),
     ("fsdp_config.*", Part),
     ("fsdp_config", LeftOut("write its options as a section")),
     (
@@ -116,10 +132,10 @@ const RULES: &[Rule] = &[
     ("double_quantization", Do(double_quantization)),
     ("quantization_method", Do(quantization_method)),
     // Data.
-    ("max_length", Key("sequence_len")),
+    ("max_length", Do(max_length)),
     ("max_seq_length", Key("sequence_len")),
     ("cutoff_len", Key("sequence_len")),
-    ("packing", Key("sample_packing")),
+    ("packing", Do(data::packing)),
     ("neat_packing", Key("sample_packing")),
     ("streaming", Key("streaming")),
     ("dataset_streaming", Key("streaming")),
@@ -127,6 +143,17 @@ const RULES: &[Rule] = &[
     ("val_size", Key("val_set_size")),
     ("train_on_prompt", Key("train_on_inputs")),
     ("mask_history", LeftOut("all answers of a conversation are trained on")),
+    ("truncation_mode", Only("keep_start", "the end of a long sample is cut off, not its beginning")),
+    ("packing_strategy", Do(data::packing_strategy)),
+    (
+        "dataset_kwargs.skip_prepare_dataset",
+        LeftOut("set `type: tokenized` for the entries of `datasets` in the result"),
+    ),
+    ("dataset_kwargs.*", Only("null", "samples are as the `type` of an entry of `datasets` says")),
+    ("enable_thinking", Do(data::enable_thinking)),
+    ("preserve_thinking", LeftOut("the chat template decides which thoughts are kept")),
+    ("default_system", LeftOut("store the system text in the records")),
+    ("split_special_tokens", LeftOut("special tokens in a text are read as those tokens")),
     ("template", Do(data::template)),
     ("chat_template_path", Do(data::chat_template)),
     ("eos_token", Do(data::eos_token)),
@@ -156,7 +183,7 @@ const RULES: &[Rule] = &[
     ("shift_attn", LeftOut("attention is as in the model's config.json")),
     ("mixture_of_depths", LeftOut("the model is as its config.json says")),
     ("train_from_scratch", Key("reinit_weights")),
-    ("use_dft_loss", LeftOut("the loss is the cross-entropy of the data")),
+    ("use_dft_loss", LeftOut(CROSS_ENTROPY)),
     ("use_mca", LeftOut("set `tensor_parallel_size` and `pipeline_parallel_size` in the result")),
     ("use_galore", LeftOut(NO_OTHER_OPTIMIZER)),
     ("use_apollo", LeftOut(NO_OTHER_OPTIMIZER)),
@@ -164,19 +191,32 @@ const RULES: &[Rule] = &[
     ("use_adam_mini", LeftOut(NO_OTHER_OPTIMIZER)),
     ("use_muon", LeftOut(NO_OTHER_OPTIMIZER)),
     ("use_llama_pro", LeftOut("blocks cannot be added to a model")),
-    ("freeze_trainable_layers", LeftOut("set `trained_parameters` in the result")),
-    ("freeze_trainable_modules", LeftOut("set `trained_parameters` in the result")),
+    ("freeze_trainable_layers", Only("2", "set `trained_parameters` in the result")),
+    ("freeze_trainable_modules", Only("all", "set `trained_parameters` in the result")),
     ("freeze_extra_modules", LeftOut("set `trained_parameters` in the result")),
     ("model_init_kwargs.*", LeftOut("the model is as its config.json says; change it there")),
-    ("data_seed", LeftOut("`seed` orders the data too")),
     ("media_dir", LeftOut(TEXT_ONLY)),
-    ("pref_beta", LeftOut(ONLY_SUPERVISED)),
-    ("pref_loss", LeftOut(ONLY_SUPERVISED)),
-    ("pref_ftx", LeftOut(ONLY_SUPERVISED)),
-    ("dpo_label_smoothing", LeftOut(ONLY_SUPERVISED)),
-    ("simpo_gamma", LeftOut(ONLY_SUPERVISED)),
+    ("pref_beta", Only("0.1", ONLY_SUPERVISED)),
+    ("pref_loss", Only("sigmoid", ONLY_SUPERVISED)),
+    ("pref_ftx", Only("0", ONLY_SUPERVISED)),
+    ("dpo_label_smoothing", Only("0", ONLY_SUPERVISED)),
+    ("simpo_gamma", Only("0.5", ONLY_SUPERVISED)),
     ("ref_model", LeftOut(ONLY_SUPERVISED)),
     ("reward_model", LeftOut(ONLY_SUPERVISED)),
+    ("ref_model_adapters", LeftOut(ONLY_SUPERVISED)),
+    ("ref_model_quantization_bit", LeftOut(ONLY_SUPERVISED)),
+    ("reward_model_adapters", LeftOut(ONLY_SUPERVISED)),
+    ("reward_model_quantization_bit", LeftOut(ONLY_SUPERVISED)),
+    ("reward_model_type", Only("lora", ONLY_SUPERVISED)),
+    ("pref_bco_weight", LeftOut(ONLY_SUPERVISED)),
+    ("kto_chosen_weight", Only("1", ONLY_SUPERVISED)),
+    ("kto_rejected_weight", Only("1", ONLY_SUPERVISED)),
+    ("ld_alpha", LeftOut(ONLY_SUPERVISED)),
+    ("ppo_buffer_size", Only("1", ONLY_SUPERVISED)),
+    ("ppo_epochs", Only("4", ONLY_SUPERVISED)),
+    ("ppo_score_norm", LeftOut(ONLY_SUPERVISED)),
+    ("ppo_target", Only("6", ONLY_SUPERVISED)),
+    ("ppo_whiten_rewards", LeftOut(ONLY_SUPERVISED)),
     ("predict_with_generate", LeftOut("evaluation computes the loss on held-out samples")),
     ("compute_accuracy", LeftOut("evaluation computes the loss on held-out samples")),
     ("do_predict", LeftOut("evaluation computes the loss on held-out samples")),
@@ -185,39 +225,48 @@ const RULES: &[Rule] = &[
 /// Keys that change nothing that Phalanx computes or promises.
 const WITHOUT_EFFECT: &str = "
     accelerator_config activation_checkpointing activation_checkpointing_kwargs activation_offloading
-    adapter_folder apollo_rank apollo_scale apollo_target attn_implementation average_tokens_across_devices
-    badam_mode badam_switch_interval batch_eval_metrics bf16_full_eval bnb_4bit_quant_storage buffer_size
-    cache_dir dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
-    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
-    dataset_batch_size dataset_kwargs dataset_num_proc ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
-    ddp_find_unused_parameters ddp_static_graph ddp_timeout debug disable_tqdm do_eval do_sample do_train dtype
-    enable_jit_checkpoint enable_liger_kernel eval_accumulation_steps eval_delay eval_do_concat_batches
-    eval_num_beams eval_on_each_dataset eval_on_start eval_packing eval_use_gather_object export_device export_dir
-    export_hub_model_id export_legacy_format export_size flash_attn fp16_backend fp16_full_eval fp16_opt_level
-    fp8_backend fp8_enable_fsdp_float8_all_gather freeze_language_model freeze_multi_modal_projector
-    freeze_vision_tower full_determinism galore_layerwise galore_rank galore_scale galore_target
-    galore_update_interval gradient_checkpointing_kwargs group_by_length half_precision_backend hf_hub_token
+    adapter_folder apollo_layerwise apollo_proj apollo_proj_type apollo_rank apollo_scale apollo_scale_front
+    apollo_scale_type apollo_target apollo_update_interval asft_alpha attn_implementation audio_sampling_rate
+    average_tokens_across_devices badam_mask_mode badam_mode badam_start_block badam_switch_interval
+    badam_switch_mode badam_update_ratio badam_verbose batch_eval_metrics bf16_full_eval bnb_4bit_quant_storage
+    buffer_size cache_dir crop_to_patches data_shared_file_system dataloader_drop_last dataloader_in_order
+    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
+    dataloader_prefetch_factor dataset_batch_size dataset_num_proc ddp_backend ddp_broadcast_buffers
+    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug disable_tqdm do_eval do_sample
+    do_train dtype eaft_alpha enable_jit_checkpoint enable_liger_kernel enable_torch_profiler
+    eval_accumulation_steps eval_delay eval_do_concat_batches eval_num_beams eval_on_each_dataset eval_on_start
+    eval_packing eval_use_gather_object export_device export_dir export_hub_model_id export_legacy_format
+    export_quantization_dataset export_quantization_maxlen export_quantization_nsamples export_size flash_attn
+    fp16_backend fp16_full_eval fp16_opt_level fp8_backend fp8_enable_fsdp_float8_all_gather
+    freeze_multi_modal_projector freeze_vision_tower full_determinism galore_layerwise galore_proj_type
+    galore_rank galore_scale galore_target galore_update_interval generation_config generation_max_length
+    generation_num_beams gradient_checkpointing_kwargs group_by_length half_precision_backend hf_hub_token
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_bias_buffers
-    ignore_pad_token_for_loss image_max_pixels image_min_pixels include_effective_tokens_per_second
-    include_for_metrics include_inputs_for_metrics include_num_input_tokens_seen include_tokens_per_second
-    infer_backend infer_dtype init_special_tokens jit_mode_eval label_names length_column_name length_penalty
+    ignore_pad_token_for_loss image_do_pan_and_scan image_max_pixels image_min_pixels
+    include_effective_tokens_per_second include_for_metrics include_inputs_for_metrics
+    include_num_input_tokens_seen include_tokens_per_second infer_backend infer_dtype init_special_tokens
+    jit_mode_eval kt_cpu_activation kt_expert_checkpoint_path kt_lora_expert_intermediate_size kt_lora_expert_num
+    kt_non_expert_weight_path kt_use_lora_experts kt_weight_path label_names length_column_name length_penalty
     liger_kernel_config local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step
-    logging_nan_inf_filter logging_strategy lora_on_cpu loraplus_lr_embedding low_cpu_mem_usage max_new_tokens
-    moe_aux_loss_coef ms_hub_token num_beams offload_folder om_hub_token overwrite_cache overwrite_output_dir
-    packing_strategy pad_to_multiple_of pad_token padding_free past_index per_device_eval_batch_size
-    per_gpu_eval_batch_size pissa_convert pissa_iter placement_strategy plot_loss prediction_loss_only
-    preprocessing_batch_size preprocessing_num_workers print_param_status project push_to_hub
-    quantization_device_map ray_init_kwargs ray_num_workers ray_run_name ray_scope ray_storage_path
-    remove_unused_columns repetition_penalty report_to resize_vocab resources_per_worker
-    restore_callback_states_from_checkpoint router_aux_loss_coef run_name save_on_each_node save_only_model
-    save_safetensors shuffle_dataset skip_memory_metrics split_batches split_special_tokens swanlab_api_key
-    swanlab_lark_secret swanlab_lark_webhook_url swanlab_logdir swanlab_mode swanlab_project swanlab_run_name
-    swanlab_workspace temperature tf32 top_k top_p torch_compile torch_compile_backend torch_compile_mode
-    torch_dtype torch_empty_cache_steps torchdynamo trackio_bucket_id trackio_space_id trackio_static_space_id
-    truncation_mode trust_remote_code upcast_layernorm upcast_lmhead_output use_cache use_fast_tokenizer use_ipex
-    use_kv_cache use_legacy_prediction_loop use_liger use_liger_kernel use_reentrant_gc use_swanlab use_unsloth
-    use_unsloth_gc use_v1_kernels video_fps video_max_pixels video_maxlen video_min_pixels vllm_config
-    vllm_enforce_eager vllm_gpu_util vllm_maxlen
+    logging_nan_inf_filter logging_strategy lora_on_cpu low_cpu_mem_usage master_addr master_port max_new_tokens
+    moe_aux_loss_coef ms_hub_token num_beams offload_folder oft_block_size oft_rank oft_target om_hub_token
+    overwrite_cache overwrite_output_dir pad_to_multiple_of pad_token padding_free past_index
+    per_device_eval_batch_size per_gpu_eval_batch_size pissa_convert pissa_iter placement_strategy plot_loss
+    prediction_loss_only preprocessing_batch_size preprocessing_num_workers print_param_status profiler_output_dir
+    profile_modules
+    profiler_active_steps profiler_profile_memory profiler_record_shapes profiler_repeat profiler_wait_steps
+    profiler_warmup_steps profiler_with_stack project push_to_hub quantization_device_map ray_init_kwargs ray_num_workers ray_run_name
+    ray_scope ray_storage_path remove_unused_columns repetition_penalty report_to resize_vocab
+    resources_per_worker restore_callback_states_from_checkpoint router_aux_loss_coef run_name save_on_each_node
+    save_only_model save_safetensors sglang_config sglang_lora_backend sglang_maxlen sglang_mem_fraction
+    sglang_tp_size shuffle_dataset skip_memory_metrics skip_special_tokens sortish_sampler split_batches
+    swanlab_api_key swanlab_lark_secret swanlab_lark_webhook_url swanlab_logdir swanlab_mode swanlab_project
+    swanlab_run_name swanlab_workspace temperature tf32 top_k top_p torch_compile torch_compile_backend
+    torch_compile_mode torch_dtype torch_empty_cache_steps torchdynamo trackio_bucket_id trackio_space_id
+    trackio_static_space_id trust_remote_code upcast_layernorm upcast_lmhead_output use_audio_in_video use_cache
+    use_fast_tokenizer use_ipex use_kv_cache use_legacy_prediction_loop use_liger use_liger_kernel
+    use_reentrant_gc use_swanlab use_unsloth use_unsloth_gc use_v1_kernels video_fps video_max_pixels video_maxlen
+    video_min_pixels vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen
 ";
 
 /// Whether the keys are those of Hugging Face's trainer; then also which tool's.
@@ -267,26 +316,8 @@ pub(super) fn converted(tool: &str, file: &Mapping, read: &ReadFile<'_>) -> Conv
     converted.add("", convert(&rules(), file));
     adapters(tool, file, &mut converted);
     data::datasets(tool, file, read, &mut converted);
+    overruled(&mut converted);
     converted
-}
-
-/// What holds where the file does not say otherwise.
-fn defaults(tool: &str, file: &Mapping, to: &mut Converted) {
-    to.set("micro_batch_size", 8u64);
-    to.set("lr_scheduler", "linear");
-    to.set("learning_rate", if tool == "TRL" { 2e-5 } else { 5e-5 });
-    to.set("save_total_limit", "none");
-    to.set("sequence_len", if tool == "LLaMA-Factory" { 2048u64 } else { 1024 });
-    if at(file, "max_steps").and_then(whole).is_none_or(|n| n == 0) {
-        to.set("num_epochs", 3u64);
-    }
-    if tool == "TRL" && at(file, "fp16").and_then(truth) != Some(true) {
-        to.set("bf16", true);
-    }
-    let has_checkpoints = at(file, "disable_gradient_checkpointing").and_then(truth) != Some(true);
-    if tool == "TRL" || (tool == "LLaMA-Factory" && has_checkpoints) {
-        to.set("gradient_checkpointing", true);
-    }
 }
 
 /// The parts of the file that other tables convert.
@@ -325,6 +356,20 @@ fn epochs(value: &Value, file: &Mapping, to: &mut Converted) {
     }
 }
 
+fn data_seed(value: &Value, file: &Mapping, to: &mut Converted) {
+    if at(file, "seed").or(Some(&42.into())) != Some(value) {
+        to.leave_out("data_seed", "`seed` orders the data too");
+    }
+}
+
+/// Of samples in TRL, and of generated texts in LLaMA-Factory.
+fn max_length(value: &Value, file: &Mapping, to: &mut Converted) {
+    match tool_of(file) {
+        Some("LLaMA-Factory") => to.no_effect.push("max_length".into()),
+        _ => to.set("sequence_len", value.clone()),
+    }
+}
+
 /// -1 and 0 stand for as many updates as the epochs have.
 fn max_steps(value: &Value, _: &Mapping, to: &mut Converted) {
     if number(value).is_none_or(|n| n > 0.0) {
@@ -335,7 +380,7 @@ fn max_steps(value: &Value, _: &Mapping, to: &mut Converted) {
 fn schedule(value: &Value, file: &Mapping, to: &mut Converted) {
     to.set("lr_scheduler", value.clone());
     let Some(options) = at(file, "lr_scheduler_kwargs").and_then(Value::as_mapping) else { return };
-    let peak = at(file, "learning_rate").and_then(number);
+    let peak = to.keys.get("learning_rate").and_then(number);
     for (key, value) in options {
         match (shown(key).as_str(), number(value), peak) {
             ("min_lr_rate", Some(share), _) => to.set("cosine_min_lr_ratio", share),
@@ -348,11 +393,29 @@ fn schedule(value: &Value, file: &Mapping, to: &mut Converted) {
     }
 }
 
+fn warmup_steps(value: &Value, file: &Mapping, to: &mut Converted) {
+    warm_up("warmup_steps", value, file, to);
+}
+
 /// A number of steps goes before a share.
 fn warmup_ratio(value: &Value, file: &Mapping, to: &mut Converted) {
     if at(file, "warmup_steps").and_then(number).is_none_or(|n| n == 0.0) {
         to.keys.remove("warmup_steps");
-        to.set("warmup_ratio", value.clone());
+        warm_up("warmup_ratio", value, file, to);
+    }
+}
+
+/// The schedule `constant` of these tools has no warm-up, whatever its length.
+fn warm_up(key: &str, value: &Value, file: &Mapping, to: &mut Converted) {
+    if number(value) == Some(0.0) {
+        return;
+    }
+    match at(file, "lr_scheduler_type").is_some_and(|kind| kind == "constant") {
+        true => to.notes.push(format!(
+            "`{key}`: the schedule `constant` of this tool has no warm-up, so the result has none; for one, set `{key}: {}` there",
+            shown(value)
+        )),
+        false => to.set(key, value.clone()),
     }
 }
 
@@ -360,10 +423,18 @@ fn max_grad_norm(value: &Value, _: &Mapping, to: &mut Converted) {
     to.set("max_grad_norm", if number(value) == Some(0.0) { "none".into() } else { value.clone() });
 }
 
-fn optimizer(value: &Value, _: &Mapping, to: &mut Converted) {
+fn optimizer(value: &Value, file: &Mapping, to: &mut Converted) {
     match shown(value).as_str() {
         "adamw_torch" | "adamw_torch_fused" | "adamw_hf" => to.set("optimizer", "adamw"),
-        "lion_32bit" | "paged_lion_32bit" => to.set("optimizer", "lion"),
+        "lion_32bit" | "paged_lion_32bit" => {
+            to.set("optimizer", "lion");
+            // The default here is that of the paper; the trainer gives Lion the betas of Adam.
+            to.set("adam_beta2", at(file, "adam_beta2").cloned().unwrap_or(0.999.into()));
+        }
+        "adafactor" => {
+            to.set("optimizer", "adafactor");
+            to.notes.push(format!("`optim`: {ADAFACTOR}"));
+        }
         word => to.set("optimizer", word),
     }
 }
@@ -418,6 +489,14 @@ fn eval_strategy(_: &Value, file: &Mapping, to: &mut Converted) {
     }
 }
 
+/// Defaults of a tool that have a meaning beside other keys only.
+fn overruled(to: &mut Converted) {
+    let is_on = |key: &str| to.keys.get(key).and_then(truth) == Some(true);
+    if !is_on("load_in_4bit") {
+        to.keys.remove("bnb_4bit_use_double_quant");
+    }
+}
+
 fn resume(value: &Value, _: &Mapping, to: &mut Converted) {
     match truth(value) {
         Some(true) => to.set("resume_from_checkpoint", "auto"),
@@ -433,8 +512,10 @@ fn use_cpu(value: &Value, _: &Mapping, to: &mut Converted) {
 }
 
 fn sampling(value: &Value, _: &Mapping, to: &mut Converted) {
-    if value == "sequential" {
-        to.set("shuffle", false);
+    match shown(value).as_str() {
+        "sequential" => to.set("shuffle", false),
+        "random" => {}
+        _ => to.no_effect.push("train_sampling_strategy".into()),
     }
 }
 

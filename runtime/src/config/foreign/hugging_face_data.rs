@@ -1,13 +1,11 @@
 //! The data and tokens of files with the arguments of Hugging Face's trainer.
 
-use std::path::Path;
-
 use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::{Converted, at};
-use super::{ReadFile, shown};
+use super::{ReadFile, dataset_info, shown};
 use crate::config::named_templates::NamedTemplate;
-use crate::config::yaml_1_1::{truth, whole};
+use crate::config::yaml_1_1::truth;
 
 /// The parts of a text with commas, or the items of a list.
 pub(super) fn names(value: &Value) -> Vec<String> {
@@ -22,7 +20,8 @@ pub(super) fn datasets(tool: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut
     if tool == "LLaMA-Factory" {
         for (key, ours) in [("dataset", "datasets"), ("eval_dataset", "test_datasets")] {
             let Some(value) = at(file, key) else { continue };
-            let entries: Vec<Value> = names(value).iter().map(|name| of_info(name, file, read, to)).collect();
+            let entries: Vec<Value> =
+                names(value).iter().map(|name| dataset_info::entry(name, key, file, read, to)).collect();
             to.set_from(key, ours, entries);
         }
         return;
@@ -37,131 +36,120 @@ pub(super) fn datasets(tool: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut
             let Some(name) = at(file, "dataset_name") else { return };
             let entry = |split: Option<&Value>| {
                 let mut entry = Mapping::from_iter([("path".into(), name.clone())]);
-                let given = [("name", at(file, "dataset_config")), ("split", split)];
+                let given = [("name", at(file, "dataset_config")), ("split", split.filter(|split| *split != "train"))];
                 entry.extend(given.into_iter().filter_map(|(key, value)| Some((key.into(), value?.clone()))));
-                record(file, &mut entry);
+                entry.extend(Records::of(file).entry(file));
                 Value::Mapping(entry)
             };
             to.set_from("dataset_name", "datasets", vec![entry(at(file, "dataset_train_split"))]);
-            if let Some(split) = at(file, "dataset_test_split").filter(|_| to.keys.contains_key("eval_steps")) {
-                to.set_from("dataset_test_split", "test_datasets", vec![entry(Some(split))]);
+            if ["eval_steps", "evals_per_epoch"].iter().any(|key| to.keys.contains_key(*key)) {
+                let split = at(file, "dataset_test_split").cloned().unwrap_or("test".into());
+                to.set_from("dataset_test_split", "test_datasets", vec![entry(Some(&split))]);
+            }
+        }
+    }
+    Records::of(file).explain(file, to);
+}
+
+/// What the records of a data set of TRL are. TRL looks at the names of the columns; a file says it by keys for one of the kinds only.
+#[derive(Clone, Copy, PartialEq)]
+enum Records {
+    Text,
+    Conversation,
+    PromptAndCompletion,
+}
+
+impl Records {
+    fn of(file: &Mapping) -> Self {
+        let is_given = |key: &str| at(file, key).is_some();
+        if trains_on_answers_only(file) {
+            Self::Conversation
+        } else if is_given("completion_only_loss") {
+            Self::PromptAndCompletion
+        } else if is_given("dataset_text_field") {
+            Self::Text
+        } else {
+            Self::Conversation
+        }
+    }
+
+    /// The keys of an entry that say how records become samples.
+    fn entry(self, file: &Mapping) -> Mapping {
+        let field = at(file, "dataset_text_field").map_or("text".into(), shown);
+        let texts = [("field_instruction", "prompt"), ("field_output", "completion"), ("format", "{instruction}")];
+        let texts: Mapping = texts.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        match self {
+            Self::Text if field == "text" => Mapping::from_iter([("type".into(), "completion".into())]),
+            Self::Text => Mapping::from_iter([("type".into(), "completion".into()), ("field".into(), field.into())]),
+            Self::Conversation => Mapping::from_iter([("type".into(), "chat_template".into())]),
+            Self::PromptAndCompletion => Mapping::from_iter([("type".into(), Value::Mapping(texts))]),
+        }
+    }
+
+    /// Sets what is trained on, and notes what differs from TRL.
+    fn explain(self, file: &Mapping, to: &mut Converted) {
+        match self {
+            Self::Text => to.notes.push(
+                "texts of more than `sequence_len` tokens are cut into several samples here; TRL trains on the first \
+                 `max_length` tokens only"
+                    .into(),
+            ),
+            Self::Conversation => {
+                if !trains_on_answers_only(file) {
+                    to.set("train_on_inputs", true);
+                    to.notes.push(
+                        "`assistant_only_loss` is false, TRL's default: the messages of all roles are trained on \
+                         (`train_on_inputs: true`), but not the headers of turns, on which TRL trains too; to train on answers \
+                         only, remove the line"
+                            .into(),
+                    );
+                }
+                if !["assistant_only_loss", "chat_template_path"].iter().any(|key| at(file, key).is_some()) {
+                    to.notes.push(
+                        "the file does not say what the records are: they are taken for conversations with `messages`; for \
+                         texts, set `type: completion`"
+                            .into(),
+                    );
+                }
+            }
+            Self::PromptAndCompletion => {
+                if at(file, "completion_only_loss").and_then(truth) == Some(false) {
+                    to.set("train_on_inputs", true);
+                }
+                to.notes
+                    .push("`completion_only_loss`: the records are taken for texts `prompt` and `completion`".into());
             }
         }
     }
 }
 
-/// How records become samples: the file says it by the name of the text field only.
-fn record(file: &Mapping, entry: &mut Mapping) {
-    match at(file, "dataset_text_field") {
-        Some(field) if at(file, "assistant_only_loss").and_then(truth) != Some(true) => {
-            entry.insert("type".into(), "completion".into());
-            if field != "text" {
-                entry.insert("field".into(), field.clone());
-            }
-        }
-        _ => drop(entry.insert("type".into(), "chat_template".into())),
-    }
+fn trains_on_answers_only(file: &Mapping) -> bool {
+    at(file, "assistant_only_loss").and_then(truth) == Some(true)
 }
 
 /// An entry of TRL's list of data sets.
 fn of_mixture(entry: &Value, file: &Mapping, to: &mut Converted) -> Value {
     let mut ours = Mapping::new();
     for (key, value) in entry.as_mapping().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
-        match shown(key).as_str() {
-            "path" | "name" | "split" | "data_files" => drop(ours.insert(key.clone(), value.clone())),
-            "fraction" => drop(ours.insert("weight".into(), value.clone())),
-            "columns" => {}
-            other => to.leave_out(&format!("datasets.{other}"), "an entry has no such key"),
-        }
-    }
-    record(file, &mut ours);
-    Value::Mapping(ours)
-}
-
-/// The entry for a data set of LLaMA-Factory, which describes them all in `dataset_info.json`.
-fn of_info(name: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) -> Value {
-    let dir = at(file, "dataset_dir").map_or("data".into(), shown);
-    let info = Path::new(&dir).join("dataset_info.json");
-    let known = read(&info).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
-    let entry = known.as_ref().and_then(|known| known.get(name)).and_then(Value::as_mapping);
-    let mut ours = Mapping::new();
-    let Some(entry) = entry else {
-        to.notes.push(format!(
-            "`dataset`: {} does not describe {name}; set the `path` and the `type` of its entry in the result",
-            info.display()
-        ));
-        ours.insert("path".into(), name.into());
-        ours.insert("type".into(), "alpaca".into());
-        return limited(ours, file);
-    };
-    let text = |key: &str| at(entry, key).map(shown);
-    let path = text("file_name").map(|file| Path::new(&dir).join(file).to_string_lossy().into_owned());
-    ours.insert("path".into(), path.or_else(|| text("hf_hub_url")).unwrap_or_else(|| name.to_owned()).into());
-    ours.extend(text("split").map(|split| ("split".into(), split.into())));
-    ours.extend(text("subset").map(|subset| ("name".into(), subset.into())));
-    if text("ranking").as_deref() == Some("true") {
-        to.leave_out("dataset", format!("{name} has pairs of answers, and there is no preference training"));
-    }
-    match text("formatting").as_deref().unwrap_or("alpaca") {
-        "sharegpt" => conversation(entry, &mut ours),
-        _ if at(file, "stage").is_some_and(|stage| stage == "pt") => {
-            ours.insert("type".into(), "completion".into());
-            ours.extend(text("columns.prompt").map(|field| ("field".into(), field.into())));
-        }
-        _ => {
-            if let Some(template) = at(file, "template").map(shown) {
-                to.notes.push(format!(
-                    "`template`: the instructions of {name} get Alpaca's prompt here instead of the turns of {template}; for those \
-                     turns, store the records as messages"
-                ));
+        let why = match shown(key).as_str() {
+            "path" | "name" | "split" | "data_files" => {
+                ours.insert(key.clone(), value.clone());
+                continue;
             }
-            instruction(entry, &mut ours);
-        }
+            "columns" => {
+                to.no_effect.push("datasets.columns (the type of an entry says which columns are read)".into());
+                continue;
+            }
+            "fraction" => {
+                "it is a share of the mixture; set `weight`, the visits of each sample in an epoch, in the result"
+            }
+            "data_dir" => "name the files of the folder in `data_files`",
+            _ => "an entry has no such key",
+        };
+        to.leave_out(&format!("datasets.{}", shown(key)), why);
     }
-    limited(ours, file)
-}
-
-fn conversation(entry: &Mapping, ours: &mut Mapping) {
-    let text = |key: &str, default: &str| at(entry, key).map_or(default.into(), shown);
-    ours.insert("type".into(), "chat_template".into());
-    ours.insert("field_messages".into(), text("columns.messages", "conversations").into());
-    let names = [("role", text("tags.role_tag", "from")), ("content", text("tags.content_tag", "value"))];
-    let names: Mapping = names.into_iter().map(|(ours, theirs)| (ours.into(), theirs.into())).collect();
-    ours.insert("message_property_mappings".into(), Value::Mapping(names));
-    let roles = [
-        ("user", text("tags.user_tag", "human")),
-        ("assistant", text("tags.assistant_tag", "gpt")),
-        ("system", text("tags.system_tag", "system")),
-    ];
-    let roles: Mapping =
-        roles.into_iter().map(|(ours, theirs)| (ours.into(), vec![Value::from(theirs)].into())).collect();
-    ours.insert("roles".into(), Value::Mapping(roles));
-}
-
-fn instruction(entry: &Mapping, ours: &mut Mapping) {
-    let fields = [
-        ("field_instruction", "columns.prompt", "instruction"),
-        ("field_input", "columns.query", "input"),
-        ("field_output", "columns.response", "output"),
-    ];
-    let other: Mapping = fields
-        .iter()
-        .filter_map(|(ours, theirs, default)| {
-            let name = at(entry, theirs).map(shown).filter(|name| name != default)?;
-            Some(((*ours).into(), name.into()))
-        })
-        .collect();
-    let kind = if other.is_empty() { "alpaca".into() } else { Value::Mapping(other) };
-    ours.insert("type".into(), kind);
-}
-
-/// Only the first records, if the file limits them.
-fn limited(mut entry: Mapping, file: &Mapping) -> Value {
-    if let Some(n) = at(file, "max_samples").and_then(whole) {
-        let split = at(&entry, "split").map_or("train".into(), shown);
-        entry.insert("split".into(), format!("{split}[:{n}]").into());
-    }
-    Value::Mapping(entry)
+    ours.extend(Records::of(file).entry(file));
+    Value::Mapping(ours)
 }
 
 /// LLaMA-Factory's name of a chat template.
@@ -209,5 +197,31 @@ pub(super) fn special_tokens(value: &Value, file: &Mapping, to: &mut Converted) 
 pub(super) fn mix_strategy(value: &Value, _: &Mapping, to: &mut Converted) {
     if value != "concat" {
         to.leave_out("mix_strategy", "set `weight` of the entries of `datasets` in the result");
+    }
+}
+
+/// Rows of several samples; in LLaMA-Factory with attention between them unless `neat_packing` is set.
+pub(super) fn packing(value: &Value, file: &Mapping, to: &mut Converted) {
+    let is_neat = at(file, "neat_packing").and_then(truth) == Some(true);
+    to.set("sample_packing", if is_neat { true.into() } else { value.clone() });
+    if super::hugging_face::tool_of(file) == Some("LLaMA-Factory") && truth(value) == Some(true) && !is_neat {
+        to.notes.push("`packing`: attention does not cross samples here, as with `neat_packing: true`".into());
+    }
+}
+
+pub(super) fn packing_strategy(value: &Value, _: &Mapping, to: &mut Converted) {
+    if value != "bfd" {
+        to.notes.push(format!(
+            "`packing_strategy`: {} cuts long samples into several; here only texts are, and of conversations the beginning is kept",
+            shown(value)
+        ));
+    }
+}
+
+/// The variable of chat templates; templates think by default, as LLaMA-Factory does.
+pub(super) fn enable_thinking(value: &Value, _: &Mapping, to: &mut Converted) {
+    if truth(value) == Some(false) {
+        let off = Mapping::from_iter([("enable_thinking".into(), false.into())]);
+        to.set("chat_template_kwargs", Value::Mapping(off));
     }
 }

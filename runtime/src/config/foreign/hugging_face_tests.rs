@@ -3,6 +3,7 @@
 use super::import::{Imported, import, tool_of};
 use super::tests::{set, shown_keys};
 use crate::config::JobConfig;
+use crate::config::datasets::ExcessLength;
 use crate::config::error::ConfigError;
 use crate::config::starter::{self, Extent};
 use std::path::Path;
@@ -104,6 +105,7 @@ fn job_of_trl_has_the_defaults_of_trl() {
             "base_model: Qwen/Qwen2.5-0.5B",
             "bf16: true",
             "datasets: a list of 1",
+            "excess_length_strategy: truncate",
             "gradient_checkpointing: true",
             "learning_rate: 0.0001",
             "lora_alpha: 32",
@@ -174,12 +176,175 @@ fn file_of_a_trainer_is_no_job_of_phalanx() {
     assert_eq!(tool_of(Path::new("a.yaml"), "base_model: m\nnum_train_epochs: 3\n"), None);
 }
 
+/// The arguments of the three tools with their defaults: of `TrainingArguments`, and for the others where theirs differ.
+fn arguments() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    include_str!("trainer_defaults.txt").lines().map(|line| {
+        let (tool, rest) = line.split_once(' ').unwrap();
+        let (key, default) = rest.split_once(' ').unwrap();
+        (tool, key, default)
+    })
+}
+
 #[test]
 fn every_argument_of_the_three_tools_is_known() {
     let known: Vec<&str> = super::hugging_face::names().collect();
-    let missing: Vec<&str> = include_str!("trainer_arguments.txt").lines().filter(|key| !known.contains(key)).collect();
+    let missing: Vec<&str> = arguments().map(|(_, key, _)| key).filter(|key| !known.contains(key)).collect();
 
     assert!(missing.is_empty(), "without a rule: {missing:?}");
+}
+
+#[test]
+fn file_that_writes_out_a_default_of_its_tool_is_the_same_job() {
+    // What only the number of printed lines depends on, and what says of which kind the records are.
+    const OTHER: [&str; 3] = ["logging_steps", "dataset_text_field", "assistant_only_loss"];
+    let info = ("data/dataset_info.json", DATASET_INFO);
+    let mut differing = Vec::new();
+    for (tool, base) in [
+        ("trl", "model_name_or_path: m\ndataset_name: d\nload_in_4bit: true\nuse_peft: true\n"),
+        ("llama_factory", "model_name_or_path: m\nstage: sft\ndataset: chats\nquantization_bit: 4\n"),
+    ] {
+        let plain = job(&imported(&[("a.yaml", base), info]).unwrap());
+        let own: Vec<&str> = arguments().filter(|(of, ..)| *of == tool).map(|(_, key, _)| key).collect();
+        let of_tool = arguments().filter(|(of, key, _)| *of == tool || *of == "trainer" && !own.contains(key));
+        for (_, key, default) in
+            of_tool.filter(|(_, key, _)| !OTHER.contains(key) && !base.contains(&format!("{key}:")))
+        {
+            let explicit = match imported(&[("a.yaml", &format!("{base}{key}: {default}\n")), info]) {
+                Ok(explicit) => job(&explicit),
+                Err(error) => {
+                    differing.push(format!("{tool} {key}: {default}: {error}"));
+                    continue;
+                }
+            };
+            if explicit != plain {
+                differing.push(format!("{tool} {key}: {default}"));
+            }
+        }
+    }
+
+    assert!(differing.is_empty(), "{differing:#?}");
+}
+
+#[test]
+fn long_samples_of_the_other_tools_are_truncated() {
+    for (text, len) in [
+        ("model_name_or_path: m\ndataset_name: d\nassistant_only_loss: true\n", 1024),
+        ("model_name_or_path: m\nstage: sft\ndataset: chats\nmax_length: 77\n", 2048),
+    ] {
+        let job = job(&imported(&[("a.yaml", text), ("data/dataset_info.json", DATASET_INFO)]).unwrap());
+
+        assert_eq!((job.data.excess_length_strategy, job.data.sequence_len), (ExcessLength::Truncate, len), "{text}");
+    }
+    let error = imported(&[("a.yaml", "model_name_or_path: m\ndataset_name: d\nmax_length: null\n")]).unwrap_err();
+    assert!(error.to_string().contains("`max_length`"), "{error}");
+}
+
+#[test]
+fn conversations_of_trl_are_trained_on_as_its_loss_keys_say() {
+    for (keys, kind, on_inputs, note) in [
+        ("", "chat_template", true, "`assistant_only_loss` is false"),
+        ("assistant_only_loss: true\n", "chat_template", false, ""),
+        ("completion_only_loss: true\n", "custom", false, "`prompt` and `completion`"),
+        ("completion_only_loss: false\n", "custom", true, "`prompt` and `completion`"),
+        ("dataset_text_field: body\n", "completion", false, "cut into several samples"),
+    ] {
+        let found = imported(&[("a.yaml", &format!("model_name_or_path: m\ndataset_name: d\n{keys}"))]).unwrap();
+        let job = job(&found);
+
+        assert_eq!(
+            (job.data.datasets[0].r#type.word().as_str(), job.data.train_on_inputs),
+            (kind, on_inputs),
+            "{keys}"
+        );
+        assert!(found.notes.iter().any(|text| text.contains(note)) || note.is_empty(), "{keys}: {:?}", found.notes);
+    }
+}
+
+#[test]
+fn evaluation_of_trl_is_on_its_test_split() {
+    for strategy in ["steps", "epoch"] {
+        let text = format!("model_name_or_path: m\ndataset_name: d\neval_strategy: {strategy}\n");
+        let job = job(&imported(&[("a.yaml", &text)]).unwrap());
+
+        assert_eq!(job.data.test_datasets[0].split.as_ref().unwrap().text(), "test");
+    }
+}
+
+fn of_info(description: &str) -> Result<Imported, ConfigError> {
+    let text = "model_name_or_path: m\nstage: sft\ndataset: d\n";
+    imported(&[("a.yaml", text), ("data/dataset_info.json", &format!("{{\"d\": {description}}}"))])
+}
+
+#[test]
+fn columns_of_llama_factory_keep_their_meaning() {
+    let found = of_info(
+        r#"{"file_name": "d.json", "num_samples": 5,
+            "columns": {"prompt": "question", "response": "answer", "system": "persona"}}"#,
+    );
+    let job_of_d = job(&found.unwrap());
+    let dataset = &job_of_d.data.datasets[0];
+    let prompt = dataset.prompt.as_ref().unwrap().prompt();
+    assert_eq!((prompt.field_system.as_str(), prompt.field_instruction.as_str()), ("persona", "question"));
+    // Without `query`, no record has an input.
+    assert!(!prompt.format.contains("{input}") && prompt.format.contains("### Instruction:"), "{}", prompt.format);
+    assert_eq!(dataset.split.as_ref().unwrap().text(), "train[:5]");
+
+    let found = of_info(
+        r#"{"hf_hub_url": "org/d", "formatting": "openai", "columns": {"messages": "messages"},
+            "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}}"#,
+    );
+    let job = job(&found.unwrap());
+    assert_eq!(
+        (job.data.datasets[0].path.as_path(), job.data.datasets[0].r#type.word().as_str()),
+        (Path::new("org/d"), "chat_template")
+    );
+}
+
+#[test]
+fn what_a_description_of_llama_factory_asks_for_in_vain_is_refused_by_name() {
+    for (keys, named) in [
+        (r#""columns": {"prompt": "q", "response": "a", "history": "h"}"#, "columns.history"),
+        (r#""formatting": "sharegpt", "columns": {"messages": "m", "system": "persona"}"#, "columns.system"),
+        (r#""formatting": "sharegpt", "columns": {"messages": "m", "tools": "t"}"#, "columns.tools"),
+        (r#""columns": {"prompt": "q", "images": "i"}"#, "columns.images"),
+        (r#""ranking": true"#, "ranking"),
+        (r#""folder": "f""#, "folder"),
+        (r#""formatting": "parrot""#, "formatting"),
+        (r#""tags": {"parrot_tag": "p"}"#, "tags.parrot_tag"),
+    ] {
+        let error = of_info(&format!("{{\"file_name\": \"d.json\", {keys}}}")).unwrap_err().to_string();
+
+        assert!(error.contains(&format!("`{named}` of d in dataset_info.json")), "{keys}: {error}");
+    }
+}
+
+#[test]
+fn false_switches_off_what_is_on_by_default() {
+    let found = imported(&[
+        ("a.yaml", &format!("{LLAMA_FACTORY}enable_thinking: false\n")),
+        ("data/dataset_info.json", DATASET_INFO),
+    ]);
+    let job = job(&found.unwrap());
+    assert_eq!(job.data.chat_template_kwargs.0.get("enable_thinking"), Some(&serde_json::Value::Bool(false)));
+
+    let axolotl = "base_model: m\nadapter: lora\nlora_target_linear: true\ndatasets: [{path: a, type: alpaca}]\npeft_init_lora_weights: ";
+    assert!(imported(&[("a.yml", &format!("{axolotl}true\n"))]).is_ok());
+    let notes = imported(&[("a.yml", &format!("{axolotl}false\n"))]).unwrap().notes.join("\n");
+    assert!(notes.contains("left out `peft_init_lora_weights`"), "{notes}");
+
+    let error = imported(&[("a.yaml", &format!("{LLAMA_FACTORY}parrot: false\n"))]).unwrap_err().to_string();
+    assert!(error.contains("unknown key `parrot`"), "{error}");
+}
+
+#[test]
+fn constant_schedule_of_the_trainer_has_no_warm_up() {
+    for key in ["warmup_steps: 10", "warmup_ratio: 0.1"] {
+        let text = format!("model_name_or_path: m\ndataset_name: d\nlr_scheduler_type: constant\n{key}\n");
+        let found = imported(&[("a.yaml", &text)]).unwrap();
+
+        assert_eq!((job(&found).schedule.warmup_steps, job(&found).schedule.warmup_ratio), (None, None));
+        assert!(found.notes.iter().any(|note| note.contains("has no warm-up")), "{:?}", found.notes);
+    }
 }
 
 #[test]
@@ -194,6 +359,22 @@ fn job_of_axolotl_with_unknown_or_invalid_keys_is_refused_with_the_lines_of_its_
     ] {
         assert!(error.contains(part), "{part} in {error}");
     }
+}
+
+#[test]
+fn defaults_of_axolotl_that_differ_are_noted_but_not_in_files_of_phalanx() {
+    let text = "base_model: m\ndatasets: [{path: a, type: alpaca}]\nlr_scheduler: SCHEDULE\n";
+    let notes = |text: &str| imported(&[("a.yml", text)]).unwrap().notes.join("\n");
+
+    let linear = notes(&text.replace("SCHEDULE", "linear"));
+    assert!(linear.contains("3 % of the steps") && linear.contains("`bf16: auto`"), "{linear}");
+    let constant =
+        imported(&[("a.yml", &(text.replace("SCHEDULE", "constant") + "warmup_steps: 9\nbf16: true\n"))]).unwrap();
+    assert_eq!(job(&constant).schedule.warmup_steps, None);
+    assert!(constant.notes.join("").contains("`constant` of Axolotl has no warm-up"), "{:?}", constant.notes);
+    let lion = imported(&[("a.yml", &(text.replace("SCHEDULE", "linear") + "optimizer: lion_pytorch\n"))]).unwrap();
+    assert_eq!(lion.keys.get("adam_beta2").and_then(serde_yaml_ng::Value::as_f64), Some(0.999));
+    assert_eq!(notes(&(text.replace("SCHEDULE", "linear") + "device: cpu\n")), "");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::Converted;
-use super::{ReadFile, accelerate, deepspeed, hugging_face, shown, torchtitan, unknown};
+use super::{ReadFile, accelerate, axolotl, deepspeed, hugging_face, shown, torchtitan, unknown};
 use crate::config::error::{ConfigError, Errors, KeyAt, ValueLocation};
 use crate::config::setting::describe;
 use crate::config::source::{parse, place_in};
@@ -24,6 +24,8 @@ pub(crate) struct Imported {
     lines: BTreeMap<String, usize>,
     /// Whether the file describes a whole job, with model and data.
     pub(crate) is_whole: bool,
+    /// Whether it is of a trainer, whose defaults hold for all that it leaves out.
+    pub(crate) is_of_trainer: bool,
     /// What has no effect and what was left out, as sentences.
     pub(crate) notes: Vec<String>,
 }
@@ -74,7 +76,9 @@ pub(crate) fn import(
                 return Ok(part("Accelerate", &text, accelerate::converted(&file, read)));
             }
             let Translated { keys, lines, notes } = config::translated(&text, overrides, read)?;
-            Ok(Imported { tool: "Axolotl", keys, lines, is_whole: true, notes })
+            let (mut keys, mut notes) = (keys, notes);
+            axolotl::adapt(&mut keys, &mut notes);
+            Ok(Imported { tool: "Axolotl", keys, lines, is_whole: true, is_of_trainer: true, notes })
         }
     }
 }
@@ -109,8 +113,9 @@ fn part(tool: &'static str, text: &str, converted: Converted) -> Imported {
     let left_out = converted.left_out.into_iter();
     let unknown = converted.unknown.into_iter().map(|(key, value, nearest)| (key, unknown(&value, nearest)));
     let mut notes: Vec<String> = left_out.chain(unknown).map(|(key, why)| format!("left out `{key}`: {why}")).collect();
+    notes.extend(converted.notes);
     notes.extend(without_effect(&converted.no_effect));
-    Imported { tool, keys: converted.keys, lines, is_whole: false, notes }
+    Imported { tool, keys: converted.keys, lines, is_whole: false, is_of_trainer: false, notes }
 }
 
 /// A job of Hugging Face's trainer. What is not done, and unknown keys, are errors: each changes what is trained.
@@ -141,7 +146,7 @@ fn of_trainer(tool: &'static str, file: &Mapping, text: &str, read: &ReadFile<'_
         }
     }
     let is_whole = has("base_model") && has("datasets");
-    errors.end(Imported { tool, keys: converted.keys, lines, is_whole, notes })
+    errors.end(Imported { tool, keys: converted.keys, lines, is_whole, is_of_trainer: true, notes })
 }
 
 fn without_effect(keys: &[String]) -> Option<String> {

@@ -5,12 +5,15 @@
 //! for nothing (empty, false, 0) is accepted whatever the verdict.
 
 mod accelerate;
+mod axolotl;
 mod convert;
+mod dataset_info;
 mod deepspeed;
 mod entries;
 mod fsdp;
 mod hugging_face;
 mod hugging_face_data;
+mod hugging_face_defaults;
 #[cfg(test)]
 mod hugging_face_tests;
 pub(crate) mod import;
@@ -37,6 +40,8 @@ enum Verdict {
     NoEffect(&'static str),
     /// Phalanx does not do what it asks for; why, and what to do instead.
     Refused(&'static str),
+    /// Phalanx only does what this value, Axolotl's default, asks for; why other values are refused, and what to do instead.
+    Only(&'static str, &'static str),
     /// Phalanx says it with other keys.
     Translated(fn(&Value, &mut Draft<'_>) -> Outcome),
     /// The same for a key whose values are words; the word `no` asks for something.
@@ -139,6 +144,11 @@ fn is_equal(a: &Value, b: &Value) -> bool {
     a == b || numbers || truth(a).zip(truth(b)).is_some_and(|(a, b)| a == b)
 }
 
+/// Whether a value is what `text` writes in YAML.
+fn is_written(value: &Value, text: &str) -> bool {
+    serde_yaml_ng::from_str::<Value>(text).is_ok_and(|written| is_equal(&written, value))
+}
+
 /// Keys of the number format.
 const FORMAT_KEYS: [&str; 6] =
     ["bf16", "fp16", "loss_scale", "initial_loss_scale", "loss_scale_window", "min_loss_scale"];
@@ -173,6 +183,9 @@ pub(crate) fn translate(file: &Mapping, read: &ReadFile<'_>) -> Translation {
                 draft.keys.remove(name);
                 match (verdict, value.as_str()) {
                     (Verdict::Word(translated), Some(word)) if !word.is_empty() => translated(word, &mut draft),
+                    (Verdict::Only(default, _), _) if is_empty(value) || is_written(value, default) => continue,
+                    // False switches off what is on by default.
+                    (Verdict::Only(_, instead), _) => Outcome::Refused(instead.into()),
                     _ if asks_for_nothing(value) => continue,
                     (Verdict::NoEffect(why), _) => Outcome::NoEffect(why),
                     (Verdict::Refused(instead), _) => Outcome::Refused(instead.into()),
@@ -226,7 +239,7 @@ pub(crate) fn sentences(notes: &[Note], place_of: &dyn Fn(&str) -> ValueLocation
 pub(crate) fn verdicts() -> Vec<(&'static [&'static str], &'static str, &'static str)> {
     let in_words = |row: &Row| match row.verdict {
         Verdict::NoEffect(why) => (row.keys, "no effect", why),
-        Verdict::Refused(instead) => (row.keys, "refused", instead),
+        Verdict::Refused(instead) | Verdict::Only(_, instead) => (row.keys, "refused", instead),
         Verdict::Translated(_) | Verdict::Word(_) => {
             (row.keys, "translated", "the run reports with which keys of Phalanx")
         }

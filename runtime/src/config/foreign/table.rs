@@ -1,6 +1,6 @@
 //! The verdict on every key of Axolotl's configuration reference (July 2026) that Phalanx does not read itself.
 
-use super::Verdict::{NoEffect, Refused, Translated, Word};
+use super::Verdict::{NoEffect, Only, Refused, Translated, Word};
 use super::entries::{dataset_shard_idx, dataset_shard_num, pretraining_dataset};
 use super::translations::*;
 use super::{Row, Words};
@@ -387,13 +387,13 @@ pub(super) const TABLE: &[Row] = &[
             "peft",
             "peft_layers_pattern",
             "peft_layer_replication",
-            "peft_init_lora_weights",
             "peft_trainable_token_indices",
             "peft_ensure_weight_tying",
             "loraplus_lr_embedding",
         ],
         verdict: Refused(LORA_BASICS),
     },
+    Row { keys: &["peft_init_lora_weights"], verdict: Only("true", LORA_BASICS) },
     Row {
         keys: &[
             "relora",

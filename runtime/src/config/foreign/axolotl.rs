@@ -1,0 +1,57 @@
+//! Differences between the defaults of Axolotl and those of Phalanx, for files of Axolotl that are converted.
+//!
+//! A job of Phalanx has keys of the same names, so what a file leaves out is noted, and not written.
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::shown;
+use crate::config::yaml_1_1::number;
+
+/// Keys that only files of Phalanx have.
+const OWN: [&str; 6] = ["model", "tokenizer", "elastic", "microbatches_per_step", "threads", "device"];
+
+/// Makes the keys mean what they mean in Axolotl, and notes what cannot be the same.
+pub(super) fn adapt(keys: &mut Mapping, notes: &mut Vec<String>) {
+    if OWN.iter().any(|key| keys.contains_key(*key)) {
+        return;
+    }
+    let has = |keys: &Mapping, key: &str| keys.get(key).is_some_and(|value| !value.is_null());
+    let warm_up = ["warmup_steps", "warmup_ratio"];
+    if keys.get("lr_scheduler").is_some_and(|kind| kind == "constant") {
+        for key in warm_up {
+            if let Some(value) = keys.remove(key).filter(|value| number(value) != Some(0.0)) {
+                notes.push(format!(
+                    "`{key}`: the schedule `constant` of Axolotl has no warm-up, so the result has none; for one, set `{key}: {}` there",
+                    shown(&value)
+                ));
+            }
+        }
+    } else if !warm_up.iter().any(|key| has(keys, key)) {
+        notes.push(
+            "the file sets no warm-up: Axolotl warms up over 3 % of the steps, at most 100, by default; the result does not; for \
+             that, set `warmup_ratio: 0.03`"
+                .into(),
+        );
+    }
+    if !["bf16", "fp16"].iter().any(|key| has(keys, key)) {
+        notes.push("the file sets no number format: Axolotl's default is `bf16: auto`; the result has f32".into());
+    }
+    if ["tokens", "special_tokens"].iter().any(|key| has(keys, key)) && !has(keys, "mean_resizing_embeddings") {
+        notes.push(
+            "embeddings of added tokens begin with the mean of all others; Axolotl draws them by default, as \
+             `mean_resizing_embeddings: false` does"
+                .into(),
+        );
+    }
+    if keys.get("optimizer").is_some_and(|rule| rule == "adafactor") {
+        notes.push(ADAFACTOR.into());
+    }
+    let is_lion = keys.get("optimizer").map(shown).is_some_and(|rule| rule.starts_with("lion"));
+    if is_lion && !has(keys, "adam_beta2") {
+        keys.insert("adam_beta2".into(), Value::from(0.999));
+    }
+}
+
+/// What differs between adafactor here and that of Hugging Face's trainer.
+pub(super) const ADAFACTOR: &str = "the updates of adafactor are relative to the RMS of each tensor here, unlike those of Hugging \
+                                    Face's trainer; choose `learning_rate` anew";

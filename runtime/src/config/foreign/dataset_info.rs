@@ -1,0 +1,202 @@
+//! Data sets as LLaMA-Factory describes them in `dataset_info.json`.
+
+use std::path::Path;
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::convert::{Converted, at};
+use super::{ReadFile, shown};
+use crate::config::prompts;
+use crate::config::setting::asks_for_nothing;
+use crate::config::yaml_1_1::whole;
+
+/// Keys of a description that are read, or that change nothing.
+const KNOWN: [&str; 14] = [
+    "file_name",
+    "hf_hub_url",
+    "ms_hub_url",
+    "om_hub_url",
+    "file_sha1",
+    "split",
+    "subset",
+    "num_samples",
+    "formatting",
+    "columns.messages",
+    "columns.prompt",
+    "columns.query",
+    "columns.response",
+    "columns.system",
+];
+/// Keys of a description that cannot be met, and why.
+const NOT_MET: [(&str, &str); 12] = [
+    ("folder", "name the files of the folder in `data_files` of its entry in the result"),
+    ("ranking", "there is no preference training"),
+    ("script_url", "no code of data sets is run"),
+    ("cloud_file_name", "copy the file to this machine"),
+    ("columns.chosen", "there is no preference training"),
+    ("columns.rejected", "there is no preference training"),
+    ("columns.kto_tag", "there is no preference training"),
+    ("columns.images", "only text is trained on"),
+    ("columns.videos", "only text is trained on"),
+    ("columns.audios", "only text is trained on"),
+    ("columns.history", "store the records as messages"),
+    ("columns.tools", "store calls as `tool_calls` of messages, in a data set of `type: chat_template`"),
+];
+/// Keys of conversations only.
+const TAGS: [&str; 7] =
+    ["role_tag", "content_tag", "user_tag", "assistant_tag", "system_tag", "observation_tag", "function_tag"];
+
+/// A description, and how its data set is called.
+struct Description<'a> {
+    name: &'a str,
+    keys: &'a Mapping,
+    /// The key of the job that names it.
+    key: &'a str,
+}
+
+/// The entry of `datasets` for a data set that `key` of the file names.
+pub(super) fn entry(name: &str, key: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) -> Value {
+    let dir = at(file, "dataset_dir").map_or("data".into(), shown);
+    let info = Path::new(&dir).join("dataset_info.json");
+    let known = read(&info).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+    let Some(keys) = known.as_ref().and_then(|known| known.get(name)).and_then(Value::as_mapping) else {
+        to.notes.push(format!(
+            "`{key}`: {} does not describe {name}; set the `path` and the `type` of its entry in the result",
+            info.display()
+        ));
+        let ours = [("path", name), ("type", "alpaca")];
+        return limited(ours.into_iter().map(|(key, value)| (key.into(), value.into())).collect(), None, file);
+    };
+    let description = Description { name, keys, key };
+    description.refuse_others(to);
+    let text = |key: &str| at(keys, key).map(shown);
+    let path = text("hf_hub_url")
+        .or_else(|| text("file_name").map(|file| Path::new(&dir).join(file).to_string_lossy().into_owned()));
+    let mut ours = Mapping::from_iter([("path".into(), path.unwrap_or_else(|| name.to_owned()).into())]);
+    ours.extend(text("split").map(|split| ("split".into(), split.into())));
+    ours.extend(text("subset").map(|subset| ("name".into(), subset.into())));
+    let is_text = at(file, "stage").is_some_and(|stage| stage == "pt");
+    match text("formatting").as_deref().unwrap_or("alpaca") {
+        "sharegpt" | "openai" => description.conversation(&mut ours, to),
+        "alpaca" if is_text => {
+            ours.insert("type".into(), "completion".into());
+            let field = description.column("prompt", "instruction").unwrap_or_else(|| "text".into());
+            ours.extend((field != "text").then(|| ("field".into(), field.into())));
+        }
+        "alpaca" => {
+            if let Some(template) = at(file, "template").map(shown) {
+                to.notes.push(format!(
+                    "`template`: the instructions of {name} get Alpaca's prompt here instead of the turns of {template}; for those \
+                     turns, store the records as messages"
+                ));
+            }
+            description.instruction(&mut ours, to);
+        }
+        other => description.refuse("formatting", &format!("{other} is none of alpaca, sharegpt and openai"), to),
+    }
+    let n_samples = at(keys, "num_samples").and_then(whole);
+    if let Some(n) = n_samples {
+        to.notes.push(format!("`{key}`: of {name}, the first {n} records are read, instead of {n} random ones"));
+    }
+    limited(ours, n_samples, file)
+}
+
+impl Description<'_> {
+    fn refuse(&self, key: &str, why: &str, to: &mut Converted) {
+        to.leave_out(self.key, format!("`{key}` of {} in dataset_info.json cannot be met: {why}", self.name));
+    }
+
+    /// Refuses every key that is not converted.
+    fn refuse_others(&self, to: &mut Converted) {
+        let sections = [("columns", at(self.keys, "columns")), ("tags", at(self.keys, "tags"))];
+        let nested = sections.iter().flat_map(|(section, keys)| {
+            let keys = keys.and_then(Value::as_mapping).into_iter().flatten();
+            keys.map(move |(key, value)| (format!("{section}.{}", shown(key)), value))
+        });
+        let top = self.keys.iter().map(|(key, value)| (shown(key), value));
+        let all = top.filter(|(key, _)| !["columns", "tags"].contains(&key.as_str())).chain(nested);
+        let is_tag = |key: &str| key.strip_prefix("tags.").is_some_and(|tag| TAGS.contains(&tag));
+        for (key, _) in all.filter(|(_, value)| !asks_for_nothing(value)) {
+            match NOT_MET.iter().find(|(name, _)| *name == key) {
+                Some((key, why)) => self.refuse(key, why, to),
+                None if KNOWN.contains(&key.as_str()) || is_tag(&key) => {}
+                None => self.refuse(&key, "there is no such key", to),
+            }
+        }
+    }
+
+    /// The name of a column; a section `columns` says that there are no others.
+    fn column(&self, key: &str, default: &str) -> Option<String> {
+        self.in_section("columns", key, default)
+    }
+
+    fn in_section(&self, section: &str, key: &str, default: &str) -> Option<String> {
+        match self.keys.get(section).and_then(Value::as_mapping) {
+            Some(given) => at(given, key).map(shown),
+            None => Some(default.to_owned()),
+        }
+    }
+
+    fn conversation(&self, ours: &mut Mapping, to: &mut Converted) {
+        let tag = |key: &str, default: &str| self.in_section("tags", key, default);
+        ours.insert("type".into(), "chat_template".into());
+        ours.insert("field_messages".into(), self.column("messages", "conversations").unwrap_or_default().into());
+        let names = [("role", tag("role_tag", "from")), ("content", tag("content_tag", "value"))];
+        let names: Mapping =
+            names.into_iter().filter_map(|(ours, theirs)| Some((ours.into(), theirs?.into()))).collect();
+        ours.insert("message_property_mappings".into(), Value::Mapping(names));
+        let roles = [
+            ("user", tag("user_tag", "human")),
+            ("assistant", tag("assistant_tag", "gpt")),
+            ("system", tag("system_tag", "system")),
+            ("tool", tag("observation_tag", "observation")),
+        ];
+        let roles: Mapping = roles
+            .into_iter()
+            .filter_map(|(ours, theirs)| Some((ours.into(), vec![Value::from(theirs?)].into())))
+            .collect();
+        ours.insert("roles".into(), Value::Mapping(roles));
+        // Here a system text beside the messages has this name.
+        if let Some(other) = self.column("system", "system").filter(|name| name != "system") {
+            self.refuse("columns.system", &format!("rename the column {other} to system"), to);
+        }
+    }
+
+    fn instruction(&self, ours: &mut Mapping, to: &mut Converted) {
+        let columns = [("prompt", "instruction"), ("query", "input"), ("response", "output")];
+        let [prompt, query, response] = columns.map(|(key, default)| self.column(key, default));
+        let system = at(self.keys, "columns.system").map(shown);
+        let is = |name: &Option<String>, default: &str| name.as_deref() == Some(default);
+        let is_alpaca = is(&prompt, "instruction") && is(&query, "input") && is(&response, "output");
+        if is_alpaca && system.is_none() {
+            ours.insert("type".into(), "alpaca".into());
+            return;
+        }
+        let (Some(prompt), Some(response)) = (prompt, response) else {
+            return self.refuse("columns", "it must name `prompt` and `response`", to);
+        };
+        let [preamble, with_input, without_input] = prompts::alpaca_texts(system.is_none());
+        let with_input = if query.is_some() { with_input } else { without_input.clone() };
+        let texts = [
+            ("field_instruction", Some(prompt)),
+            ("field_input", query),
+            ("field_output", Some(response)),
+            ("field_system", system),
+            ("system_format", Some(preamble)),
+            ("format", Some(with_input)),
+            ("no_input_format", Some(without_input)),
+        ];
+        let section: Mapping = texts.into_iter().filter_map(|(key, text)| Some((key.into(), text?.into()))).collect();
+        ours.insert("type".into(), Value::Mapping(section));
+    }
+}
+
+/// Only the first records, if the file or the description limits them.
+fn limited(mut entry: Mapping, n_samples: Option<u64>, file: &Mapping) -> Value {
+    let of_file = at(file, "max_samples").and_then(whole);
+    if let Some(n) = of_file.into_iter().chain(n_samples).min() {
+        let split = at(&entry, "split").map_or("train".into(), shown);
+        entry.insert("split".into(), format!("{split}[:{n}]").into());
+    }
+    Value::Mapping(entry)
+}

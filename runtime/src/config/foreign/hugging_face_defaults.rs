@@ -1,0 +1,47 @@
+//! What holds in files of Hugging Face's trainer and its relatives where they do not say otherwise: the defaults of these tools, as far
+//! as those of Phalanx differ.
+
+use serde_yaml_ng::{Mapping, Value};
+
+use super::convert::{Converted, at};
+use crate::config::yaml_1_1::{truth, whole};
+
+/// A key of Phalanx with the default of TRL, of LLaMA-Factory and of `TrainingArguments`, as YAML.
+const DEFAULTS: &[(&str, [&str; 3])] = &[
+    ("micro_batch_size", ["8"; 3]),
+    ("num_epochs", ["3"; 3]),
+    ("lr_scheduler", ["linear"; 3]),
+    ("learning_rate", ["2e-5", "5e-5", "5e-5"]),
+    ("save_total_limit", ["none"; 3]),
+    ("sequence_len", ["1024", "2048", "1024"]),
+    // All of them cut off the end of long samples.
+    ("excess_length_strategy", ["truncate"; 3]),
+    ("bf16", ["true", "false", "false"]),
+    ("gradient_checkpointing", ["true", "true", "false"]),
+    ("bnb_4bit_use_double_quant", ["false", "true", "true"]),
+];
+
+/// The defaults of the tool, with those of its defaults that depend on other keys of the file.
+pub(super) fn defaults(tool: &str, file: &Mapping, to: &mut Converted) {
+    let column = ["TRL", "LLaMA-Factory"].iter().position(|name| *name == tool).unwrap_or(2);
+    for (key, of_tools) in DEFAULTS {
+        to.set(key, serde_yaml_ng::from_str::<Value>(of_tools[column]).unwrap_or_default());
+    }
+    let is_on = |key: &str| at(file, key).and_then(truth) == Some(true);
+    if at(file, "max_steps").and_then(whole).is_some_and(|n| n > 0) {
+        to.keys.remove("num_epochs");
+    }
+    if is_on("fp16") {
+        to.set("bf16", false);
+    }
+    if tool == "LLaMA-Factory" {
+        to.set("gradient_checkpointing", !is_on("disable_gradient_checkpointing"));
+        // Texts without turns are packed.
+        if at(file, "stage").is_some_and(|stage| stage == "pt") {
+            to.set("sample_packing", true);
+        }
+    }
+    if file.get("max_length").is_some_and(Value::is_null) && tool == "TRL" {
+        to.leave_out("max_length", "sequences have a fixed length; write the largest number of tokens of a sample");
+    }
+}
