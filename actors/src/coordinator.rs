@@ -540,7 +540,10 @@ impl Coordinator {
 
     /// `COORDINATOR-ACTOR-3`
     fn answer(&mut self) {
-        if self.waiting.is_empty() || self.leader().is_ok_and(|machine| !machine.is_durable()) {
+        // A job that is over records no requests any more.
+        let is_over = |activity| matches!(activity, machine::Activity::Finished | machine::Activity::Failed);
+        let waits = |machine: &mut machine::Coordinator| !machine.is_durable() && !is_over(machine.activity());
+        if self.waiting.is_empty() || self.leader().is_ok_and(waits) {
             return;
         }
         for (asked, reply) in std::mem::take(&mut self.waiting) {

@@ -10,6 +10,7 @@ use phalanx_actors::store::memory::Memory;
 use phalanx_actors::store::{Store, StoreError};
 use phalanx_actors::supervisor::DrainNode;
 use phalanx_strategies::elastic::coordinator::Activity;
+use phalanx_strategies::elastic::coordinator::outlook::Outlook;
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term};
 use phalanx_strategies::elastic::incident::Why;
 use phalanx_strategies::elastic::member::Schedule;
@@ -160,6 +161,20 @@ fn stopped_job_ends_on_all_nodes_and_for_a_successor() {
         job.add_candidate();
         let status = job.until("a successor", |status| status.term == Term(2)).await;
         assert_eq!(status.activity, Activity::Finished);
+    });
+}
+
+#[test]
+fn request_to_a_job_that_is_over_is_answered() {
+    simulate(async {
+        let job = Job::start(shards(2), 2, until(30)).await;
+        job.until_happened(What::Ended { ending: Ending::Finished }).await;
+
+        let asked = job.coordinators[0].send(Stop);
+        let answer = tokio::time::timeout(std::time::Duration::from_secs(60), asked).await;
+
+        let over = Outlook::NoEffect("the job is over".into());
+        assert_eq!(answer.expect("an answer").unwrap(), Ok(over));
     });
 }
 

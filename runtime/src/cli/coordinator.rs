@@ -48,7 +48,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
-    let control = stopped_by_signals(console)?;
+    let control = stopped_by_signals(console, false)?;
     let config = args.job.load()?;
     let model = check(&config)?;
     let advertise = match &args.advertise {

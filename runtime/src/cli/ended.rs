@@ -32,7 +32,12 @@ impl Ended {
     /// The exit code. A user who stops a run gets what was asked for, which is success. To a batch system, success means that
     /// jobs that depend on this one may start.
     pub(super) fn exit_code(self) -> ExitCode {
-        self.code(BATCH_JOB.iter().any(|name| std::env::var_os(name).is_some())).into()
+        self.code(is_in_batch_job()).into()
+    }
+
+    /// Ends the process with the exit code.
+    pub(super) fn exit(self) -> ! {
+        std::process::exit(self.code(is_in_batch_job()).into())
     }
 
     const fn code(self, in_batch_job: bool) -> u8 {
@@ -42,6 +47,10 @@ impl Ended {
             _ => 0,
         }
     }
+}
+
+fn is_in_batch_job() -> bool {
+    BATCH_JOB.iter().any(|name| std::env::var_os(name).is_some())
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Handlers of Ctrl-C and of the notices with which batch systems, service managers and container runtimes ask a job to end. Only
 //! the command line installs them; the library leaves signals to its host.
 
+use super::END_PATIENCE;
+use super::ended::Ended;
 use crate::console::Console;
 use crate::control::Control;
 use crate::error::JobError;
@@ -18,14 +20,20 @@ const ONE_REQUEST: Duration = Duration::from_millis(500);
 /// The first process of a container, to which the kernel applies no default action of a signal.
 const INIT: u32 = 1;
 
-/// The control of a job that the first request to end stops.
+/// The control of a job that the first request to end stops. With `ends_early`, the process ends at once while there is nothing to
+/// save: data may be tokenized for hours.
 ///
 /// # Errors
 /// As [`on_signal`].
-pub(super) fn stopped_by_signals(console: &Console) -> Result<Arc<Control>, JobError> {
+pub(super) fn stopped_by_signals(console: &Console, ends_early: bool) -> Result<Arc<Control>, JobError> {
     let control = Arc::new(Control::default());
     let (asked, followed, terminal) = (Arc::clone(&control), Arc::clone(&control), console.clone());
     let stop = move || {
+        if ends_early && !asked.has_ranks() {
+            terminal.say("\nstopped before the first step");
+            terminal.finish(END_PATIENCE);
+            Ended::BySignal.exit();
+        }
         asked.stop();
         terminal.say("\nstopping after the current step and saving (Ctrl-C again exits at once)");
     };

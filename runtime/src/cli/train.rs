@@ -25,9 +25,10 @@ pub(super) const HELP: &str = "Examples:
   phalanx train my.yaml --learning_rate 1e-4 --max_steps 100
   phalanx train my.yaml --resume_from_checkpoint none --output_dir runs/second
 
-Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 stop the run after the current
-step, save a checkpoint and print the command to resume. A second Ctrl-C exits
-at once.
+Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU (a limit of CPU time)
+stop the run after the current step, save a checkpoint and print the command
+to resume; before the first step they end it at once. A second Ctrl-C exits at
+once.
 
 Exit codes: 0 done, 1 failed, 2 bad input. A run that was stopped before its
 last step exits with 0; in a job of Slurm, PBS or LSF (SLURM_JOB_ID, PBS_JOBID
@@ -74,7 +75,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let lines = args.json.then(|| console.out().clone());
     let console = &if args.json { console.of_errors() } else { console.clone() };
     // The first process of a container has no default action: an early signal would be lost.
-    let control = stopped_by_signals(console)?;
+    let control = stopped_by_signals(console, true)?;
     let launch_context = args.cluster.launch_context()?;
     if launch_context.as_ref().is_some_and(|launch_context| !launch_context.is_first) {
         console.say("the first process of this machine starts all its ranks; this process has nothing to do");

@@ -23,13 +23,14 @@ use phalanx_actors::events::What;
 use phalanx_actors::transport::Downlink;
 use phalanx_actors::transport::in_process::{Pair, connect};
 use phalanx_actors::trust::join::JoinString;
+use phalanx_actors::trust::name::{Name, Role};
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use phalanx_strategies::elastic::incident::Why;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Settings of this machine's ranks.
 #[derive(Clone, Debug)]
@@ -53,8 +54,8 @@ pub(crate) fn lead(
 ) -> Result<Report, JobError> {
     let lock = OutputLock::take(&config.output.folder())?;
     let ((joins, joined), (entered, has_entered)) = (channel(), channel());
-    let take_part = |is_over: &AtomicBool, on_event: &mut (dyn FnMut(&Event) + Send)| {
-        take_part(config, here, joined, entered, is_over, on_event)
+    let take_part = |over: &Over, on_event: &mut (dyn FnMut(&Event) + Send)| {
+        take_part(config, here, joined, entered, over, on_event)
     };
     let coordinate = |is_abandoned: &dyn Fn() -> bool, tell: &dyn Fn(&Event)| {
         // Dropped at the end, so that the local node does not wait for a join string that never comes.
@@ -110,8 +111,8 @@ pub(crate) fn lead_alone(
     let inboxes = vec![inbox, requests];
     let coordinating =
         Coordinating::start(config, &model, term, &thread, admission, Arc::new(coordinator), inboxes, &control.bell)?;
-    let take_part = |is_over: &AtomicBool, on_event: &mut (dyn FnMut(&Event) + Send)| {
-        part.take(config, model, &thread, &|| leaves_once(is_over), on_event)
+    let take_part = |over: &Over, on_event: &mut (dyn FnMut(&Event) + Send)| {
+        part.take(config, model, &thread, &|| over.leave(node), on_event)
     };
     let coordinate = |is_abandoned: &dyn Fn() -> bool, tell: &dyn Fn(&Event)| {
         coordinating.follow(control, is_abandoned, &mut |happened| {
@@ -135,8 +136,28 @@ pub(crate) fn lead_alone(
 /// Capacity of the queue between coordinator and supervisor in one process.
 const WAITING_MAX: usize = 64;
 
-fn leaves_once(is_over: &AtomicBool) -> Leave {
-    if is_over.load(Ordering::Acquire) { Leave::Now } else { Leave::Stay }
+/// The end of the coordination, once it has ended: the nodes that were notified of it.
+#[derive(Debug, Default)]
+struct Over(OnceLock<Vec<NodeId>>);
+
+impl Over {
+    /// Whether the node stays: a notified node exits by itself, after its ranks.
+    fn leave(&self, node: NodeId) -> Leave {
+        match self.0.get() {
+            Some(notified) if !notified.contains(&node) => Leave::Now,
+            _ => Leave::Stay,
+        }
+    }
+}
+
+/// Tells the node that the coordination has ended, even by a panic.
+struct TellsOver<'a>(&'a Over);
+
+impl Drop for TellsOver<'_> {
+    fn drop(&mut self) {
+        // Unless it was set with the notified nodes.
+        let _ = self.0.0.set(Vec::new());
+    }
 }
 
 /// Runs a node and the coordinator of its job concurrently, and returns the outcome of the job. The end of the node rings the
@@ -144,30 +165,28 @@ fn leaves_once(is_over: &AtomicBool) -> Leave {
 fn together(
     config: &JobConfig,
     bell: &Bell,
-    take_part: impl FnOnce(&AtomicBool, &mut (dyn FnMut(&Event) + Send)) -> Result<Outcome, JobError> + Send,
+    take_part: impl FnOnce(&Over, &mut (dyn FnMut(&Event) + Send)) -> Result<Outcome, JobError> + Send,
     coordinate: impl FnOnce(&dyn Fn() -> bool, &dyn Fn(&Event)) -> Coordinated,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
     let on_event = Mutex::new(on_event);
     // Two threads emit events; a panic of the callback poisons the lock, which stays usable.
     let tell = |event: &Event| on_event.lock().unwrap_or_else(PoisonError::into_inner)(event);
-    let [has_succeeded, has_ended, is_over] = [const { AtomicBool::new(false) }; 3];
+    let [has_succeeded, has_ended] = [const { AtomicBool::new(false) }; 2];
+    let over = Over::default();
     let (status, node) = std::thread::scope(|scope| {
         let node = scope.spawn(|| {
-            let _end = Raise { flag: &has_ended, bell: Some(bell) };
-            let outcome = take_part(&is_over, &mut |event| tell(event));
+            let _end = Raise { flag: &has_ended, bell };
+            let outcome = take_part(&over, &mut |event| tell(event));
             has_succeeded.store(outcome.is_ok(), Ordering::Release);
             outcome
         });
-        let over = Raise { flag: &is_over, bell: None };
+        let tells_over = TellsOver(&over);
         let is_abandoned = || has_ended.load(Ordering::Acquire) && !has_succeeded.load(Ordering::Acquire);
-        let Coordinated { status, nodes_notified } = coordinate(&is_abandoned, &tell);
-        if nodes_notified {
-            // The node exits by itself after its ranks.
-            std::mem::forget(over);
-        } else {
-            drop(over);
-        }
+        let Coordinated { status, notified } = coordinate(&is_abandoned, &tell);
+        // Nobody has set it before.
+        let _ = over.0.set(notified);
+        drop(tells_over);
         (status, node.join())
     });
     // A local failure is the cause of the job's failure.
@@ -183,13 +202,13 @@ fn together(
 /// Sets the flag and rings the bell when dropped, even during a panic.
 struct Raise<'a> {
     flag: &'a AtomicBool,
-    bell: Option<&'a Bell>,
+    bell: &'a Bell,
 }
 
 impl Drop for Raise<'_> {
     fn drop(&mut self) {
         self.flag.store(true, Ordering::Release);
-        self.bell.iter().for_each(|bell| bell.ring());
+        self.bell.ring();
     }
 }
 
@@ -198,7 +217,7 @@ fn take_part(
     here: LocalNode,
     joined: Receiver<String>,
     entered: Sender<()>,
-    is_over: &AtomicBool,
+    over: &Over,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Outcome, JobError> {
     let Ok(string) = joined.recv() else { return Ok(Outcome::default()) };
@@ -208,12 +227,15 @@ fn take_part(
     let string: JoinString = string.parse().map_err(ControlPlaneError::JoinString)?;
     let folder = NodeFolder::lock(&config.output.folder().join(CONTROL).join("here"))?;
     let credential = enter(&string, &folder)?;
+    let Name { role: Role::Node { node, .. }, .. } = credential.certified().name else {
+        return Err(ControlPlaneError::NotANode.into());
+    };
     // The receiver is gone if the coordinator has failed.
     let _ = entered.send(());
     drop(entered);
     let (n_slots, advertise, program) = (here.n_slots, here.advertise, here.program);
     let how = JoinAs { join: string, credential, folder, n_slots, advertise, program };
-    join(how, &|| leaves_once(is_over), on_event)
+    join(how, &|| over.leave(node), on_event)
 }
 
 /// The report of a job whose leader was on another machine.

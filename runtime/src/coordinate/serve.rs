@@ -29,7 +29,7 @@ use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::join::{Address, JoinString};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::elastic::coordinator::status::Status;
-use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
+use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Step};
 use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
@@ -203,7 +203,7 @@ pub(crate) fn serve(
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Coordinated {
     let served = try_serve(config, model, serve, lock, control, is_abandoned, tell);
-    served.unwrap_or_else(|error| Coordinated { status: Err(error), nodes_notified: false })
+    served.unwrap_or_else(|error| Coordinated { status: Err(error), notified: Vec::new() })
 }
 
 fn try_serve(
@@ -217,7 +217,7 @@ fn try_serve(
 ) -> Result<Coordinated, JobError> {
     let stops = || control.stops() && !serve.is_beside_node || is_abandoned();
     let Some(term) = take_over(config, lock, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
-        return Ok(Coordinated { status: Ok(None), nodes_notified: false });
+        return Ok(Coordinated { status: Ok(None), notified: Vec::new() });
     };
     let (listener, inbox, invitation) = patiently(&term.place, &stops, || open(config, serve, &term))?;
     tell(CoordinatorEvent::Join(invitation.to_string()));
@@ -392,8 +392,9 @@ impl Drop for RingsWhenDropped {
 pub(crate) struct Coordinated {
     /// The last status of the job; `None` if another coordinator has taken over.
     pub(crate) status: Result<Option<Box<Status>>, JobError>,
-    /// Whether all nodes have been notified of the end of the job, so that they exit by themselves.
-    pub(super) nodes_notified: bool,
+    /// The nodes that have been notified of the end of the job, so that they exit by themselves. A node that had not reported when
+    /// the job ended is none of them.
+    pub(super) notified: Vec<NodeId>,
 }
 
 impl<'a> Coordinating<'a> {
@@ -454,9 +455,10 @@ impl<'a> Coordinating<'a> {
         tell: &mut dyn FnMut(CoordinatorEvent),
     ) -> Coordinated {
         let status = self.run(control, is_abandoned, tell);
+        let notified = if self.nodes_notified { self.known_nodes() } else { Vec::new() };
         control.close();
         self.downlink.close();
-        Coordinated { status, nodes_notified: self.nodes_notified }
+        Coordinated { status, notified }
     }
 
     fn run(
@@ -525,6 +527,16 @@ impl<'a> Coordinating<'a> {
                 other => Err(JobError::JobFailed(format!("the coordinator sent no final status: {other:?}"))),
             },
             None => Ok(None),
+        }
+    }
+
+    /// The nodes that have reported and are not silent.
+    fn known_nodes(&self) -> Vec<NodeId> {
+        match self.ask(Request::Status) {
+            Ok(Answer::Status(status)) => {
+                status.nodes.iter().filter(|node| !node.silent).map(|node| node.node).collect()
+            }
+            _ => Vec::new(),
         }
     }
 

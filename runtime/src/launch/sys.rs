@@ -57,8 +57,26 @@ pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
 
 /// Signals that ask a whole job to end: the terminal's, and those with which batch systems, service managers and container
 /// runtimes notify every process of a job before they kill it.
-pub(crate) const REQUESTS_TO_END: [libc::c_int; 5] =
-    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+pub(crate) const REQUESTS_TO_END: [libc::c_int; 6] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGXCPU];
+
+/// Sends the signal to the process that started this one, if that handles it: another one would die of it.
+pub(crate) fn pass_to_parent(signal: libc::c_int) {
+    // SAFETY: the call has no arguments and cannot fail.
+    let parent = unsafe { libc::getppid() };
+    let status = std::fs::read_to_string(format!("/proc/{parent}/status")).unwrap_or_default();
+    if handles(&status, signal) {
+        // SAFETY: the call takes two integers. The parent lives at least as long as this process (`prepare`).
+        unsafe { libc::kill(parent, signal) };
+    }
+}
+
+/// Whether a process with this text in `/proc/PID/status` has a handler for the signal.
+fn handles(status: &str, signal: libc::c_int) -> bool {
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
 
 /// Prepares a command for a rank: the process dies with the thread that starts it, ignores requests to end (LAUNCH-5), runs on
 /// these cores (on any core if the list is empty), and inherits these descriptors under their numbers.

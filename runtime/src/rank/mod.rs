@@ -7,12 +7,13 @@
 //!   of a world; `beside`: catches up while others train; `heal`: transfers state from memory to memory; `missing_regions`:
 //!   state that has not arrived; `pairs`: the pairs of members that exchange messages.
 //! - `arena_contents`: when a rank keeps its arena; `recycled_arenas`: reuse of arenas of earlier ranks; `warm`: memory that
-//!   is prepared before the first status report.
+//!   is prepared before the first status report; `cpu_limit`: a rank at its limit of CPU time asks for the end of the job.
 //!
 //! Deliberately absent: world membership. The coordinator decides, and the supervisor passes it on.
 
 pub(crate) mod arena_contents;
 mod beside;
+mod cpu_limit;
 pub(crate) mod device;
 pub(crate) mod device_watch;
 pub(crate) mod failure_report;

@@ -13,6 +13,7 @@ use crate::launch::channel;
 use crate::launch::channel::FrameReceiver;
 use crate::launch::error::LaunchError;
 use crate::launch::liveness;
+use crate::rank::cpu_limit;
 use crate::rank::device::Device;
 use crate::rank::device_watch::DeviceWatch;
 use crate::rank::failure_report::FailureReport;
@@ -56,6 +57,7 @@ pub(crate) fn run(channel: RawFd, fd_channel: RawFd, make: Option<&MakeModel>) -
         }
         (channel::adopt(channel)?, channel::adopt_fd_channel(fd_channel)?)
     };
+    cpu_limit::watch();
     if let Err(error) = liveness::hold() {
         tracing::debug!(%error, "the launcher learns of the end of this process only when the system has released it");
     }
