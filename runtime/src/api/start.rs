@@ -11,13 +11,12 @@ use crate::error::host::HostError;
 use crate::events::{Event, Report};
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
-use crate::train::fit::{check_memory, check_ranks, create_dir};
+use crate::train::fit::{check_memory, check_output, check_ranks, create_dir};
 use crate::train::inputs::RunInputs;
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::programs::Programs;
-use crate::train::saving::Saving;
 use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};
@@ -110,7 +109,7 @@ impl<'a> Checked<'a> {
         notes.extend(model.format_note(&config.precision));
         notes.extend(ModelPlan::bits_note(&config.parallel));
         notes.extend(vocabulary::notes(config, &tokenizer));
-        Saving::new(config, Vec::new()).check(&config.output.resume_from_checkpoint)?;
+        check_output(config)?;
         Ok(Checked { config, program, tokenizer, model, mesh, programs, notes })
     }
 

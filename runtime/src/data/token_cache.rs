@@ -6,9 +6,10 @@
 //! Invariants:
 //! - `TOKEN-CACHE-1` A file with a final name is complete: it gets the name after everything is on disk.
 //! - `TOKEN-CACHE-2` A file is used only if its header, its length, its key and the checksum of every byte agree.
+//! - `TOKEN-CACHE-3` A temporary file is locked while its writer lives. The next writer removes those that are not.
 #![allow(unsafe_code)] // A memory map of a file is unsafe by nature; see `TokenFile::open`.
 
-use std::fs::File;
+use std::fs::{DirEntry, File, TryLockError};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -228,6 +229,7 @@ pub(crate) struct TokenWriter {
 impl TokenWriter {
     pub(crate) fn create(dir: &Path, key: &[u8; 32]) -> Result<Self, TokenCacheError> {
         std::fs::create_dir_all(dir).map_err(|error| io_error("create the folder of", dir, &error))?;
+        remove_abandoned(dir);
         let (temporary, file) = create_temporary(&cache_path(dir, key))?;
         let header = Header { magic: MAGIC, version: FORMAT_VERSION, key: *key, ..Header::zeroed() };
         let mut writer = Self {
@@ -305,17 +307,38 @@ impl Drop for TokenWriter {
     }
 }
 
-/// A new file beside `path`, never one of another writer, which may run on another machine with the same process id.
+/// A new file beside `path`, never one of another writer, which may run on another machine with the same process id. It is locked
+/// until it is closed (TOKEN-CACHE-3).
 fn create_temporary(path: &Path) -> Result<(PathBuf, File), TokenCacheError> {
     for attempt in 0u64.. {
         let temporary = path.with_extension(format!("tmp-{}-{attempt}", std::process::id()));
         match File::create_new(&temporary) {
-            Ok(file) => return Ok((temporary, file)),
+            // Another process may have taken it for abandoned before it was locked.
+            Ok(file) => match file.try_lock() {
+                Err(TryLockError::WouldBlock) => {}
+                Ok(()) if !temporary.exists() => {}
+                Ok(()) | Err(TryLockError::Error(_)) => return Ok((temporary, file)),
+            },
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(io_error("create", &temporary, &error)),
         }
     }
     unreachable!("a folder holds fewer than 2^64 files")
+}
+
+/// Removes the temporary files of processes that were killed: those that nobody has locked. Where the system has no locks of files,
+/// they stay.
+fn remove_abandoned(dir: &Path) {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_temporary = |entry: &DirEntry| entry.file_name().to_string_lossy().contains(".tmp-");
+    for path in entries.filter(is_temporary).map(|entry| entry.path()) {
+        let Ok(file) = File::open(&path) else { continue };
+        if file.try_lock().is_ok() {
+            tracing::info!(path = %path.display(), "removing what a killed process has left");
+            // It is never read, it only takes space.
+            let _ = std::fs::remove_file(&path);
+        }
+    }
 }
 
 pub(super) fn io_error(action: &'static str, path: &Path, error: &std::io::Error) -> TokenCacheError {
@@ -387,6 +410,20 @@ mod tests {
 
             assert!(matches!(written, Err(TokenCacheError::Damaged { .. })), "{ends:?}");
         }
+    }
+
+    // TOKEN-CACHE-3
+    #[test]
+    fn next_writer_removes_the_temporary_files_of_killed_writers_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let left = cache_path(dir.path(), &KEY).with_extension("tmp-1-0");
+        std::fs::write(&left, "half").unwrap();
+        let alive = TokenWriter::create(dir.path(), &[8; 32]).unwrap();
+
+        written(dir.path());
+
+        assert!(!left.exists());
+        assert!(alive.temporary.exists() && alive.finish().is_ok());
     }
 
     #[test]

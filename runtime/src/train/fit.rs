@@ -9,6 +9,7 @@ use crate::train::programs::Programs;
 use phalanx_device::Device;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_device::world::RANKS_MAX;
+use phalanx_storage::hf::staging::refuse_foreign;
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,9 +19,19 @@ pub(crate) fn check(config: &JobConfig) -> Result<ModelPlan, JobError> {
     let tokenizer = plan::tokenizer(config)?;
     let model = plan::model_plan(config, &tokenizer)?;
     fits(&model, config.parallel.mesh()?, config.data.evaluates())?;
-    Saving::new(config, Vec::new()).check(&config.output.resume_from_checkpoint)?;
+    check_output(config)?;
     create_dir(&config.output.folder())?;
     Ok(model)
+}
+
+/// Checks before the first step that checkpoints and the trained model can be written where the job wants them.
+///
+/// # Errors
+/// When the store does not answer, the checkpoint to resume from is invalid, or the folder for the model holds foreign files: found
+/// at the last step, those would cost the export.
+pub(crate) fn check_output(config: &JobConfig) -> Result<(), JobError> {
+    Saving::new(config, Vec::new()).check(&config.output.resume_from_checkpoint)?;
+    Ok(refuse_foreign(&config.output.folder().join("model"))?)
 }
 
 /// Checks that a model can be trained on a mesh by compiling one rank of each stage: ranks that differ on other axes differ

@@ -3,6 +3,7 @@
 //! Source: ggml-org/ggml, docs/gguf.md, version 3 of the format; blocks as in its `quantize_row_q8_0_ref`.
 
 use crate::hf::error::HfError;
+use crate::hf::staging::remove_abandoned;
 use half::{bf16, f16};
 use phalanx_device::float::Float;
 use std::fs::File;
@@ -110,8 +111,11 @@ pub fn write_gguf(
         std::fs::create_dir_all(folder).map_err(|error| HfError::io("create", folder, &error))?;
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let staged = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let staged = path.with_file_name(format!(".{name}.writing-{}", std::process::id()));
+    remove_abandoned(&staged);
     let written = File::create_new(&staged).and_then(|file| {
+        // Held while this process writes. Where the system has no locks of files, nobody takes the file for abandoned.
+        let _ = file.try_lock();
         let mut file = BufWriter::with_capacity(1 << 20, file);
         write_all(&mut file, meta, tensors, encoding)?;
         file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;

@@ -73,6 +73,19 @@ fn earlier_export_is_replaced_whole() {
 }
 
 #[test]
+fn next_export_removes_what_a_killed_one_has_left_but_not_that_of_a_living_one() {
+    let root = tempfile::tempdir().unwrap();
+    let (left, alive) = (root.path().join(".model.writing-1"), root.path().join(".model.writing-2"));
+    [&left, &alive].map(|dir| std::fs::create_dir(dir).unwrap());
+    let lock = std::fs::File::open(&alive).unwrap();
+    lock.try_lock().unwrap();
+
+    export_model(&root.path().join("model"), &export(&json!({}), &tensors(), Dtype::F32)).unwrap();
+
+    assert!(!left.exists() && alive.exists());
+}
+
+#[test]
 fn directory_with_other_files_is_left_unchanged() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("model");

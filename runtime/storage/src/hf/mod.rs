@@ -16,6 +16,6 @@ pub mod export;
 pub mod layout;
 mod pages;
 pub mod source;
-mod staging;
+pub mod staging;
 pub mod tensor_digests;
 mod windows;

@@ -16,6 +16,8 @@ pub(super) struct Staging {
     dir: PathBuf,
     names: Vec<String>,
     published: bool,
+    /// Held while this process writes; the system releases it when the process dies.
+    _lock: Option<File>,
 }
 
 impl Staging {
@@ -30,8 +32,10 @@ impl Staging {
         if temp.exists() {
             fs::remove_dir_all(&temp).map_err(|error| HfError::io("remove", &temp, &error))?;
         }
+        remove_abandoned(&temp);
         fs::create_dir(&temp).map_err(|error| HfError::io("create", &temp, &error))?;
-        Ok(Self { temp, dir: dir.to_owned(), names: Vec::new(), published: false })
+        let lock = File::open(&temp).ok().filter(|file| file.try_lock().is_ok());
+        Ok(Self { temp, dir: dir.to_owned(), names: Vec::new(), published: false, _lock: lock })
     }
 
     /// Writes one file and makes it durable.
@@ -117,8 +121,31 @@ fn beside(dir: &Path, role: &str) -> Result<PathBuf, HfError> {
     Ok(dir.with_file_name(format!(".{}.{role}-{}", name.to_string_lossy(), std::process::id())))
 }
 
-/// Refuses a directory that holds anything but an earlier export.
-fn refuse_foreign(dir: &Path) -> Result<(), HfError> {
+/// Removes what killed processes have left of their files and directories for the same final path as `temp`, which is named
+/// `.NAME.writing-PID`: those that no process has locked.
+pub(crate) fn remove_abandoned(temp: &Path) {
+    let name = temp.file_name().unwrap_or_default().to_string_lossy();
+    let Some(prefix) = name.rfind('-').map(|end| &name[..=end]) else { return };
+    // The folder of a bare name is the current one.
+    let folder = temp.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let siblings = fs::read_dir(folder).into_iter().flatten().flatten();
+    for other in siblings.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
+        let is_abandoned = File::open(other.path()).is_ok_and(|file| file.try_lock().is_ok());
+        if is_abandoned {
+            // It only takes space.
+            let _ = match other.path().is_dir() {
+                true => fs::remove_dir_all(other.path()),
+                false => fs::remove_file(other.path()),
+            };
+        }
+    }
+}
+
+/// Refuses a directory that holds anything but an earlier export, as an export into it would.
+///
+/// # Errors
+/// When it holds another file, or cannot be read.
+pub fn refuse_foreign(dir: &Path) -> Result<(), HfError> {
     let io = |error: io::Error| HfError::io("read", dir, &error);
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
