@@ -265,6 +265,9 @@ impl JobError {
     /// Whether the user's files, keys or data are at fault, rather than this machine: exit code 2. A loss that is not
     /// finite counts as such a fault, because it comes from the data or the hyperparameters.
     pub fn is_input(&self) -> bool {
+        if self.is_of_disk() {
+            return false;
+        }
         match self {
             JobError::Thread(error) => matches!(error, ThreadError::Device { .. }),
             // The job does not fit: a smaller one would.
@@ -278,12 +281,26 @@ impl JobError {
             JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
             JobError::Command(CommandError::Output(_) | CommandError::Serve(_)) => false,
-            JobError::Command(CommandError::NoEffect { .. } | CommandError::NotSaved { .. }) => false,
+            JobError::Command(
+                CommandError::NoEffect { .. } | CommandError::SameMesh { .. } | CommandError::NotSaved { .. },
+            ) => false,
             JobError::Hub(error) => error.is_input(),
             JobError::Peer(error) => error.is_input(),
             JobError::ControlPlane(error) => error.is_input(),
             _ => true,
         }
+    }
+}
+
+/// What a disk reports that is full, over its quota or defective: later there may be room.
+const DISK_FAULTS: [i32; 3] = [libc::ENOSPC, libc::EDQUOT, libc::EIO];
+
+impl JobError {
+    /// Whether a disk is at fault. The errors of files of several crates keep the text of the system's error, which ends with its
+    /// number.
+    fn is_of_disk(&self) -> bool {
+        let text = chain(self);
+        DISK_FAULTS.iter().any(|number| text.contains(&format!("(os error {number})")))
     }
 }
 
@@ -329,6 +346,21 @@ mod tests {
         for error in errors {
             assert!(error.is_input() && !error.is_consequence() && !error.is_of_the_world(), "{error:?}");
         }
+    }
+
+    #[test]
+    fn full_disk_is_no_input_error() {
+        let full = || std::io::Error::from_raw_os_error(libc::ENOSPC);
+        let (path, reason) = (PathBuf::from("model"), full().to_string());
+        let errors: [JobError; 3] = [
+            JobError::Io { action: "write", path: path.clone(), source: full() },
+            HfError::Io { action: "write", path: path.clone(), reason: reason.clone() }.into(),
+            CheckpointError::Io { action: "write", path: path.clone(), reason }.into(),
+        ];
+
+        assert!(errors.iter().all(|error| !error.is_input()));
+        let absent = JobError::Io { action: "read", path, source: ErrorKind::NotFound.into() };
+        assert!(absent.is_input());
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Private files with atomic replacement: only their owner may read them.
 
 use super::TrustError;
-use std::fs::{DirBuilder, File, OpenOptions, rename};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, rename};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Limit for secrets and registers.
@@ -51,7 +51,13 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>, TrustError> {
     let metadata = file.metadata().map_err(failed("inspect", path))?;
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(TrustError::Exposed { path: path.to_path_buf(), mode });
+        // Volumes that are shared by a group, such as those with `fsGroup` of Kubernetes, give its rights at every mount. Only the
+        // owner of a file can take them back.
+        let is_of_group_only = mode & 0o007 == 0;
+        if !is_of_group_only || file.set_permissions(Permissions::from_mode(0o600)).is_err() {
+            return Err(TrustError::Exposed { path: path.to_path_buf(), mode });
+        }
+        tracing::warn!(path = %path.display(), "a secret file had rights for its group; it is private again");
     }
     if metadata.len() > BYTES_MAX {
         let why = format!("expected at most {BYTES_MAX} bytes, found {}", metadata.len());
@@ -69,7 +75,6 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> T
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn written_file_is_private_and_replaces_the_old_one() {
@@ -90,11 +95,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         write(&path, b"one").unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
 
         let err = read(&path).unwrap_err();
 
-        assert_eq!(err, TrustError::Exposed { path, mode: 0o640 });
+        assert_eq!(err, TrustError::Exposed { path, mode: 0o644 });
+    }
+
+    // TRUST-5
+    #[test]
+    fn own_file_with_rights_for_its_group_is_private_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        write(&path, b"one").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o660)).unwrap();
+
+        assert_eq!(read(&path).unwrap().unwrap(), b"one");
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

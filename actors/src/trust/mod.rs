@@ -18,7 +18,7 @@
 //!   takes only the public key.
 //! - `TRUST-4` A key that has joined keeps its node id, and each join raises its boot. Both are durable before the node is
 //!   admitted.
-//! - `TRUST-5` A secret file that other users can read is rejected.
+//! - `TRUST-5` A secret file that all users can read is rejected. Rights of its group are taken back, if it is the user's own.
 //! - `TRUST-6` An authority with nodes never gets another key.
 //! - `TRUST-7` The key of a node outlives its certificates: with an expired one it can do nothing but renew it. A boot that is
 //!   not the latest of its node is not renewed.
@@ -77,7 +77,7 @@ pub enum TrustError {
         kind: std::io::ErrorKind,
     },
     /// Other users may read a secret (`TRUST-5`).
-    #[error("expected {path} to be readable only by its owner (mode 600), found mode {mode:o}")]
+    #[error("expected {path} to be readable only by its owner (mode 600), found mode {mode:o}: run chmod 600 on it")]
     Exposed {
         /// The file.
         path: PathBuf,

@@ -1,6 +1,6 @@
 //! `phalanx eval`.
 
-use super::{JobArgs, right};
+use super::{JobArgs, conclude, right};
 use crate::config::JobConfig;
 use crate::console::Console;
 use crate::data::rows::Rows;
@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     bar.finish();
     let precision = plan::precision(&config, &model, &*device);
     let result = Outcome { subject, config: &config, rows, found, precision, seconds: begin.elapsed().as_secs_f64() };
-    console.say(if args.json { result.json().to_string() } else { result.table() });
+    conclude(console, if args.json { result.json().to_string() } else { result.table() });
     Ok(())
 }
 

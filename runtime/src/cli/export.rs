@@ -1,5 +1,6 @@
 //! `phalanx export`.
 
+use super::conclude;
 use crate::console::Console;
 use crate::error::JobError;
 use crate::error::export::ExportError;
@@ -88,10 +89,10 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         }
     };
     if args.json {
-        console.say(format_args!("{:#}", serde_json::json!({"from": from, "to": args.dir})));
+        conclude(console, format_args!("{:#}", serde_json::json!({"from": from, "to": args.dir})));
         return Ok(());
     }
-    console.say(format_args!("{} → {}", from.display(), args.dir.display()));
+    conclude(console, format_args!("{} → {}", from.display(), args.dir.display()));
     Ok(())
 }
 

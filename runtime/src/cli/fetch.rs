@@ -1,5 +1,6 @@
 //! `phalanx fetch`.
 
+use super::conclude;
 use crate::config::JobConfig;
 use crate::console::Console;
 use crate::error::JobError;
@@ -66,10 +67,13 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         let size = human_bytes(total_bytes);
         let offline = if hub.is_offline() { "; the Hub was not asked, because HF_HUB_OFFLINE is set" } else { "" };
         let name = &request.name;
-        console.say(format_args!("{name}: {n_files} files, {size}, in {}{left_out}{offline}", snapshot.display()));
+        conclude(
+            console,
+            format_args!("{name}: {n_files} files, {size}, in {}{left_out}{offline}", snapshot.display()),
+        );
     }
     if args.json {
-        console.say(format_args!("{:#}", serde_json::Value::from(found)));
+        conclude(console, format_args!("{:#}", serde_json::Value::from(found)));
     }
     Ok(())
 }

@@ -320,6 +320,17 @@ fn say(text: impl std::fmt::Display) {
     print(printable(&format!("{text}\n")).as_bytes());
 }
 
+/// Prints the result of a command that has told of its work on the console. A result that cannot be written is an error.
+fn conclude(console: &Console, text: impl std::fmt::Display) {
+    conclude_styled(console, printable(&text.to_string()));
+}
+
+/// As [`conclude`], for a text with colours whose foreign parts went through [`printable`].
+fn conclude_styled(console: &Console, text: impl std::fmt::Display) {
+    console.finish(END_PATIENCE);
+    print(format!("{text}\n").as_bytes());
+}
+
 /// Prints bytes as [`say`] does.
 fn print(bytes: &[u8]) {
     let mut out = std::io::stdout();

@@ -17,8 +17,8 @@ pub(super) struct ModelArgs {
     /// Base model of an adapter [default: the one that the adapter names].
     #[arg(long, alias = "base_model", value_name = "DIR")]
     base_model: Option<PathBuf>,
-    /// Compute threads [default: one per core].
-    #[arg(long)]
+    /// Compute threads, at most 1024 [default: one per core].
+    #[arg(long, value_parser = n_threads)]
     pub(super) threads: Option<usize>,
 }
 
@@ -28,6 +28,12 @@ impl ModelArgs {
         let model = model_of(&self.model)?;
         ModelSource::find(&model, self.base_model.as_deref())
     }
+}
+
+/// A number of threads, within the limits of the key `threads` of a job.
+fn n_threads(text: &str) -> Result<usize, String> {
+    let n_threads = text.parse().ok().filter(|n| (1..=1024).contains(n));
+    n_threads.ok_or_else(|| "must be a whole number from 1 to 1024".into())
 }
 
 /// The directory of the model that is meant by a path.

@@ -238,7 +238,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), JobError> {
 }
 
 pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
-    let now = args.which.status()?.wanted;
+    let Status { wanted: now, mesh: running, .. } = args.which.status()?;
     let change = Resize {
         dp_replicate_size: args.dp_replicate_size,
         dp_shard_size: args.dp_shard_size,
@@ -247,6 +247,9 @@ pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
         pipeline_parallel_size: args.pipeline_parallel_size,
     };
     let mesh = change.of(now);
+    if mesh == now && running == Some(now) {
+        return Err(CommandError::SameMesh { mesh: mesh.to_string() }.into());
+    }
     args.which.request(
         &Request::Resize(mesh),
         &format!("resizing to {mesh}; `phalanx status` shows when the new mesh is running"),

@@ -1,6 +1,6 @@
 //! `phalanx prepare`.
 
-use super::{JobArgs, report_note};
+use super::{JobArgs, conclude, conclude_styled, report_note};
 use crate::console::{Console, printable};
 use crate::data::shown::{ShownSample, first_samples};
 use crate::devices;
@@ -51,15 +51,15 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             "validation_rows": prepared.validation.as_ref().map_or(0, |rows| rows.len()),
             "samples": samples.iter().map(as_json).collect::<Vec<_>>(),
         });
-        console.say(format_args!("{result:#}"));
+        conclude(console, format_args!("{result:#}"));
         return Ok(());
     }
     let validation =
         prepared.validation.as_ref().map_or(String::new(), |rows| format!(", {} to evaluate on", rows.len()));
-    console.say(format_args!("{} rows of {} tokens{validation}", prepared.train.len(), prepared.train.row_len()));
+    conclude(console, format_args!("{} rows of {} tokens{validation}", prepared.train.len(), prepared.train.row_len()));
     let colours = console.out().is_terminal();
     for (n, sample) in samples.iter().enumerate() {
-        console.out().say_styled(drawn(n + 1, sample, colours));
+        conclude_styled(console, drawn(n + 1, sample, colours));
     }
     Ok(())
 }

@@ -39,6 +39,9 @@ pub enum CommandError {
     /// A request that has no effect as things are.
     #[error("the request is recorded, but has no effect now: {why}")]
     NoEffect { why: String },
+    /// A mesh is requested that trains already.
+    #[error("the job trains on {mesh} already; name the size of an axis that changes, such as --dp_shard_size")]
+    SameMesh { mesh: String },
     /// A requested checkpoint could not be saved.
     #[error("{what}; training goes on")]
     NotSaved { what: String },

@@ -24,6 +24,9 @@ pub enum PlanError {
     /// A path that matches the pattern of a dataset cannot be read.
     #[error("dataset pattern {pattern}: {source}")]
     Unreadable { pattern: String, source: glob::GlobError },
+    /// A file that matches the pattern of a dataset has a name that patterns cannot describe.
+    #[error("dataset pattern {pattern}: the name of {path} is no UTF-8; rename the file, or name its folder instead", path = path.display())]
+    NameNotUtf8 { pattern: String, path: PathBuf },
     /// The pattern of a dataset matches no file.
     #[error("dataset pattern {pattern}: no file matches")]
     NoFile { pattern: String },
