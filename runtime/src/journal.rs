@@ -5,9 +5,12 @@
 //!   every further record tries again. Records beyond [`WAITING_BYTES_MAX`] are dropped and counted.
 //! - JOURNAL-2 The file has whole records in their order, except for a last one that is incomplete until the file can be
 //!   written again.
+//! - JOURNAL-3 A file that is removed or replaced while the job runs, as by a rotation of logs, is opened again within `LOOK`.
 
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Limit of the records that wait in memory: some ten thousand steps.
 const WAITING_BYTES_MAX: usize = 4 << 20;
@@ -22,7 +25,13 @@ pub(crate) struct Journal {
     waiting: Vec<u8>,
     n_dropped: u64,
     error: Option<io::Error>,
+    /// Which file has the path since it was opened, and when that was last looked at.
+    identity: Option<(u64, u64)>,
+    looked: Instant,
 }
+
+/// Time between two looks whether the path still names the file.
+const LOOK: Duration = Duration::from_secs(1);
 
 type Open = Box<dyn FnMut(&Path) -> io::Result<Box<dyn Write + Send>> + Send>;
 
@@ -33,13 +42,25 @@ impl Journal {
         open: impl FnMut(&Path) -> io::Result<Box<dyn Write + Send>> + Send + 'static,
     ) -> Journal {
         let (open, waiting): (Open, _) = (Box::new(open), Vec::new());
-        let mut journal = Journal { path, open, file: None, waiting, n_dropped: 0, error: None };
+        let mut journal = Journal {
+            path,
+            open,
+            file: None,
+            waiting,
+            n_dropped: 0,
+            error: None,
+            identity: None,
+            looked: Instant::now(),
+        };
         journal.retry();
         journal
     }
 
     /// Appends a record (JOURNAL-1). Allocates nothing while the file can be written.
     pub(crate) fn append(&mut self, record: &[u8]) {
+        if self.looked.elapsed() >= LOOK {
+            self.look();
+        }
         let n_written = match &mut self.file {
             Some(file) if self.waiting.is_empty() => {
                 let (n_written, outcome) = write(&mut **file, record);
@@ -60,11 +81,23 @@ impl Journal {
         }
     }
 
+    /// Opens the file again if its path names another one, or none (JOURNAL-3).
+    fn look(&mut self) {
+        self.looked = Instant::now();
+        if self.file.is_some() && identity(&self.path) != self.identity {
+            tracing::warn!(path = %self.path.display(), "the file was removed or replaced; further records go to a new one");
+            self.file = None;
+        }
+    }
+
     /// Tries to write the records that wait.
     pub(crate) fn retry(&mut self) {
         if self.file.is_none() {
             match (self.open)(&self.path) {
-                Ok(file) => self.file = Some(file),
+                Ok(file) => {
+                    self.file = Some(file);
+                    self.identity = identity(&self.path);
+                }
                 Err(error) => return self.error = Some(error),
             }
         }
@@ -92,6 +125,11 @@ impl std::fmt::Debug for Journal {
     }
 }
 
+/// Device and number of the file at a path.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
 /// Writes as many of the bytes as the file takes; returns their number.
 fn write(file: &mut dyn Write, bytes: &[u8]) -> (usize, io::Result<()>) {
     let mut n_written = 0;
@@ -110,6 +148,24 @@ fn write(file: &mut dyn Write, bytes: &[u8]) -> (usize, io::Result<()>) {
 mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
+
+    // JOURNAL-3
+    #[test]
+    fn file_that_is_removed_comes_back_with_the_next_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut journal = Journal::new(path.clone(), |path| {
+            Ok(Box::new(std::fs::File::options().append(true).create(true).open(path)?))
+        });
+        journal.append(b"one\n");
+        std::fs::remove_file(&path).unwrap();
+
+        journal.look();
+        journal.append(b"two\n");
+
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "two\n");
+        assert_eq!(journal.fault(), None);
+    }
 
     /// A disk with room for some bytes.
     #[derive(Clone, Default)]
