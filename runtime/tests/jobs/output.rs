@@ -96,6 +96,55 @@ fn job_whose_reader_has_died_trains_on_and_is_saved_by_a_signal() {
     }
 }
 
+/// Whether a process handles a signal.
+fn handles(pid: u32, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
+}
+
+#[test]
+fn signal_before_the_first_step_ends_a_run_at_once_and_unfinished() {
+    for number in [libc::SIGTERM, libc::SIGINT] {
+        let p = Project::new();
+        let mut job = train(&p, &LONG);
+        let mut job = job.env("SLURM_JOB_ID", "7").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        until("its handlers", || handles(job.id(), number).then_some(()));
+
+        signal(job.id(), number);
+
+        assert_eq!(ends(&mut job), Some(75));
+    }
+}
+
+#[test]
+fn job_that_reaches_its_limit_of_cpu_time_is_saved() {
+    let p = Project::new();
+    let script = format!("ulimit -St 1; exec {} train job.yaml {}", env!("CARGO_BIN_EXE_phalanx"), LONG.join(" "));
+    let mut job = Command::new("bash");
+    job.args(["-c", &script]).current_dir(p.dir.path()).env("PBS_JOBID", "7").stdout(Stdio::null());
+    let mut job = job.stderr(Stdio::null()).spawn().unwrap();
+
+    let code = ends(&mut job);
+
+    let n_steps = n_steps(&p);
+    assert_eq!(code, Some(75));
+    let name = p.checkpoints("out").last().unwrap().file_name().unwrap().to_string_lossy().into_owned();
+    assert!(n_steps > 0 && name.contains(&format!("{n_steps}")), "{n_steps} steps, {name}");
+}
+
+#[test]
+fn model_folder_with_a_foreign_file_is_refused_before_the_first_step() {
+    let p = Project::new();
+    p.train(&["--max_steps", "2"]).succeeds();
+    p.write("out/model/README.md", "My model.");
+
+    let run = p.train(&["--max_steps", "4"]);
+
+    run.refuses(&["README.md"]);
+    assert_eq!(n_steps(&p), 2);
+}
+
 #[test]
 fn job_on_a_full_device_trains_to_its_end_and_says_so_once() {
     let p = Project::new();
@@ -245,12 +294,18 @@ fn limit_file_size(pid: u32, bytes: u64) {
 fn command_that_only_prints_ends_quietly_without_a_reader_and_fails_on_a_full_device() {
     let p = Project::new();
     p.train(&["--max_steps", "2"]).succeeds();
-    let printing: [&[&str]; 5] = [
+    let printing: [&[&str]; 10] = [
         &["env"],
         &["estimate", "job.yaml", "--json"],
         &["inspect", "out/model"],
         &["init", "--reference"],
         &["generate", "out/model", "--max-new-tokens", "3"],
+        // These tell of their work on the console, and print their result last.
+        &["prepare", "job.yaml", "--json"],
+        &["prepare", "job.yaml", "--show", "1"],
+        &["eval", "job.yaml"],
+        &["eval", "job.yaml", "--json"],
+        &["export", "out", "copy", "--json"],
     ];
     for args in printing {
         let (reader, writer) = std::io::pipe().unwrap();
@@ -263,6 +318,16 @@ fn command_that_only_prints_ends_quietly_without_a_reader_and_fails_on_a_full_de
         assert_eq!(full.code, Some(1), "{args:?}: {}", full.stderr);
         assert!(full.stderr.contains("error: cannot write to standard output: No space left"), "{}", full.stderr);
     }
+}
+
+#[test]
+fn file_that_init_cannot_write_is_not_there_afterwards() {
+    let p = Project::new();
+    let script = format!("ulimit -f 0; exec {} init -y my.yaml", env!("CARGO_BIN_EXE_phalanx"));
+    let full = Command::new("bash").args(["-c", &script]).current_dir(p.dir.path()).output().unwrap();
+
+    assert!(!full.status.success() && !p.path("my.yaml").exists());
+    p.run(&["init", "-y", "my.yaml"]).succeeds();
 }
 
 #[test]
