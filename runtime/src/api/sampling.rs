@@ -1,6 +1,6 @@
 //! The choice of the next token from logits, with the settings and the numbers of `transformers`.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,6 +16,42 @@ pub struct Sampling {
     pub repetition_penalty: f32,
     /// Seed; the same seed gives the same text.
     pub seed: u64,
+}
+
+/// Keys of transformers' generation settings that are not followed, each with the value that changes nothing.
+fn rules_not_followed() -> Vec<(&'static str, Value)> {
+    let lists = [
+        "bad_words_ids",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "sequence_bias",
+        "stop_strings",
+        "force_words_ids",
+        "constraints",
+    ];
+    let others = [
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "watermarking_config",
+        "penalty_alpha",
+        "min_p",
+        "top_h",
+    ];
+    let zeros = [
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "min_length",
+        "min_new_tokens",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "diversity_penalty",
+    ];
+    let ones = ["typical_p", "num_beams", "guidance_scale", "encoder_repetition_penalty"];
+    let without =
+        |names: &[&'static str], value: Value| names.iter().map(move |name| (*name, value.clone())).collect::<Vec<_>>();
+    [without(&lists, Value::Null), without(&others, Value::Null), without(&zeros, 0.into()), without(&ones, 1.into())]
+        .concat()
 }
 
 impl Sampling {
@@ -39,6 +75,23 @@ impl Sampling {
     pub(crate) fn of_api(config: &Value) -> Sampling {
         let temperature = config["temperature"].as_f64().map_or(1.0, |x| x as f32);
         Sampling { temperature, ..Sampling::recommended(config) }
+    }
+
+    /// A sentence on the rules of a `generation_config.json` that change which tokens are chosen and that are not followed here, if
+    /// it has some.
+    pub(crate) fn unfollowed(config: &Value) -> Option<String> {
+        let is_set = |(name, without): &(&str, Value)| {
+            let found = &config[*name];
+            let is_empty = found.as_array().is_some_and(Vec::is_empty) || found.as_object().is_some_and(Map::is_empty);
+            let is_same = found == without || found.is_number() && found.as_f64() == without.as_f64();
+            !(found.is_null() || is_empty || is_same)
+        };
+        let rules = rules_not_followed();
+        let found: Vec<&str> = rules.iter().filter(|rule| is_set(rule)).map(|(name, _)| *name).collect();
+        (!found.is_empty()).then(|| {
+            let names = found.join(", ");
+            format!("generation_config.json sets {names}, which transformers follows and Phalanx does not: other tokens may be chosen")
+        })
     }
 
     /// The first setting outside its range, as name, value and what fits.

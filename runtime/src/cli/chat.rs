@@ -55,7 +55,9 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
     let source = args.model.source()?;
-    let recommended = Sampling::recommended(&source.generation_config()?);
+    let generation = source.generation_config()?;
+    let recommended = Sampling::recommended(&generation);
+    Sampling::unfollowed(&generation).iter().for_each(|note| report_note(note));
     let tokenizer = source.tokenizer()?;
     tokenizer.notes().iter().for_each(|note| report_note(note));
     let template = template(&tokenizer, args.chat_template.as_deref(), source.tokenizer_dir())?;
@@ -138,7 +140,7 @@ impl Chat<'_> {
     fn answer(&mut self, question: String, out: &mut dyn Write) -> Result<std::io::Result<()>, JobError> {
         let mut messages = self.messages.clone();
         messages.push(Message::new("user", &question));
-        let text = self.template.render(&Conversation { messages: messages.clone(), tools: None }, true);
+        let text = self.template.render(&Conversation { messages: messages.clone(), ..Conversation::default() }, true);
         let ids = self.generator.tokenizer().encode(&text.map_err(GenerateError::Template)?)?;
         let shown = show(self.generator, &ids, &self.wanted, out)?;
         Ok(shown.and_then(|answer| {

@@ -1,6 +1,7 @@
 //! `phalanx generate`.
 
 use super::model_args::{ModelArgs, SamplingArgs};
+use super::report_note;
 use crate::api::completion::Completion;
 use crate::api::generate::{Generator, with_model};
 use crate::api::sampling::Sampling;
@@ -43,7 +44,9 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         ignore_eos: args.ignore_eos,
         n_top: None,
     };
-    continue_text(&args.model.source()?, &args.prompt, &wanted, args.model.threads, &mut std::io::stdout())
+    let source = args.model.source()?;
+    Sampling::unfollowed(&source.generation_config()?).iter().for_each(|note| report_note(note));
+    continue_text(&source, &args.prompt, &wanted, args.model.threads, &mut std::io::stdout())
 }
 
 /// Prints a prompt, then each token of its continuation.

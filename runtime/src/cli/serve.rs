@@ -70,7 +70,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     tokenizer.notes().iter().for_each(|note| report_note(note));
     let templates = templates(&tokenizer, args.chat_template.as_deref())?;
     let name = args.name.clone().unwrap_or_else(|| args.model.model.display().to_string());
-    let sampling = Sampling::of_api(&source.generation_config()?);
+    let generation = source.generation_config()?;
+    let sampling = Sampling::of_api(&generation);
+    Sampling::unfollowed(&generation).iter().for_each(|note| report_note(note));
     let settings = Settings { name, sampling, templates, key, queue_len: args.queue.into() };
     // Bound before the model is loaded, so that an address in use is reported at once.
     let listener = TcpListener::bind(address).map_err(|source| CommandError::Listen { address, source })?;

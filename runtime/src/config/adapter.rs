@@ -221,6 +221,13 @@ impl AdapterSection {
                 why: "the frozen weights have either 8 bits or 4; remove one of the two, or use `adapter: lora`".into(),
             });
         }
+        if self.adapter.is_some() && !self.trained_parameters.is_empty() {
+            return Err(ConfigError::Conflict {
+                first: "trained_parameters".into(),
+                second: "adapter".into(),
+                why: "adapters leave all other parameters frozen; name modules to train whole in `lora_modules_to_save`, or remove one of the two".into(),
+            });
+        }
         if self.peft_use_dora && self.lora_dropout > 0.0 {
             return Err(ConfigError::Conflict {
                 first: "peft_use_dora".into(),

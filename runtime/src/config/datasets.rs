@@ -71,7 +71,8 @@ section! {
         /// such as `src/**/*.rs` for all matching files, in order of name, folder as `datasets.save_to_disk` writes it or as
         /// the Hub lays it out, or name of a data set that is in the Hub's cache of this machine.
         pub path: PathBuf = PathBuf::new();
-        /// How an entry of the file becomes a sample.
+        /// How an entry of the file becomes a sample. `tokenized` reads `input_ids` and, where they are there, `labels`,
+        /// `attention_mask`, `completion_mask`, `assistant_masks`, `loss_mask`, `position_ids` and `seq_lengths`.
         pub r#type: DatasetType = DatasetType::Completion;
         /// Format of the file; if not set, that of its extension, which is text for unknown ones.
         pub ds_type: Option<FileFormat> = None;

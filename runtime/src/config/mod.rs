@@ -198,6 +198,14 @@ impl JobConfig {
                 why: "set `eval_steps` or `evals_per_epoch`, and `val_set_size` or `test_datasets`: evaluations decide when the run ends".into(),
             });
         }
+        if self.model.reinit_weights && self.adapter.adapter.is_some() {
+            return Err(ConfigError::Conflict {
+                first: "reinit_weights".into(),
+                second: "adapter".into(),
+                why: "an adapter belongs to weights that others have too, not to random ones; remove one of the two"
+                    .into(),
+            });
+        }
         if data.streaming && self.schedule.max_steps.is_none() {
             let why = "a stream has no known number of epochs; set `max_steps`, which ends the training, or remove `streaming`";
             return Err(ConfigError::Missing { key: "max_steps".into(), why: why.into() });

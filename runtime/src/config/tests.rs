@@ -359,6 +359,19 @@ elastic: {detection_time: -1, spare_rank: 1}
 }
 
 #[test]
+fn settings_of_which_one_would_have_no_effect_beside_an_adapter_are_refused() {
+    let base = "base_model: m\ndatasets: [{path: a, type: completion}]\nadapter: lora\n";
+    for (key, why) in [
+        ("trained_parameters: [lm_head]", "leave all other parameters frozen"),
+        ("reinit_weights: true", "not to random ones"),
+    ] {
+        let error = JobConfig::from_yaml_str(&format!("{base}{key}\n"), &[]).unwrap_err().to_string();
+
+        assert!(error.contains("conflicts with `adapter`") && error.contains(why), "{error}");
+    }
+}
+
+#[test]
 fn all_violated_relations_of_a_section_are_reported_together() {
     let message = refusal("warmup_steps: 1\nwarmup_ratio: 0.9\ndecay_ratio: 0.2\nfp16: true\nbf16: true");
 

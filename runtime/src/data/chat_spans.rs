@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message, THOUGHT_FIELDS};
+use super::conversation_forms::rendered_in_form;
 use super::jinja::{Origin, Rendered};
 
 /// A conversation as text, and where its trained turns are.
@@ -36,16 +37,20 @@ impl RenderedChat {
     }
 }
 
-/// The text of a conversation, and the positions of the turns in `trained`, which is in ascending order.
+/// The fields of a message that say who speaks. They are part of the opening of a turn, wherever the template prints them.
+const SPEAKER_FIELDS: [&str; 1] = ["name"];
+
+/// The text of a conversation, which takes the form that the template expects, and the positions of the turns in `trained`, which is
+/// in ascending order.
 ///
 /// # Errors
 /// When the template refuses the conversation.
 pub fn render_for_training(
     template: &ChatTemplate,
-    conversation: &Conversation,
+    conversation: &mut Conversation,
     trained: &[usize],
 ) -> Result<RenderedChat, ChatTemplateError> {
-    let whole = template.render_parts(conversation, false)?.with_first_origins();
+    let whole = rendered_in_form(template, conversation, false)?.with_first_origins();
     let mut turns = Vec::new();
     for &idx in trained {
         let turn = Turn { template, conversation, whole: &whole, idx };
@@ -96,7 +101,7 @@ impl Turn<'_> {
     fn runs(&self) -> Vec<Range<usize>> {
         let mut runs: Vec<Range<usize>> = Vec::new();
         let mut is_open = false;
-        for origin in &self.whole.origins {
+        for origin in self.whole.origins.iter().filter(|origin| !self.is_speaker(origin)) {
             let is_own = origin.of.message == self.idx;
             match runs.last_mut() {
                 Some(run) if is_own && is_open => run.end = origin.bytes.end,
@@ -106,6 +111,12 @@ impl Turn<'_> {
             is_open = is_own;
         }
         runs
+    }
+
+    /// Whether these bytes name the one who speaks in this turn.
+    fn is_speaker(&self, origin: &Origin) -> bool {
+        let field = self.whole.fields[origin.of.message][origin.of.field].as_str();
+        origin.of.message == self.idx && SPEAKER_FIELDS.contains(&field)
     }
 
     /// Where the turn begins whose message begins at `told`.
@@ -200,7 +211,7 @@ impl Turn<'_> {
         // Without a loop over messages, the last turn has the rest of the text.
         let tail = own.or(is_last.then_some(limit)).map(|end| &text[told..end]).unwrap_or_default();
         match (tail.trim_end().len(), is_last) {
-            (0, true) => eos_after(told).unwrap_or(told + tail.len()),
+            (0, true) => eos_after(told).or_else(|| self.closing_mark(told)).unwrap_or(told + tail.len()),
             (0, false) => match self.inner_end(told) {
                 end if end > told => end,
                 _ => told + tail.len(),
@@ -209,6 +220,17 @@ impl Turn<'_> {
             (len, true) => eos_after(told + len).unwrap_or(told + len),
             (len, false) => told + len,
         }
+    }
+
+    /// The end of the mark that the template prints behind the loop for the last turn, where it ends the others when the next one
+    /// begins: the only word there, in brackets, and none that opens turns.
+    fn closing_mark(&self, told: usize) -> Option<usize> {
+        let rest = &self.whole.text[told..];
+        let mark = rest.trim();
+        let is_mark = mark.starts_with(['<', '[']) && !mark.contains(char::is_whitespace);
+        let opens_turns =
+            self.whole.origins.iter().any(|origin| self.whole.text[..origin.bytes.start].trim_end().ends_with(mark));
+        (is_mark && !opens_turns).then(|| told + rest.trim_end().len())
     }
 
     /// Where the next message begins after `told`, or the text ends, and whether it does.

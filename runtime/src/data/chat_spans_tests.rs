@@ -9,7 +9,7 @@ fn trained_of(source: &str, messages: Json) -> Result<Vec<String>, ChatTemplateE
     let messages: Vec<Message> =
         messages.as_array().unwrap().iter().map(|message| Message(message.as_object().unwrap().clone())).collect();
     let trained: Vec<usize> = (0..messages.len()).filter(|&idx| messages[idx].role() == "assistant").collect();
-    let chat = render_for_training(&template, &Conversation { messages, tools: None }, &trained)?;
+    let chat = render_for_training(&template, &mut Conversation { messages, ..Conversation::default() }, &trained)?;
     Ok(chat.turns.iter().map(|(_, range)| chat.text[range.clone()].to_owned()).collect())
 }
 
@@ -163,7 +163,8 @@ fn user_turns_are_trained_from_their_first_letter_to_their_end() {
     let messages = [("user", "s"), ("assistant", "user"), ("user", "user")];
     let messages = messages.map(|(role, content)| Message::new(role, content)).to_vec();
 
-    let chat = render_for_training(&template, &Conversation { messages, tools: None }, &[0, 1, 2]).unwrap();
+    let chat =
+        render_for_training(&template, &mut Conversation { messages, ..Conversation::default() }, &[0, 1, 2]).unwrap();
 
     let trained: Vec<&str> = chat.turns.iter().map(|(_, range)| &chat.text[range.clone()]).collect();
     assert_eq!(trained, ["s<|im_end|>", "user<|im_end|>", "user<|im_end|>"]);
@@ -215,4 +216,39 @@ fn empty_answers_are_not_trained_on() {
             assert!(trained[0].ends_with("Ciao.<|im_end|>"), "{trained:?}");
         }
     }
+}
+
+#[test]
+fn name_of_the_one_who_answers_is_part_of_the_opening() {
+    let source = "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} name={{ m.name }}{% endif %}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                  {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let template = ChatTemplate::parse(source, "", "").unwrap();
+    let message = |role: &str| {
+        let mut message = Message::new(role, "Hello");
+        message.0.insert("name".to_owned(), "Ada".into());
+        message
+    };
+    let messages = vec![message("user"), message("assistant"), message("user"), message("assistant")];
+
+    let chat =
+        render_for_training(&template, &mut Conversation { messages, ..Conversation::default() }, &[1, 2, 3]).unwrap();
+
+    let trained: Vec<&str> = chat.turns.iter().map(|(_, range)| &chat.text[range.clone()]).collect();
+    assert_eq!(trained, ["Hello<|im_end|>"; 3]);
+}
+
+#[test]
+fn mark_behind_the_loop_ends_the_last_answer_as_those_before_it() {
+    let source = "{% for m in messages %}{% if not loop.first %}<|im_end|>\n{% endif %}<|im_start|>{{ m.role }}\n{{ '' }}{{ m.content }}{% endfor %}<|im_end|>\n";
+    let always_asks = "{% for m in messages %}<|{{ m.role }}|>\n{{ '' }}{{ m.content }}\n{% endfor %}<|assistant|>\n";
+    let trained = |source: &str| {
+        let template = ChatTemplate::parse(source, "", "").unwrap();
+        let messages = ["user", "assistant", "user", "assistant"].map(|role| Message::new(role, "Yes.")).to_vec();
+        let mut conversation = Conversation { messages, ..Conversation::default() };
+        let chat = render_for_training(&template, &mut conversation, &[1, 3]).unwrap();
+        chat.turns.iter().map(|(_, range)| chat.text[range.clone()].trim().to_owned()).collect::<Vec<_>>()
+    };
+
+    assert_eq!(trained(source), ["Yes.<|im_end|>"; 2]);
+    assert_eq!(trained(always_asks), ["Yes."; 2]);
 }

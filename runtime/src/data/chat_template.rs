@@ -1,10 +1,12 @@
 //! Renders conversations by a Jinja template as transformers does.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
+use super::conversation_forms::rendered_in_form;
 use super::jinja::{Rendered, Template};
 
 /// ChatML, as in OpenAI's published chat format of 2023.
@@ -74,12 +76,14 @@ pub struct Conversation {
     pub messages: Vec<Message>,
     /// Descriptions of the functions that the model may call, as JSON schemas.
     pub tools: Option<Json>,
+    /// Values of variables of the template for this conversation; they precede those of [`ChatTemplate::with_variables`].
+    pub variables: Map<String, Json>,
 }
 
 impl Conversation {
     /// The conversation up to and without message `end`.
     pub(super) fn upto(&self, end: usize) -> Self {
-        Self { messages: self.messages[..end].to_vec(), tools: self.tools.clone() }
+        Self { messages: self.messages[..end].to_vec(), ..self.clone() }
     }
 }
 
@@ -95,6 +99,7 @@ pub struct ChatTemplate {
     eos: Json,
     /// Values of variables that transformers does not define itself.
     variables: Map<String, Json>,
+    prints_all_fields: OnceLock<bool>,
 }
 
 impl ChatTemplate {
@@ -109,7 +114,14 @@ impl ChatTemplate {
     pub fn parse(source: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
         let template =
             Template::parse(source).map_err(|error| ChatTemplateError::Syntax { reason: error.to_string() })?;
-        Ok(Self { template, source: source.to_owned(), bos: bos.into(), eos: eos.into(), variables: Map::new() })
+        Ok(Self {
+            template,
+            source: source.to_owned(),
+            bos: bos.into(),
+            eos: eos.into(),
+            variables: Map::new(),
+            prints_all_fields: OnceLock::new(),
+        })
     }
 
     /// The template with values of further variables, such as `enable_thinking`.
@@ -129,6 +141,20 @@ impl ChatTemplate {
     pub fn renders(&self, name: &str) -> bool {
         self.mentions(name)
             || THOUGHT_FIELDS.contains(&name) && THOUGHT_FIELDS[..2].iter().any(|known| self.mentions(known))
+            || *self.prints_all_fields.get_or_init(|| self.prints_unknown_field())
+    }
+
+    /// Whether the template prints a field that it cannot know: it prints messages as a whole, or loops over their fields.
+    fn prints_unknown_field(&self) -> bool {
+        const UNKNOWN: &str = "aspis4071";
+        let message = |role: &str| {
+            let mut message = Message::new(role, "Hi");
+            message.0.insert(UNKNOWN.to_owned(), UNKNOWN.into());
+            message
+        };
+        let conversation =
+            Conversation { messages: vec![message("user"), message("assistant")], ..Conversation::default() };
+        self.render(&conversation, false).is_ok_and(|text| text.contains(UNKNOWN))
     }
 
     /// The text of the token that ends a text.
@@ -136,7 +162,8 @@ impl ChatTemplate {
         self.eos.as_str().unwrap_or_default()
     }
 
-    /// The text of a conversation; with `add_generation_prompt` it ends where an assistant's answer would begin.
+    /// The text of a conversation in the form that the template expects; with `add_generation_prompt` it ends where an assistant's
+    /// answer would begin.
     ///
     /// # Errors
     /// When the template refuses the conversation.
@@ -145,7 +172,7 @@ impl ChatTemplate {
         conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, ChatTemplateError> {
-        Ok(self.render_parts(conversation, add_generation_prompt)?.text)
+        Ok(rendered_in_form(self, &mut conversation.clone(), add_generation_prompt)?.text)
     }
 
     /// The text of a conversation, and where its messages are.
@@ -184,7 +211,8 @@ impl ChatTemplate {
             ("eos_token", &self.eos),
         ];
         // Of two values of a name, the later one counts.
-        variables.extend(self.variables.iter().map(|(name, value)| (name.as_str(), value)));
+        let more = self.variables.iter().chain(&conversation.variables);
+        variables.extend(more.map(|(name, value)| (name.as_str(), value)));
         let messages: Vec<&Map<String, Json>> = messages.iter().map(AsRef::as_ref).collect();
         self.template
             .render(&messages, &variables)
@@ -202,7 +230,8 @@ mod tests {
         let messages = conversation["messages"].as_array().unwrap().iter();
         let messages = messages.map(|message| Message(message.as_object().unwrap().clone())).collect();
         let tools = conversation.get("tools").cloned();
-        ChatTemplate::parse(source, "<s>", "</s>")?.render(&Conversation { messages, tools }, false)
+        ChatTemplate::parse(source, "<s>", "</s>")?
+            .render(&Conversation { messages, tools, ..Conversation::default() }, false)
     }
 
     #[test]
@@ -238,7 +267,7 @@ mod tests {
         let source = "{% for m in messages %}{{ m.arguments | tojson }} {{ m.arguments.wei }}{% endfor %}";
         let rendered = |arguments: &str| {
             let message = exact_json::object(&format!(r#"{{"role": "user", "arguments": {arguments}}}"#)).unwrap();
-            let conversation = Conversation { messages: vec![Message(message)], tools: None };
+            let conversation = Conversation { messages: vec![Message(message)], ..Conversation::default() };
             ChatTemplate::parse(source, "", "").unwrap().render(&conversation, false)
         };
 
@@ -251,7 +280,7 @@ mod tests {
     #[test]
     fn content_that_the_template_cannot_print_is_refused() {
         let source = "{% for m in messages %}{{ m.content }}{% endfor %}";
-        let content = json!([{ "type": "text", "text": "Hi" }]);
+        let content = json!([{ "type": "image" }]);
 
         let error = rendered(source, json!({ "messages": [{ "role": "user", "content": content }] })).unwrap_err();
 
@@ -280,6 +309,19 @@ mod tests {
         }
         let template = ChatTemplate::parse("{{ messages[0].thinking }}", "", "").unwrap();
         assert!(template.renders("reasoning_content") && !template.renders("tool_calls"));
+    }
+
+    #[test]
+    fn template_that_prints_messages_as_a_whole_renders_every_field() {
+        for (source, prints_all) in [
+            ("{% for m in messages %}{{ m | tojson }}{% endfor %}", true),
+            ("{% for m in messages %}{% for key, value in m.items() %}{{ value }}{% endfor %}{% endfor %}", true),
+            ("{% for m in messages %}{{ m.content }}{% endfor %}", false),
+        ] {
+            let template = ChatTemplate::parse(source, "", "").unwrap();
+
+            assert_eq!(template.renders("tool_calls"), prints_all, "{source}");
+        }
     }
 
     #[test]

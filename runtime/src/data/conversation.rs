@@ -26,7 +26,8 @@ pub(crate) struct ConversationReader {
     config: ConversationConfig,
     /// The data set's name of each field of a message that has another name in templates.
     renamed: BTreeMap<String, String>,
-    trained_roles: BTreeSet<String>,
+    /// All of them if there is no set.
+    trained_roles: Option<BTreeSet<String>>,
     /// Marks that end a turn, and when they are trained on.
     markers: Vec<(String, EndTraining)>,
     /// Fields that are already reported as unused.
@@ -35,13 +36,10 @@ pub(crate) struct ConversationReader {
 
 impl ConversationReader {
     pub(crate) fn new(config: &ConversationConfig, template: ChatTemplate, train_on_inputs: bool) -> Self {
-        let mut trained_roles = BTreeSet::from_iter(match &config.roles_to_train {
+        let trained_roles = (!train_on_inputs).then(|| match &config.roles_to_train {
             Some(roles) => roles.iter().map(|role| config.role(role).to_owned()).collect(),
-            None => vec!["assistant".to_owned()],
+            None => BTreeSet::from(["assistant".to_owned()]),
         });
-        if train_on_inputs {
-            trained_roles.extend(["user", "system"].map(str::to_owned));
-        }
         let renamed = config.properties.iter().map(|(property, field)| (field.clone(), property.clone())).collect();
         let MarkerConfig { eos, eot, train_on_eos, train_on_eot } = config.markers.clone();
         let eos = eos.into_iter().filter(|eos| !eot.contains(eos)).map(|token| (token, train_on_eos));
@@ -69,7 +67,7 @@ impl ConversationReader {
     pub(crate) fn document(&self, record: &Value) -> Result<Document, RecordError> {
         let (mut conversation, turns) = self.conversation(record)?;
         let trained: Vec<usize> = (0..turns.len()).filter(|&idx| turns[idx].is_trained()).collect();
-        let chat = self.rendered(&mut conversation, &trained)?;
+        let chat = render_for_training(&self.template, &mut conversation, &trained)?;
         let mut spans = Vec::new();
         for (idx, training) in turns.iter().enumerate() {
             let own: Vec<Range<usize>> =
@@ -88,39 +86,6 @@ impl ConversationReader {
         Ok(Document { text: chat.text, trained, bounded: false })
     }
 
-    /// The text of the conversation, which becomes the form of it that the template expects: arguments of calls as objects or
-    /// as the texts that the data has, contents as lists or as texts.
-    fn rendered(&self, conversation: &mut Conversation, trained: &[usize]) -> Result<RenderedChat, ChatTemplateError> {
-        let as_it_is = conversation.clone();
-        let mut any_parsed = false;
-        for message in &mut conversation.messages {
-            any_parsed |= parse_arguments(&mut message.0);
-        }
-        let rendered = self.rendered_or_joined(conversation, trained);
-        match rendered {
-            Err(ChatTemplateError::Render { .. }) if any_parsed => {
-                *conversation = as_it_is;
-                self.rendered_or_joined(conversation, trained).or(rendered)
-            }
-            rendered => rendered,
-        }
-    }
-
-    fn rendered_or_joined(
-        &self,
-        conversation: &mut Conversation,
-        trained: &[usize],
-    ) -> Result<RenderedChat, ChatTemplateError> {
-        match render_for_training(&self.template, conversation, trained) {
-            // Templates of models without images often expect one text instead of a list of texts.
-            Err(ChatTemplateError::Render { reason }) if joins_parts(conversation) => {
-                render_for_training(&self.template, conversation, trained)
-                    .map_err(|_| ChatTemplateError::Render { reason })
-            }
-            rendered => rendered,
-        }
-    }
-
     fn conversation(&self, record: &Value) -> Result<(Conversation, Vec<Training>), RecordError> {
         let list = &self.config.field_messages;
         let value = parsed(field_of(record, list)?);
@@ -136,9 +101,14 @@ impl ConversationReader {
         }
         if let Some(system) = self.system_beside(record, messages.first())? {
             messages.insert(0, system);
-            training.insert(0, Training::Turn(self.trained_roles.contains("system")));
+            training.insert(0, Training::Turn(self.trains("system")));
         }
-        Ok((Conversation { messages, tools: self.tools(record)? }, training))
+        Ok((Conversation { messages, tools: self.tools(record)?, variables: variables(record)? }, training))
+    }
+
+    /// Whether turns of this role are trained on, unless they say otherwise.
+    fn trains(&self, role: &str) -> bool {
+        self.trained_roles.as_ref().is_none_or(|roles| roles.contains(role))
     }
 
     /// A system message that the record has beside the turns.
@@ -167,7 +137,7 @@ impl ConversationReader {
             })?),
             Some(tools) => Some(tools.clone()),
         };
-        let tools = tools.filter(|tools| !tools.as_array().is_some_and(Vec::is_empty));
+        let tools = tools.filter(|tools| !tools.is_null()).filter(|tools| !tools.as_array().is_some_and(Vec::is_empty));
         if tools.as_ref().is_some_and(|tools| !tools.is_array()) {
             return Err(wrong_type(
                 &self.config.field_tools,
@@ -201,6 +171,11 @@ impl ConversationReader {
                 continue;
             }
             let property = self.renamed.get(name).unwrap_or(name);
+            // A field that the data set names for this property precedes one that has the property's own name.
+            let named = self.config.properties.get(name).filter(|field| *field != name);
+            if named.is_some_and(|field| fields.get(field).is_some_and(|value| !value.is_null())) {
+                continue;
+            }
             // Tables have every column in every row; only the content of an answer that is all calls is null on purpose.
             if value.is_null() && property != "content" || value.as_array().is_some_and(Vec::is_empty) {
                 continue;
@@ -209,11 +184,13 @@ impl ConversationReader {
                 self.unused(name, property, value)?;
                 continue;
             }
-            message.insert(property.clone(), value.clone());
+            // Columns of tables cannot hold calls with different arguments, so data sets keep them as JSON in a text.
+            let value = if property == "tool_calls" { parsed(value) } else { Cow::Borrowed(value) };
+            message.insert(property.clone(), value.into_owned());
         }
         self.check_role(turn, &mut message)?;
         let role = message["role"].as_str().unwrap_or_default();
-        let is_trained = flag.unwrap_or_else(|| self.trained_roles.contains(role));
+        let is_trained = flag.unwrap_or_else(|| self.trains(role));
         if self.config.split_thinking && role == "assistant" {
             thinking::split(&mut message, &self.config.thinking_key);
         }
@@ -288,7 +265,10 @@ impl ConversationReader {
             Some(Value::Array(parts)) => match parts.iter().find(|part| !part["text"].is_string()) {
                 None => Ok(()),
                 Some(part) => Err(RecordError::NotText {
-                    kind: part["type"].as_str().map_or_else(|| type_name(part).to_owned(), str::to_owned),
+                    kind: part["type"]
+                        .as_str()
+                        .unwrap_or(if part.is_string() { "string" } else { type_name(part) })
+                        .to_owned(),
                 }),
             },
             Some(other) => Err(wrong_type(&name_of("content"), "text", other)),
@@ -367,6 +347,22 @@ fn flagged_parts(message: &mut Map<String, Value>, field: &str, is_trained: bool
     Some(parts)
 }
 
+/// Values of variables of the template that a record has for itself, where TRL's data sets have them.
+fn variables(record: &Value) -> Result<Map<String, Value>, RecordError> {
+    const FIELD: &str = "chat_template_kwargs";
+    let value = record.get(FIELD).map(parsed_object);
+    match value.as_deref() {
+        None | Some(Value::Null) => Ok(Map::new()),
+        // Tables have every column in every row, with null where a row has none.
+        Some(Value::Object(variables)) => Ok(variables
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()),
+        Some(other) => Err(wrong_type(FIELD, "an object with values of the template's variables", other)),
+    }
+}
+
 /// A list that the data keeps as JSON in a text, because columns of tables cannot hold objects of different shapes.
 fn parsed(value: &Value) -> Cow<'_, Value> {
     match value.as_str().and_then(exact_json::list) {
@@ -397,34 +393,6 @@ fn with_parsed_parameters(mut tools: Value) -> Value {
         }
     }
     tools
-}
-
-/// Makes objects of arguments of calls that are JSON in a text, as recorded answers of servers have them; whether there were any.
-pub(crate) fn parse_arguments(message: &mut Map<String, Value>) -> bool {
-    let mut any = false;
-    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
-    for call in calls.into_iter().flatten() {
-        let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
-            continue;
-        };
-        if let Some(parsed) = arguments.as_str().and_then(exact_json::object) {
-            *arguments = Value::Object(parsed);
-            any = true;
-        }
-    }
-    any
-}
-
-/// Joins the texts of every content that is a list; whether there was one.
-fn joins_parts(conversation: &mut Conversation) -> bool {
-    let mut any = false;
-    for message in &mut conversation.messages {
-        let Some(parts) = message.0.get("content").and_then(Value::as_array) else { continue };
-        let joined: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-        message.0.insert("content".to_owned(), joined.into());
-        any = true;
-    }
-    any
 }
 
 #[cfg(test)]

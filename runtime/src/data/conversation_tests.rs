@@ -261,3 +261,31 @@ fn numbers_of_calls_and_tools_keep_every_digit_wherever_the_data_has_them() {
         assert_eq!(text.matches(NUMBERS).count(), 2, "{text}");
     }
 }
+
+#[test]
+fn every_turn_is_trained_on_with_the_inputs() {
+    let template = ChatTemplate::parse(CHATML, "<s>", "</s>").unwrap();
+    let roles = ["system", "developer", "user", "assistant", "tool", "assistant"];
+    let turns: Vec<Value> = roles.iter().map(|role| json!({ "role": role, "content": format!("as {role}") })).collect();
+
+    let reader = ConversationReader::new(&ConversationConfig::default(), template, true);
+    let document = reader.document(&json!({ "messages": turns })).unwrap();
+
+    let trained: Vec<&str> = document.trained.iter().map(|range| &document.text[range.clone()]).collect();
+    assert_eq!(trained, roles.map(|role| format!("as {role}<|im_end|>")));
+}
+
+#[test]
+fn values_of_variables_in_a_record_are_those_of_its_text() {
+    let source = "{% for m in messages %}{% if m.role == 'assistant' and not thinks %}(no thought) {% endif %}{{ m.content }}|{% endfor %}";
+    let text = |variables: Value| {
+        let messages = [json!({ "role": "user", "content": "Hi" }), json!({ "role": "assistant", "content": "Ho" })];
+        let record = json!({ "messages": messages, "chat_template_kwargs": variables });
+        documents_of(source, ConversationConfig::default(), record).map(|(text, _)| text)
+    };
+
+    assert_eq!(text(json!({ "thinks": true })).unwrap(), "Hi|Ho|");
+    assert_eq!(text(json!("{\"thinks\": true}")).unwrap(), "Hi|Ho|");
+    assert_eq!(text(json!({ "thinks": null })).unwrap(), "Hi|(no thought) Ho|");
+    assert!(text(json!([1])).unwrap_err().to_string().contains("chat_template_kwargs"));
+}

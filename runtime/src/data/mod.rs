@@ -28,6 +28,7 @@ pub mod tokenizer;
 
 mod byte_vocabulary;
 pub(crate) mod conversation;
+mod conversation_forms;
 mod document_layout;
 mod jinja;
 #[cfg(test)]

@@ -12,7 +12,11 @@ const TEXTS: &str = include_str!("templates/texts.json");
 fn conversation(case: &Value) -> Conversation {
     let messages = case["messages"].as_array().unwrap().iter();
     let messages = messages.map(|message| Message(message.as_object().unwrap().clone())).collect();
-    Conversation { messages, tools: case.get("tools").filter(|tools| !tools.is_null()).cloned() }
+    Conversation {
+        messages,
+        tools: case.get("tools").filter(|tools| !tools.is_null()).cloned(),
+        ..Conversation::default()
+    }
 }
 
 fn cases() -> Vec<(NamedTemplate, Vec<Value>)> {
@@ -44,12 +48,12 @@ fn answers_are_located_in_the_text_of_every_template() {
     for (named, cases) in cases() {
         let template = ChatTemplate::parse(named.source(), "<s>", "</s>").unwrap();
         for case in cases.iter().filter(|case| case["text"].is_string()) {
-            let conversation = conversation(case);
+            let mut conversation = conversation(case);
             let answers: Vec<usize> = (0..conversation.messages.len())
                 .filter(|&idx| conversation.messages[idx].role() == "assistant")
                 .collect();
 
-            let chat = render_for_training(&template, &conversation, &answers).unwrap();
+            let chat = render_for_training(&template, &mut conversation, &answers).unwrap();
 
             // A template may print nothing of a message that only calls a function.
             let is_printed = |&&idx: &&usize| {

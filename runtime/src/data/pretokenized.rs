@@ -1,4 +1,8 @@
-//! Rows that are tokens already: `input_ids`, and perhaps `labels` and `attention_mask`, as `datasets` and Trainer have them.
+//! Rows that are tokens already: `input_ids` beside the columns that `datasets`, Trainer, TRL and Axolotl write for them.
+//!
+//! A row that was packed has several documents. Columns that tell where they begin divide it, so that no document sees another one.
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
@@ -8,33 +12,118 @@ use super::token_cache::TRAINED;
 /// The label of a token that is not predicted, as in PyTorch's cross-entropy.
 const IGNORED: i64 = -100;
 
-/// The tokens of a row; those to predict carry [`TRAINED`]. Padding, which the attention mask excludes, is left out.
-pub(super) fn tokens(record: &Value) -> Result<Vec<u32>, RecordError> {
-    let ids = numbers(record, "input_ids")?.ok_or_else(|| missing(record))?;
-    let labels = numbers(record, "labels")?.unwrap_or_else(|| ids.clone());
-    let mask = numbers(record, "attention_mask")?.unwrap_or_else(|| vec![1; ids.len()]);
-    for (name, list) in [("labels", &labels), ("attention_mask", &mask)] {
-        if list.len() != ids.len() {
-            return Err(RecordError::Lengths { name, found: list.len(), wanted: ids.len() });
+/// Columns that are 0 where a token is not predicted.
+const LOSS_MASKS: [&str; 3] = ["completion_mask", "assistant_masks", "loss_mask"];
+
+/// Columns with a number for each token that say nothing of the loss.
+const WITHOUT_EFFECT: [&str; 2] = ["token_type_ids", "special_tokens_mask"];
+
+/// The documents of a row; tokens to predict carry [`TRAINED`]. Padding, which the attention mask excludes, is left out.
+pub(super) fn documents(record: &Value) -> Result<Vec<Vec<u32>>, RecordError> {
+    let row = Row::of(record)?;
+    let is_seen = |position: &usize| row.attention_mask[*position] != 0;
+    let first = (0..row.ids.len()).find(is_seen).unwrap_or(row.ids.len());
+    let end = (first..row.ids.len()).rev().find(is_seen).map_or(first, |last| last + 1);
+    let starts = row.starts(first, end)?;
+    let mut documents = Vec::with_capacity(starts.len());
+    for position in first..end {
+        if starts.contains(&position) || documents.is_empty() {
+            documents.push(Vec::new());
         }
+        let token = row.token(position)?;
+        documents.last_mut().expect("one was begun").push(token);
     }
-    let is_seen = |position: &usize| mask[*position] != 0;
-    let first = (0..ids.len()).find(is_seen).unwrap_or(ids.len());
-    let end = (first..ids.len()).rev().find(is_seen).map_or(first, |last| last + 1);
-    let token = |position: usize| {
-        let (id, label) = (ids[position], labels[position]);
-        if !is_seen(&position) {
+    Ok(documents)
+}
+
+/// The columns of a row, each with a number for each token.
+struct Row {
+    ids: Vec<i64>,
+    labels: Vec<i64>,
+    attention_mask: Vec<i64>,
+    loss_masks: Vec<Vec<i64>>,
+    position_ids: Option<Vec<i64>>,
+    /// Lengths of the documents.
+    lengths: Option<Vec<i64>>,
+}
+
+impl Row {
+    fn of(record: &Value) -> Result<Self, RecordError> {
+        let ids = numbers(record, "input_ids")?.ok_or_else(|| missing(record))?;
+        let column = |name: &'static str| match numbers(record, name)? {
+            Some(list) if list.len() != ids.len() => {
+                Err(RecordError::Lengths { name, found: list.len(), wanted: ids.len() })
+            }
+            list => Ok(list),
+        };
+        let loss_masks = LOSS_MASKS.into_iter().map(column).filter_map(Result::transpose).collect::<Result<_, _>>()?;
+        let row = Self {
+            labels: column("labels")?.unwrap_or_else(|| ids.clone()),
+            attention_mask: column("attention_mask")?.unwrap_or_else(|| vec![1; ids.len()]),
+            loss_masks,
+            position_ids: column("position_ids")?,
+            lengths: numbers(record, "seq_lengths")?,
+            ids,
+        };
+        refuse_unread(record, row.ids.len())?;
+        Ok(row)
+    }
+
+    /// Where documents begin after the first one, between `first` and `end`.
+    fn starts(&self, first: usize, end: usize) -> Result<BTreeSet<usize>, RecordError> {
+        let mut starts = BTreeSet::new();
+        // Axolotl numbers the documents of a packed row in its attention mask.
+        starts.extend((first + 1..end).filter(|&at| self.attention_mask[at] != self.attention_mask[at - 1]));
+        if let Some(positions) = &self.position_ids {
+            for at in first..end {
+                match positions[at] {
+                    0 => drop(starts.insert(at)),
+                    found if at > first && found == positions[at - 1] + 1 => {}
+                    found => return Err(RecordError::PositionId { position: at, found }),
+                }
+            }
+        }
+        if let Some(lengths) = &self.lengths {
+            let wanted = self.ids.len();
+            let mut at = 0;
+            for &length in lengths {
+                starts.insert(at);
+                at = usize::try_from(length).map_or(wanted + 1, |length| at.saturating_add(length).min(wanted + 1));
+            }
+            if at != wanted {
+                return Err(RecordError::SumOfLengths {
+                    found: lengths.iter().fold(0, |sum: i64, &n| sum.saturating_add(n)),
+                    wanted,
+                });
+            }
+        }
+        Ok(starts)
+    }
+
+    fn token(&self, position: usize) -> Result<u32, RecordError> {
+        if self.attention_mask[position] == 0 {
             return Err(RecordError::Hole { position });
         }
+        let (id, label) = (self.ids[position], self.labels[position]);
         let valid = u32::try_from(id).ok().filter(|id| id & TRAINED == 0);
         let id = valid.ok_or(RecordError::TokenId { position, id })?;
-        match label {
-            IGNORED => Ok(id),
-            label if label == i64::from(id) => Ok(id | TRAINED),
-            label => Err(RecordError::OtherLabel { position, label, id }),
+        if label != IGNORED && label != i64::from(id) {
+            return Err(RecordError::OtherLabel { position, label, id });
         }
+        let is_trained = label != IGNORED && self.loss_masks.iter().all(|mask| mask[position] != 0);
+        Ok(if is_trained { id | TRAINED } else { id })
+    }
+}
+
+/// Refuses a column with a number for each token that nothing reads: it would change the loss.
+fn refuse_unread(record: &Value, n_tokens: usize) -> Result<(), RecordError> {
+    let read = ["input_ids", "labels", "attention_mask", "position_ids", "seq_lengths"];
+    let is_known = |name: &str| [&read[..], &LOSS_MASKS, &WITHOUT_EFFECT].iter().any(|names| names.contains(&name));
+    let is_per_token = |value: &Value| {
+        value.as_array().is_some_and(|list| list.len() == n_tokens && n_tokens > 1 && list.iter().all(Value::is_number))
     };
-    (first..end).map(token).collect()
+    let unread = record.as_object().into_iter().flatten().find(|(name, value)| !is_known(name) && is_per_token(value));
+    unread.map_or(Ok(()), |(name, _)| Err(RecordError::UnreadPerToken { name: name.clone() }))
 }
 
 fn missing(record: &Value) -> RecordError {
@@ -44,20 +133,24 @@ fn missing(record: &Value) -> RecordError {
     }
 }
 
-/// A field that is a list of whole numbers; `None` if it is absent or null.
+/// A field that is a list of whole numbers, of which truth values count as 1 and 0; `None` if it is absent or null.
 fn numbers(record: &Value, name: &str) -> Result<Option<Vec<i64>>, RecordError> {
+    const WANTED: &str = "a list of whole numbers";
     let value = match record.get(name) {
         None | Some(Value::Null) => return Ok(None),
         Some(value) => value,
     };
-    let wanted = || wrong_type(name, "a list of whole numbers", value);
-    value
-        .as_array()
-        .ok_or_else(wanted)?
-        .iter()
-        .map(|number| number.as_i64().ok_or_else(wanted))
-        .collect::<Result<_, _>>()
-        .map(Some)
+    let number = |item: &Value| {
+        let number = item.as_bool().map(i64::from).or_else(|| item.as_i64()).or_else(|| whole(item.as_f64()?));
+        number.ok_or_else(|| RecordError::WrongItem { field: name.to_owned(), wanted: WANTED, found: item.to_string() })
+    };
+    let items = value.as_array().ok_or_else(|| wrong_type(name, WANTED, value))?;
+    items.iter().map(number).collect::<Result<_, _>>().map(Some)
+}
+
+/// The whole number that a column of floats holds exactly.
+fn whole(x: f64) -> Option<i64> {
+    (x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64).then_some(x as i64)
 }
 
 #[cfg(test)]
@@ -69,20 +162,52 @@ mod tests {
     fn labels_say_which_tokens_are_predicted() {
         let row = json!({ "input_ids": [271, 299, 99], "attention_mask": [1, 1, 1], "labels": [271, -100, 99] });
 
-        assert_eq!(tokens(&row), Ok(vec![271 | TRAINED, 299, 99 | TRAINED]));
-        assert_eq!(tokens(&json!({ "input_ids": [5, 6] })), Ok(vec![5 | TRAINED, 6 | TRAINED]));
+        assert_eq!(documents(&row), Ok(vec![vec![271 | TRAINED, 299, 99 | TRAINED]]));
+        assert_eq!(documents(&json!({ "input_ids": [5, 6] })), Ok(vec![vec![5 | TRAINED, 6 | TRAINED]]));
     }
 
     #[test]
     fn padding_is_left_out() {
         let row = json!({ "input_ids": [0, 7, 8, 0, 0], "attention_mask": [0, 1, 1, 0, 0], "labels": [-100, -100, 8, -100, -100] });
 
-        assert_eq!(tokens(&row), Ok(vec![7, 8 | TRAINED]));
+        assert_eq!(documents(&row), Ok(vec![vec![7, 8 | TRAINED]]));
+    }
+
+    #[test]
+    fn masks_of_trl_say_which_tokens_are_predicted() {
+        for name in LOSS_MASKS {
+            let row = json!({ "input_ids": [5, 6, 7], name: [0, 1, 0] });
+
+            assert_eq!(documents(&row), Ok(vec![vec![5, 6 | TRAINED, 7]]), "{name}");
+        }
+        let row =
+            json!({ "input_ids": [5, 6], "labels": [-100, 6], "completion_mask": [1, 1], "assistant_masks": null });
+        assert_eq!(documents(&row), Ok(vec![vec![5, 6 | TRAINED]]));
+    }
+
+    #[test]
+    fn truth_values_and_whole_floats_are_numbers() {
+        let row = json!({ "input_ids": [5.0, 6.0, 7.0], "attention_mask": [true, true, false] });
+
+        assert_eq!(documents(&row), Ok(vec![vec![5 | TRAINED, 6 | TRAINED]]));
+    }
+
+    #[test]
+    fn packed_row_is_divided_into_its_documents() {
+        for (name, value) in [
+            ("seq_lengths", json!([2, 3])),
+            ("position_ids", json!([0, 1, 0, 1, 2])),
+            ("attention_mask", json!([1, 1, 2, 2, 2])),
+        ] {
+            let row = json!({ "input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, -100, -100, -100], name: value });
+
+            assert_eq!(documents(&row), Ok(vec![vec![5, 6], vec![7, 8, 9]]), "{name}");
+        }
     }
 
     #[test]
     fn row_that_contradicts_itself_is_refused_with_its_position() {
-        let of = |row: Value| tokens(&row).unwrap_err().to_string();
+        let of = |row: Value| documents(&row).unwrap_err().to_string();
 
         assert!(of(json!({ "text": "a" })).contains("\"input_ids\" is missing"));
         assert!(
@@ -91,6 +216,11 @@ mod tests {
         assert!(of(json!({ "input_ids": [1, 2], "labels": [1, 3] })).contains("label 3 at position 1"));
         assert!(of(json!({ "input_ids": [1, -4] })).contains("-4"));
         assert!(of(json!({ "input_ids": [1, 2, 3], "attention_mask": [1, 0, 1] })).contains("position 1"));
-        assert!(of(json!({ "input_ids": [1, "a"] })).contains("list of whole numbers"));
+        assert!(of(json!({ "input_ids": [1, "a"] })).contains(r#"a list of whole numbers, found "a" in it"#));
+        assert!(of(json!({ "input_ids": [1, 2.5] })).contains("found 2.5 in it"));
+        assert!(of(json!({ "input_ids": [1, 2], "seq_lengths": [1, 2] })).contains("3 tokens"));
+        assert!(of(json!({ "input_ids": [1, 2], "seq_lengths": [1, -1] })).contains("seq_lengths"));
+        assert!(of(json!({ "input_ids": [1, 2], "position_ids": [0, 2] })).contains("position_ids is 2 at position 1"));
+        assert!(of(json!({ "input_ids": [1, 2], "loss_weights": [0.5, 1.0] })).contains("loss_weights"));
     }
 }

@@ -29,6 +29,9 @@ pub enum RecordError {
     /// A field has another type.
     #[error("field {field:?} must be {wanted}, found {found}")]
     WrongType { field: String, wanted: &'static str, found: &'static str },
+    /// An item of a list has another type.
+    #[error("field {field:?} must be {wanted}, found {found} in it")]
+    WrongItem { field: String, wanted: &'static str, found: String },
     /// The field is there, but no text.
     #[error("column {field:?} has the type {kind}, which is not read; store it as text (string)")]
     ColumnType { field: String, kind: String },
@@ -43,6 +46,19 @@ pub enum RecordError {
     /// Lists that describe the same tokens differ in length.
     #[error("{name} has {found} numbers, but input_ids has {wanted}")]
     Lengths { name: &'static str, found: usize, wanted: usize },
+    /// Documents that are packed in a row have other lengths than the row.
+    #[error("the documents of seq_lengths have {found} tokens together, but input_ids has {wanted}")]
+    SumOfLengths { found: i64, wanted: usize },
+    /// A position that the model would not give this token.
+    #[error(
+        "position_ids is {found} at position {position}; it must count up by one, and begin again at 0 with each document"
+    )]
+    PositionId { position: usize, found: i64 },
+    /// Weights of the loss, perhaps.
+    #[error(
+        "column {name:?} has a number for each token of input_ids and is not read; remove it, or say in `labels` or `completion_mask` which tokens are trained on"
+    )]
+    UnreadPerToken { name: String },
     /// Padding between tokens.
     #[error("attention_mask is 0 at position {position}, between tokens; only padding at the ends can be left out")]
     Hole { position: usize },
@@ -185,7 +201,9 @@ impl RecordReader {
                 _ => Sample::Text(readers.of(record).document(record)?),
             },
             Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
-            Self::Tokens => Sample::Tokens(pretokenized::tokens(record)?),
+            Self::Tokens => {
+                return Ok(pretokenized::documents(record)?.into_iter().map(Sample::Tokens).collect());
+            }
         }])
     }
 }

@@ -5,7 +5,7 @@ use super::refusal::Refusal;
 use crate::api::completion::Completion;
 use crate::api::sampling::Sampling;
 use crate::data::chat_template::{Conversation, Message};
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 
 /// What the server has, as far as requests depend on it.
@@ -43,8 +43,7 @@ pub(super) struct Request {
 pub(super) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
-    /// A conversation, and values of further variables of the chat template.
-    Chat(Conversation, Map<String, Value>),
+    Chat(Conversation),
 }
 
 impl Prompt {
@@ -143,7 +142,7 @@ impl Request {
         for name in ["audio", "modalities", "prediction", "web_search_options", "reasoning_effort"] {
             fields.refuse(name, "the model continues text")?;
         }
-        let prompts = vec![Prompt::Chat(Conversation { messages, tools }, variables)];
+        let prompts = vec![Prompt::Chat(Conversation { messages, tools, variables })];
         let mut request = Request::shared(&mut fields, prompts, offer)?;
         fields.finish()?;
         request.completion.max_new = limit.map_or(offer.max_len, |limit| limit as usize);
@@ -315,17 +314,17 @@ fn message(value: &Value, at: &str) -> Result<Message, Refusal> {
             fields.insert("content".into(), Value::Null);
             return Ok(Message(fields));
         }
-        Some(Value::String(text)) => text.clone(),
+        Some(Value::String(text)) => text.as_str().into(),
         Some(Value::Array(parts)) => {
-            let texts = parts.iter().enumerate().map(|(i, part)| text_of_part(part, &format!("{at}.content[{i}]")));
-            texts.collect::<Result<Vec<_>, _>>()?.join("\n")
+            let parts = parts.iter().enumerate().map(|(i, part)| text_part(part, &format!("{at}.content[{i}]")));
+            Value::Array(parts.collect::<Result<_, _>>()?)
         }
         other => {
             let found = other.unwrap_or(&Value::Null);
             return Err(mismatch(&format!("{at}.content"), found, "a text or a list of parts of type text"));
         }
     };
-    fields.insert("content".into(), content.into());
+    fields.insert("content".into(), content);
     Ok(Message(fields))
 }
 
@@ -340,9 +339,9 @@ fn calls_in(calls: &Value, at: &str) -> Result<(), Refusal> {
     }
 }
 
-fn text_of_part(part: &Value, at: &str) -> Result<String, Refusal> {
+fn text_part(part: &Value, at: &str) -> Result<Value, Refusal> {
     match (part["type"].as_str(), part["text"].as_str()) {
-        (Some("text"), Some(text)) => Ok(text.to_owned()),
+        (Some("text"), Some(text)) => Ok(json!({ "type": "text", "text": text })),
         _ => Err(mismatch(at, part, "a part of type text; the model reads nothing else")),
     }
 }

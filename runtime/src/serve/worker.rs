@@ -4,14 +4,12 @@ use super::refusal::Refusal;
 use super::request::{Prompt, Request};
 use crate::api::completion::{Chosen, Finish, Likely, likelihoods};
 use crate::api::generate::Generator;
-use crate::data::chat_template::{ChatTemplate, ChatTemplateError, Conversation};
-use crate::data::conversation::parse_arguments;
+use crate::data::chat_template::Conversation;
 use crate::data::end_of_turn::EndOfTurn;
 use crate::data::text_stream::TextStream;
 use crate::data::token_pieces::TokenPieces;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::error::JobError;
-use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::error::TrySendError;
@@ -95,13 +93,7 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    fn render(
-        &self,
-        tokenizer: &Tokenizer,
-        conversation: &Conversation,
-        variables: &Map<String, Value>,
-        needs_tools: bool,
-    ) -> Result<String, Refusal> {
+    fn render(&self, tokenizer: &Tokenizer, conversation: &Conversation, needs_tools: bool) -> Result<String, Refusal> {
         let refused = |error: &dyn std::fmt::Display| Refusal::of_field("messages", error.to_string());
         let with_tools = self.with_tools.as_ref().filter(|_| conversation.tools.is_some());
         let Some(source) = with_tools.or(self.plain.as_ref()) else {
@@ -114,10 +106,10 @@ impl Templates {
             return Err(not_rendered("tools", "tools"));
         }
         let has_calls = conversation.messages.iter().any(|message| message.0.contains_key("tool_calls"));
-        if has_calls && !template.mentions("tool_calls") {
+        if has_calls && !template.renders("tool_calls") {
             return Err(not_rendered("messages", "tool_calls"));
         }
-        render(&template.with_variables(variables.clone()), conversation).map_err(|error| refused(&error))
+        template.render(conversation, true).map_err(|error| refused(&error))
     }
 }
 
@@ -127,20 +119,6 @@ fn not_rendered(field: &str, name: &str) -> Refusal {
         field,
         format!("the chat template of the model does not render `{name}`; leave it out, or use another template"),
     )
-}
-
-/// The text of a conversation. Arguments of calls are objects in most templates, and texts in OpenAI's API.
-fn render(template: &ChatTemplate, conversation: &Conversation) -> Result<String, ChatTemplateError> {
-    let mut parsed = conversation.clone();
-    for message in &mut parsed.messages {
-        parse_arguments(&mut message.0);
-    }
-    match template.render(&parsed, true) {
-        Err(refused @ ChatTemplateError::Render { .. }) if parsed != *conversation => {
-            template.render(conversation, true).map_err(|_| refused)
-        }
-        rendered => rendered,
-    }
 }
 
 /// Answers requests until the queue is closed. A request under way ends when the server stops or its client is gone.
@@ -250,9 +228,9 @@ impl Answering<'_> {
                 ids.extend(encode(text)?);
                 ids
             }
-            Prompt::Chat(conversation, variables) => {
+            Prompt::Chat(conversation) => {
                 let needs_tools = self.request.needs_tools;
-                encode(&self.templates.render(tokenizer, conversation, variables, needs_tools)?)?
+                encode(&self.templates.render(tokenizer, conversation, needs_tools)?)?
             }
         };
         if ids.is_empty() {

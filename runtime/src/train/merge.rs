@@ -79,6 +79,17 @@ impl AdapterWeights {
         Ok(AdapterWeights { dir: dir.to_owned(), source, settings })
     }
 
+    /// Rows of the embedding or head that the adapter has whole: as many as its job had tokens.
+    pub(crate) fn vocabulary(&self) -> Option<usize> {
+        const MODULES: [&str; 3] = ["embed_tokens", "wte", "lm_head"];
+        let is_vocabulary = |name: &&str| {
+            let path = name.strip_suffix(".weight").map(|path| path.strip_suffix(".base_layer").unwrap_or(path));
+            path.is_some_and(|path| MODULES.contains(&path.rsplit('.').next().unwrap_or_default()))
+        };
+        let rows = |name: &str| self.source.shape(name).ok()?.first().copied();
+        self.source.names().filter(is_vocabulary).filter_map(rows).max()
+    }
+
     fn unfit(&self, tensor: &str, why: impl Into<String>) -> JobError {
         MergeError::Tensor { dir: self.dir.clone(), tensor: tensor.to_owned(), why: why.into() }.into()
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::devices;
-use crate::train::model_source::forward_spec;
+use crate::train::model_source::{ModelSource, forward_spec};
 use phalanx_device::Backing;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_storage::hf::dtype::Dtype;
@@ -146,4 +146,19 @@ fn adapter_whose_tensors_and_settings_differ_is_refused_by_the_tensor() {
     );
     let tied = json!({"tie_word_embeddings": true});
     refused(tied, json!({"modules_to_save": ["embed_tokens"]}), &[table], "also uses this weight as its head");
+}
+
+#[test]
+fn model_of_an_adapter_has_a_row_for_every_token_of_its_job() {
+    let parts: [Part; 2] = [("model.embed_tokens.weight", vec![8, 4]), ("lm_head.base_layer.weight", vec![8, 4])];
+    let base = tempfile::tempdir().unwrap();
+    std::fs::write(base.path().join("config.json"), llama(json!({})).to_string()).unwrap();
+    let settings = json!({"peft_type": "LORA", "base_model_name_or_path": base.path()});
+
+    let rows = |parts: &[Part]| {
+        let adapter = adapter_dir(&settings, parts);
+        ModelSource::find(adapter.path(), None).unwrap().model().unwrap().vocab_size
+    };
+
+    assert_eq!([rows(&parts), rows(&parts[1..]), rows(&[])], [8, 8, 6]);
 }

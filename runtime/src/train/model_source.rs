@@ -1,6 +1,7 @@
 //! A model as the commands that use one are given it: a model directory, or an adapter directory with its base model.
 
 use super::adapter_settings::AdapterSettings;
+use super::grown_rows::Grown;
 use super::located;
 use super::merge::{AdapterWeights, merge};
 use super::plan;
@@ -80,9 +81,14 @@ impl ModelSource {
         Ok(read_json(&self.base.join(CONFIG))?)
     }
 
-    /// The architecture.
+    /// The architecture; with the rows that an adapter's own embedding has, if the job that trained it added tokens.
     pub(crate) fn model(&self) -> Result<ModelConfig, JobError> {
-        plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())
+        let mut model = plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())?;
+        if let Some(dir) = &self.adapter {
+            let rows = AdapterWeights::open(dir)?.vocabulary().unwrap_or_default();
+            model.vocab_size = model.vocab_size.max(rows);
+        }
+        Ok(model)
     }
 
     /// The recommended settings of generation, those of an adapter if it has some; null if there are none.
@@ -127,7 +133,10 @@ impl ModelSource {
     /// When a tensor is missing or does not fit, or the adapter cannot be merged.
     pub(crate) fn load(&self, machine: &mut dyn Machine, c: &Compiled, model: &ModelConfig) -> Result<(), JobError> {
         let source = Some(TensorSource::open(&self.base)?);
-        let first = FirstValues { model: Some(model), params: &[], source, grown: None, adapter: None, seed: 0 };
+        let in_files = plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())?.vocab_size;
+        let grown = Grown { from: in_files, to: model.vocab_size, mean: true };
+        let grown = (grown.to > grown.from).then_some(grown);
+        let first = FirstValues { model: Some(model), params: &[], source, grown, adapter: None, seed: 0 };
         weights::initialise(machine, c, &first, |_| true)?;
         if let Some(dir) = &self.adapter {
             merge(machine, c, &AdapterWeights::open(dir)?)?;

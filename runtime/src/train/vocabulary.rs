@@ -58,7 +58,20 @@ fn trains_embedding(config: &JobConfig) -> bool {
 
 /// What the user may not expect of the tokens.
 pub(crate) fn notes(config: &JobConfig, tokenizer: &Tokenizer) -> Vec<String> {
-    tokenizer.notes().iter().cloned().chain(note_of_padding(config, tokenizer)).collect()
+    let more = note_of_padding(config, tokenizer).into_iter().chain(note_of_ends(config, tokenizer));
+    tokenizer.notes().iter().cloned().chain(more).collect()
+}
+
+/// Ends of turns that no token spells: models write them in pieces, and whoever generates cannot stop at one.
+fn note_of_ends(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
+    let is_none = |text: &&String| tokenizer.token_id(text).is_none();
+    let texts: Vec<&str> = config.data.eot_tokens.iter().filter(is_none).map(String::as_str).collect();
+    (!texts.is_empty()).then(|| {
+        format!(
+            "eot_tokens has {}, which the vocabulary has no token for; add it under `tokens`, or correct it",
+            texts.join(", ")
+        )
+    })
 }
 
 fn note_of_padding(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {

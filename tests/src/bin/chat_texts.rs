@@ -24,11 +24,15 @@ fn rendered(input: &Value) -> Result<Value, ChatTemplateError> {
     let template = ChatTemplate::parse(text("template"), text("bos"), text("eos"))?;
     let messages = input["messages"].as_array().into_iter().flatten();
     let messages: Vec<Message> = messages.filter_map(|message| Some(Message(message.as_object()?.clone()))).collect();
-    let conversation = Conversation { messages, tools: input.get("tools").filter(|tools| !tools.is_null()).cloned() };
+    let mut conversation = Conversation {
+        messages,
+        tools: input.get("tools").filter(|tools| !tools.is_null()).cloned(),
+        ..Conversation::default()
+    };
     let prompt = template.render(&conversation, true)?;
     let trained: Vec<usize> =
         (0..conversation.messages.len()).filter(|&idx| conversation.messages[idx].role() == "assistant").collect();
-    let chat = render_for_training(&template, &conversation, &trained);
+    let chat = render_for_training(&template, &mut conversation, &trained);
     let spans: Vec<Value> = match &chat {
         Ok(chat) => chat.turns.iter().map(|(_, range)| json!([range.start, range.end])).collect(),
         Err(_) => Vec::new(),

@@ -168,6 +168,9 @@ pub(super) fn curriculum_sampling(_: &Value, draft: &mut Draft<'_>) -> Outcome {
 }
 
 pub(super) fn auto_resume(_: &Value, draft: &mut Draft<'_>) -> Outcome {
+    if draft.given("resume_from_checkpoint").is_some() {
+        return NoEffect("`resume_from_checkpoint` says where the run begins");
+    }
     draft.default("resume_from_checkpoint", "auto");
     Said("it means `resume_from_checkpoint: auto` here".into())
 }

@@ -47,7 +47,7 @@ pub(super) use text::Origin;
 use value::{Dict, Scope, Value};
 
 /// Fields of a message that may be in the opening of its turn, and are no part of what it tells.
-const HEADER_FIELDS: [&str; 4] = ["role", "name", "id", "tool_call_id"];
+const HEADER_FIELDS: [&str; 3] = ["role", "id", "tool_call_id"];
 
 /// A parsed template.
 #[derive(Debug)]

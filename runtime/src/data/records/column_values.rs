@@ -9,11 +9,13 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
-    UInt16Type, UInt32Type, UInt64Type,
+    ArrowPrimitiveType, ArrowTemporalType, Date32Type, Date64Type, Decimal128Type, Decimal256Type, Float16Type,
+    Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, Time32MillisecondType, Time32SecondType,
+    Time64MicrosecondType, Time64NanosecondType, TimestampMicrosecondType, TimestampMillisecondType,
+    TimestampNanosecondType, TimestampSecondType, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
-use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
-use arrow_schema::{DataType, Field, Fields};
+use arrow_array::{Array, ArrayRef, MapArray, RecordBatch, StructArray};
+use arrow_schema::{DataType, Field, Fields, TimeUnit};
 use serde_json::{Map, Value};
 
 use super::input::Expansion;
@@ -136,8 +138,23 @@ impl Converter<'_> {
                     None => None,
                 }
             }
-            _ => number_of(column, row),
+            DataType::Map(..) => self.map(column.as_map(), row)?,
+            _ => number_of(column, row).or_else(|| text_of(column, row)),
         })
+    }
+
+    /// An object of the entries of a map, whose keys are texts or become them.
+    fn map(&mut self, maps: &MapArray, row: usize) -> Result<Option<Value>, TooLarge> {
+        let entries = maps.value(row);
+        let [keys, values] = [0, 1].map(|i| (&entries.fields()[i], entries.column(i)));
+        let mut object = Map::new();
+        for entry in 0..entries.len() {
+            let key = self.value(keys.0, &**keys.1, entry, false)?;
+            let value = self.value(values.0, &**values.1, entry, false)?;
+            let (Some(key), Some(value)) = (key, value) else { return Ok(None) };
+            object.insert(key.as_str().map_or_else(|| key.to_string(), str::to_owned), value);
+        }
+        Ok(Some(Value::Object(object)))
     }
 
     fn text(&mut self, field: &Field, text: &str) -> Result<Value, TooLarge> {
@@ -199,6 +216,56 @@ fn number_of(column: &dyn Array, row: usize) -> Option<Value> {
     }
 }
 
+/// A date, a time or a decimal number as JSON has them: texts in the form of ISO 8601, and the digits. `datasets` makes dates of texts
+/// that look like one, so they go back to texts.
+fn text_of(column: &dyn Array, row: usize) -> Option<Value> {
+    fn date<T: ArrowTemporalType>(column: &dyn Array, row: usize) -> Option<String>
+    where
+        i64: From<T::Native>,
+    {
+        Some(column.as_primitive::<T>().value_as_date(row)?.to_string())
+    }
+    fn time<T: ArrowTemporalType>(column: &dyn Array, row: usize) -> Option<String>
+    where
+        i64: From<T::Native>,
+    {
+        Some(column.as_primitive::<T>().value_as_time(row)?.to_string())
+    }
+    fn instant<T: ArrowTemporalType>(column: &dyn Array, row: usize, zone: Option<&str>) -> Option<String>
+    where
+        i64: From<T::Native>,
+    {
+        // Arrow stores instants of a zone in UTC; the name of another zone would need its table of offsets.
+        let mark = if zone.is_some() { "Z" } else { "" };
+        Some(format!("{:?}{mark}", column.as_primitive::<T>().value_as_datetime(row)?))
+    }
+    let text = match column.data_type() {
+        DataType::Date32 => date::<Date32Type>(column, row),
+        DataType::Date64 => date::<Date64Type>(column, row),
+        DataType::Time32(TimeUnit::Second) => time::<Time32SecondType>(column, row),
+        DataType::Time32(_) => time::<Time32MillisecondType>(column, row),
+        DataType::Time64(TimeUnit::Microsecond) => time::<Time64MicrosecondType>(column, row),
+        DataType::Time64(_) => time::<Time64NanosecondType>(column, row),
+        DataType::Timestamp(unit, zone) => {
+            let instant = match unit {
+                TimeUnit::Second => instant::<TimestampSecondType>,
+                TimeUnit::Millisecond => instant::<TimestampMillisecondType>,
+                TimeUnit::Microsecond => instant::<TimestampMicrosecondType>,
+                TimeUnit::Nanosecond => instant::<TimestampNanosecondType>,
+            };
+            instant(column, row, zone.as_deref())
+        }
+        DataType::Decimal128(..) => {
+            return exact_json::value(&column.as_primitive::<Decimal128Type>().value_as_string(row));
+        }
+        DataType::Decimal256(..) => {
+            return exact_json::value(&column.as_primitive::<Decimal256Type>().value_as_string(row));
+        }
+        _ => None,
+    };
+    text.map(Value::String)
+}
+
 fn is_json(field: &Field) -> bool {
     field.metadata().get(EXTENSION.0).is_some_and(|name| name == EXTENSION.1)
 }
@@ -207,7 +274,8 @@ fn is_json(field: &Field) -> bool {
 fn is_read(data_type: &DataType) -> bool {
     use DataType as D;
     matches!(data_type, D::Null | D::Boolean | D::Utf8 | D::LargeUtf8 | D::Utf8View)
-        || matches!(data_type, D::Float16 | D::Float32 | D::Float64)
+        || matches!(data_type, D::Float16 | D::Float32 | D::Float64 | D::Decimal128(..) | D::Decimal256(..))
+        || matches!(data_type, D::Date32 | D::Date64 | D::Time32(_) | D::Time64(_) | D::Timestamp(..))
         || data_type.is_integer()
 }
 
@@ -225,7 +293,10 @@ fn collect_left_out(name: &str, data_type: &DataType, found: &mut Vec<LeftOut>) 
         DataType::Struct(fields) => {
             fields.iter().for_each(|field| collect_left_out(field.name(), field.data_type(), found));
         }
-        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _) => {
             collect_left_out(name, item.data_type(), found);
         }
         DataType::Dictionary(_, values) => collect_left_out(name, values, found),
@@ -235,7 +306,6 @@ fn collect_left_out(name: &str, data_type: &DataType, found: &mut Vec<LeftOut>) 
                 DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
                     "binary".to_owned()
                 }
-                DataType::Map(..) => "map".to_owned(),
                 other => other.to_string(),
             };
             found.push(LeftOut { name: name.to_owned(), kind });
@@ -304,8 +374,11 @@ fn field_as_read(field: &Field, is_json: &dyn Fn(usize) -> bool, n_leaves: &mut 
 mod tests {
     use super::*;
     use crate::data::data_file::DataFile;
-    use arrow_array::builder::{ListBuilder, StringBuilder};
-    use arrow_array::{Int64Array, ListArray, NullArray, StringArray};
+    use arrow_array::builder::{ListBuilder, MapBuilder, StringBuilder};
+    use arrow_array::{
+        Date32Array, Decimal128Array, Int64Array, ListArray, NullArray, StringArray, Time32SecondArray,
+        TimestampSecondArray,
+    };
     use arrow_buffer::OffsetBuffer;
     use serde_json::json;
     use std::collections::HashMap;
@@ -397,6 +470,33 @@ mod tests {
             records,
             [json!({ "whole": { "a": [null] }, "items": items, "call": { "arguments": { "c": null } } })]
         );
+    }
+
+    #[test]
+    fn dates_decimals_and_maps_are_what_json_has_for_them() {
+        let mut maps = MapBuilder::new(None, StringBuilder::new(), StringBuilder::new());
+        maps.keys().append_value("city");
+        maps.values().append_value("Ulm");
+        maps.append(true).unwrap();
+        let decimals = Decimal128Array::from(vec![12345]).with_precision_and_scale(9, 2).unwrap();
+        let seconds = TimestampSecondArray::from(vec![1_704_067_200]);
+        let inner = object(&[
+            ("day", Arc::new(Date32Array::from(vec![19_723]))),
+            ("at", Arc::new(seconds.clone())),
+            ("at_utc", Arc::new(seconds.with_timezone("UTC"))),
+            ("time", Arc::new(Time32SecondArray::from(vec![3_661]))),
+            ("price", Arc::new(decimals)),
+            ("where", Arc::new(maps.finish())),
+        ]);
+
+        let records = records(&[("arguments", inner)]).unwrap();
+
+        let price = exact_json::value("123.45").unwrap();
+        let wanted = json!({
+            "day": "2024-01-01", "at": "2024-01-01T00:00:00", "at_utc": "2024-01-01T00:00:00Z", "time": "01:01:01",
+            "price": price, "where": { "city": "Ulm" },
+        });
+        assert_eq!(records, [json!({ "arguments": wanted })]);
     }
 
     #[test]

@@ -38,7 +38,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// The records of `tests/reference/make_data.py`; dates and bytes are no JSON, so their columns are left out.
+/// The records of `tests/reference/make_data.py`; bytes are no JSON, so their column is left out.
 fn reference() -> Vec<(u64, Value)> {
     let turns = |turns: &[(&str, Value)]| {
         turns.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect::<Value>()
@@ -53,7 +53,12 @@ fn reference() -> Vec<(u64, Value)> {
         json!({ "text": null, "large": "d", "label": null, "count": 1_u64 << 40, "score": null, "good": true,
             "input_ids": [3], "messages": turns(&[("user", Value::Null)]) }),
     ];
-    (1..).zip(records).collect()
+    let days = ["1970-01-01", "1970-01-02", "1970-01-03", "1970-01-04"];
+    let with_day = |(mut record, day): (Value, &str)| {
+        record["day"] = day.into();
+        record
+    };
+    (1..).zip(records.into_iter().zip(days).map(with_day)).collect()
 }
 
 /// Files that another library wrote.
@@ -64,7 +69,7 @@ fn columns_of_every_type_become_the_fields_that_were_written() {
     for (name, format) in files {
         let mut records = read(&phalanx_needs::reference(&format!("data/{name}")), format).unwrap();
 
-        // Dates and bytes without a value are null in every type.
+        // Bytes without a value are null in every type.
         for (_, record) in &mut records {
             record.as_object_mut().unwrap().shift_remove("image");
         }

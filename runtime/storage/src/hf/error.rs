@@ -66,7 +66,7 @@ pub enum HfError {
         shard: String,
     },
     /// A safetensors file whose header does not describe its bytes.
-    #[error("{} is damaged: {layout}", path.display())]
+    #[error("{} {}: {layout}", path.display(), if matches!(layout, LayoutError::UnknownType { .. }) { "cannot be read" } else { "is damaged" })]
     BadLayout {
         /// The file.
         path: PathBuf,

@@ -55,7 +55,7 @@ pub enum LayoutError {
     #[error("its header is not valid: {0}")]
     Json(String),
     /// An unknown type.
-    #[error("tensor `{tensor}` has the unknown type {dtype:?}")]
+    #[error("tensor `{tensor}` has the type {dtype}, which is not read; store it as F32, F16 or BF16")]
     UnknownType {
         /// The tensor.
         tensor: String,
