@@ -360,7 +360,7 @@ elastic: {detection_time: -1, spare_rank: 1}
 
 #[test]
 fn settings_of_which_one_would_have_no_effect_beside_an_adapter_are_refused() {
-    let base = "base_model: m\ndatasets: [{path: a, type: completion}]\nadapter: lora\n";
+    let base = "base_model: m\ndatasets: [{path: a, type: completion}]\nadapter: lora\nlora_target_linear: true\n";
     for (key, why) in [
         ("trained_parameters: [lm_head]", "leave all other parameters frozen"),
         ("reinit_weights: true", "not to random ones"),
