@@ -76,7 +76,9 @@ fn earlier_export_is_replaced_whole() {
 fn next_export_removes_what_a_killed_one_has_left_but_not_that_of_a_living_one() {
     let root = tempfile::tempdir().unwrap();
     let (left, alive) = (root.path().join(".model.writing-1"), root.path().join(".model.writing-2"));
-    [&left, &alive].map(|dir| std::fs::create_dir(dir).unwrap());
+    for dir in [&left, &alive] {
+        std::fs::create_dir(dir).unwrap();
+    }
     let lock = std::fs::File::open(&alive).unwrap();
     lock.try_lock().unwrap();
 
