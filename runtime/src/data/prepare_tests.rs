@@ -501,7 +501,10 @@ fn file_that_changes_while_it_is_tokenized_leaves_no_tokens() {
     for (name, kind) in [("a.jsonl", DatasetType::Completion), ("b.txt", DatasetType::Completion)] {
         let path = files.path(name);
         let before = std::fs::read_to_string(&path).unwrap();
-        let change = |_: Progress<'_>| std::fs::write(&path, before.replace("alpha", "bravo")).unwrap();
+        let change = |_: Progress<'_>| {
+            std::fs::write(&path, before.replace("alpha", "bravo")).unwrap();
+            Ok(())
+        };
 
         let changed = prepare(&files.config(kind, &[name], 8), &Tokenizer::bytes(), &files.cache(), 264, &change);
 

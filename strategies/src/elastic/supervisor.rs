@@ -18,6 +18,9 @@
 //!   Its successor gets another device; without a free one the slot stays empty.
 //! - `SUPERVISOR-10` A node that is refused, or has too few slots with a device left, kills its processes and ends with the
 //!   reason.
+//! - `SUPERVISOR-11` The end of a job is a state, not a message: a supervisor that finds the job over ends as if a coordinator
+//!   had told it so. A node that is asked to leave before any coordinator has told it something leaves at once, since its ranks
+//!   hold no state.
 
 use super::devices::{DeviceHealth, Devices};
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
@@ -282,7 +285,29 @@ impl Supervisor {
     /// The machine is about to be preempted.
     pub fn handle_drain(&mut self, now: Instant) {
         self.draining = true;
-        self.report(now);
+        if self.desired_state.is_none() {
+            self.handle_over(now);
+        } else {
+            self.report(now);
+        }
+    }
+
+    /// The job is over, or no coordinator is left to release this node (`SUPERVISOR-11`).
+    pub fn handle_over(&mut self, now: Instant) {
+        if self.leaving.is_some() {
+            return;
+        }
+        let known = self.desired_state.as_ref();
+        let end = DesiredState {
+            job: self.job,
+            id: DesiredStateId { stage: Stage::End, ..self.desired_state_id() },
+            world_plan: None,
+            evict: Vec::new(),
+            requests: known.map(|known| known.requests).unwrap_or_default(),
+            release: None,
+            refused: None,
+        };
+        self.take_up(now, end);
     }
 
     /// Handles all expired timers.
@@ -708,6 +733,37 @@ mod tests {
         assert_eq!(commands.last(), Some(&Command::Shutdown));
         assert_eq!(reports(commands)[0].members, []);
         assert_eq!(supervisor.poll_timeout(), None);
+    }
+
+    // SUPERVISOR-11
+    #[test]
+    fn supervisor_that_no_coordinator_has_told_of_the_end_ends_with_the_job() {
+        let now = Instant::now();
+        let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
+        let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
+
+        supervisor.handle_over(now);
+        supervisor.handle_over(now);
+
+        let kills = drain(&mut supervisor).into_iter().filter(|command| *command == Command::Kill(worker));
+        assert_eq!(kills.count(), 1, "a process that is starting holds no state");
+        supervisor.handle_exited(now, worker);
+        assert_eq!(drain(&mut supervisor).last(), Some(&Command::Shutdown));
+    }
+
+    // SUPERVISOR-11
+    #[test]
+    fn drained_node_leaves_at_once_if_no_coordinator_has_told_it_anything() {
+        let now = Instant::now();
+        let (mut supervisor, worker, _) = started(now);
+
+        supervisor.handle_drain(now);
+        supervisor.handle_timeout(now + Timing::default().stop_grace);
+        let is_killed = drain(&mut supervisor).contains(&Command::Kill(worker));
+        supervisor.handle_exited(now, worker);
+
+        assert!(is_killed);
+        assert_eq!(drain(&mut supervisor).last(), Some(&Command::Shutdown));
     }
 
     // SUPERVISOR-5
