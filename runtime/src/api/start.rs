@@ -17,6 +17,7 @@ use crate::train::output_lock::OutputLock;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::programs::Programs;
+use crate::train::saving::Saving;
 use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};

@@ -328,7 +328,7 @@ mod tests {
         .unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
         let file = DataFile::open(&path)?;
-        tokenize_records(&file, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| ())?;
+        tokenize_records(&file, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| Ok(()))?;
         Ok(writer.finish()?)
     }
 
@@ -436,7 +436,7 @@ mod tests {
         std::fs::write(&path, b"abc\xffdef").unwrap();
         let tokenize = |tokenizer: &Tokenizer| {
             let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
-            tokenize_text(&path, &File::open(&path).unwrap(), tokenizer, &mut writer, &|_| ())?;
+            tokenize_text(&path, &File::open(&path).unwrap(), tokenizer, &mut writer, &|_| Ok(()))?;
             Ok::<_, TokenizeError>(writer.finish()?.tokens().len())
         };
 
