@@ -229,7 +229,7 @@ fn another_tokenizer_or_mask_finds_no_stale_tokens() {
     let config = files.config(DatasetType::Alpaca, &["data.jsonl"], 256);
     let first = files.prepare(&config).unwrap();
     Tokenizer::bytes().write_files(files.dir.path()).unwrap();
-    std::fs::write(files.path("tokenizer_config.json"), r#"{"add_bos_token": false, "eos_token": "<|eos|>"}"#).unwrap();
+    std::fs::write(files.path("tokenizer_config.json"), r#"{"bos_token": null, "eos_token": "<|eos|>"}"#).unwrap();
     let other = Tokenizer::from_dir(files.dir.path()).unwrap();
 
     let without_bos = prepare(&config, &other, &files.cache(), 264, &|_| ()).unwrap();

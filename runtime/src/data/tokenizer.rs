@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::byte_vocabulary;
 use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
-use super::reader_differences;
+use super::reader_differences::Decision;
 use super::side_tokens;
 use super::splitting::Library;
 use super::token_changes::TokenChanges;
@@ -70,8 +70,9 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads the tokenizer of a model directory.
     ///
-    /// `tokenizer.json` must exist; tokens that only the files beside it add get the ids that transformers gives them. The special tokens come from `tokenizer_config.json` or, if not set there, from
-    /// `config.json` and `generation_config.json`; the chat template from `chat_template.jinja` or `tokenizer_config.json`.
+    /// `tokenizer.json` must exist. Ids are those of transformers: tokens that only the files beside it add, and rules of the class
+    /// that reads them, count. The special tokens come from `tokenizer_config.json` or, if not set there, from `config.json` and
+    /// `generation_config.json`; the chat template from `chat_template.jinja` or `tokenizer_config.json`.
     /// A directory that [`Tokenizer::write_files`] wrote for [`Tokenizer::bytes`] loads as the byte tokenizer.
     ///
     /// # Errors
@@ -102,11 +103,11 @@ impl Tokenizer {
     }
 
     fn from_files(mut files: TokenizerFiles) -> Result<Self, TokenizerError> {
-        let side_tokens = side_tokens::merge(&mut files)?;
+        let decision = Decision::of(&mut files)?;
+        let side_tokens = side_tokens::merge(&mut files, decision.class)?;
         let (path, json) = files.tokenizer();
         let parsed: Value = serde_json::from_slice(json).map_err(|error| invalid(&path, &error))?;
         let settings = Settings::of(&files)?;
-        let mut other_class = None;
         let (vocabulary, vocab_size) = if parsed == byte_vocabulary::tokenizer_json() {
             (Vocabulary::Bytes, byte_vocabulary::SIZE)
         } else {
@@ -114,8 +115,8 @@ impl Tokenizer {
             // Both may be left over from training; rows are truncated and padded by this crate.
             model.with_truncation(None).map_err(|error| invalid(&path, &*error))?;
             model.with_padding(None);
+            model.set_encode_special_tokens(settings.splits_special_tokens());
             let size = size_of(model.get_vocab(true));
-            other_class = reader_differences::replace_class(&mut files, &settings, &model, &parsed)?;
             (Vocabulary::HuggingFace(Box::new(model)), size)
         };
         let chat_templates = settings.chat_templates(&files)?;
@@ -135,16 +136,13 @@ impl Tokenizer {
         tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token");
         tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token");
         tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
-        tokenizer.starts_with_bos = match settings.adds_bos() {
-            Some(adds_bos) => adds_bos,
-            None => tokenizer.probes_bos()?,
-        };
-        tokenizer.notes = reader_differences::notes(&settings, &tokenizer, &side_tokens, other_class.as_deref())?;
+        tokenizer.starts_with_bos = tokenizer.probes_bos()?;
+        tokenizer.notes = decision.notes(&settings, &tokenizer, &side_tokens);
         Ok(tokenizer)
     }
 
     /// Whether the library puts BOS before a text.
-    pub(super) fn probes_bos(&self) -> Result<bool, TokenizerError> {
+    fn probes_bos(&self) -> Result<bool, TokenizerError> {
         match &self.vocabulary {
             Vocabulary::Bytes => Ok(true),
             Vocabulary::HuggingFace(model) => {
@@ -399,6 +397,11 @@ impl Tokenizer {
             Vocabulary::Bytes => hasher.update(b"phalanx bytes 1"),
             Vocabulary::HuggingFace(_) => hasher.update(self.files.tokenizer().1),
         };
+        if let Vocabulary::HuggingFace(model) = &self.vocabulary
+            && model.get_encode_special_tokens()
+        {
+            hasher.update(b"special tokens are split");
+        }
         for id in [self.document_start(), self.eos_id] {
             hasher.update(&id.map_or(u64::MAX, u64::from).to_le_bytes());
         }
