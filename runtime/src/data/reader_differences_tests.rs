@@ -104,6 +104,8 @@ fn setting_of_the_beginning_that_transformers_ignores_has_no_effect_and_is_named
 
     assert_eq!(tokenizer.document_start(), tokenizer.bos_id());
     assert!(tokenizer.notes()[0].contains("add_bos_token: false"), "{:?}", tokenizer.notes());
+    let without_role = folder("tiny-llama2", &json!({ "bos_token": null }), &json!({}));
+    assert_eq!(Tokenizer::from_dir(without_role.path()).unwrap().document_start(), Some(1), "the file decides");
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub struct Tokenizer {
     eos_id: Option<u32>,
     pad_id: Option<u32>,
     stop_ids: Vec<u32>,
-    starts_with_bos: bool,
+    document_start: Option<u32>,
     chat_templates: ChatTemplates,
     files: TokenizerFiles,
     /// What a user may not expect of the files.
@@ -127,7 +127,7 @@ impl Tokenizer {
             eos_id: None,
             pad_id: None,
             stop_ids: Vec::new(),
-            starts_with_bos: false,
+            document_start: None,
             chat_templates,
             files,
             notes: Vec::new(),
@@ -136,20 +136,19 @@ impl Tokenizer {
         tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token");
         tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token");
         tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
-        tokenizer.starts_with_bos = tokenizer.probes_bos()?;
+        tokenizer.document_start = tokenizer.probe_of_start()?;
         tokenizer.notes = decision.notes(&settings, &tokenizer, &side_tokens);
         Ok(tokenizer)
     }
 
-    /// Whether the library puts BOS before a text.
-    fn probes_bos(&self) -> Result<bool, TokenizerError> {
-        match &self.vocabulary {
-            Vocabulary::Bytes => Ok(true),
-            Vocabulary::HuggingFace(model) => {
-                let probe = model.encode_fast("a", true).map_err(|error| encode_error(&*error))?;
-                Ok(self.bos_id.is_some() && probe.get_ids().first().copied() == self.bos_id)
-            }
-        }
+    /// The token that the library puts before a text, if it is one.
+    fn probe_of_start(&self) -> Result<Option<u32>, TokenizerError> {
+        let Vocabulary::HuggingFace(model) = &self.vocabulary else { return Ok(Some(byte_vocabulary::BOS)) };
+        let probe = |framed| model.encode_fast("a", framed).map_err(|error| encode_error(&*error));
+        let (framed, bare) = (probe(true)?, probe(false)?);
+        let first = framed.get_ids().split_first().filter(|(_, rest)| rest.starts_with(bare.get_ids()));
+        // Without tokens for the text, what is in front cannot be told from what is behind.
+        Ok(first.filter(|_| !bare.is_empty()).map(|(first, _)| *first))
     }
 
     /// The tokenizer whose tokens are bytes; it needs no file, loses nothing and suits small experiments.
@@ -163,7 +162,7 @@ impl Tokenizer {
             eos_id: Some(byte_vocabulary::EOS),
             pad_id: Some(byte_vocabulary::PAD),
             stop_ids: vec![byte_vocabulary::EOS, byte_vocabulary::IM_END],
-            starts_with_bos: true,
+            document_start: Some(byte_vocabulary::BOS),
             chat_templates: ChatTemplates::of_default(CHATML),
             notes: Vec::new(),
             files: TokenizerFiles::new(vec![
@@ -292,9 +291,10 @@ impl Tokenizer {
         &self.stop_ids
     }
 
-    /// The token to put before every document: BOS if the model's own tokenizer adds it to each text. GPT-2 and Qwen do not.
+    /// The token to put before every document: the one that the model's own tokenizer puts before each text, which is BOS for
+    /// Llama. GPT-2 and Qwen have none.
     pub fn document_start(&self) -> Option<u32> {
-        self.bos_id.filter(|_| self.starts_with_bos)
+        self.document_start
     }
 
     /// The Jinja chat template of the tokenizer.

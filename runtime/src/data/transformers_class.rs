@@ -12,7 +12,7 @@
 use serde_json::{Map, Value, json};
 
 /// Who decides how texts become tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) enum Reading {
     /// `tokenizer.json`.
     File,
@@ -125,7 +125,7 @@ enum Frame {
 }
 
 /// A class that builds its tokenizer from the vocabulary.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct TransformersClass {
     pub(super) name: &'static str,
     /// The tokens of roles that no file sets.

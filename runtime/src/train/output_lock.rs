@@ -1,11 +1,11 @@
 //! Only one job at a time writes to an `output_dir`. The kernel holds the locks, so a crash releases them; other users cannot
-//! take them ([`foreign_file`]).
+//! take them ([`open_lock`]).
 //!
 //! The process that starts a job locks `.lock` alone. Each rank process shares `.lock-ranks`, because ranks may outlive a
 //! coordinator.
 
 use crate::error::JobError;
-use phalanx_storage::foreign_file::{self, open_lock};
+use phalanx_storage::foreign_file::open_lock;
 use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 """Compares token ids with those of transformers' AutoTokenizer, for folders of every kind that a supported model can have.
 
     cargo build --release -p phalanx --bin phalanx
-    python3 tests/peers/tokenizers.py target/release/phalanx [--exports] [--only WORD]
+    python3 tests/peers/token_ids.py target/release/phalanx [--exports] [--only WORD]
 
 Small vocabularies (byte-level, pieces with bytes, Unigram, WordPiece) are combined with the classes and families that change how
 transformers reads them, and with settings and side files; each folder tokenizes texts with blanks, newlines, special tokens, odd
