@@ -54,6 +54,11 @@
 //!
 //! Deliberately absent: any decision about *how* a step is split or ordered; that is `phalanx-strategies`.
 
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub mod api;
 pub mod cli;
 pub mod config;
@@ -71,7 +76,6 @@ pub mod frontend;
 pub mod fuzzing;
 pub(crate) mod journal;
 pub mod launch;
-pub(crate) mod lock_file;
 pub(crate) mod node;
 pub(crate) mod process_limits;
 pub(crate) mod rank;

@@ -15,8 +15,7 @@ import tempfile
 try:
     import torch
     from peft import IA3Config, LoHaConfig, LoraConfig, PeftModel, get_peft_model
-    from tokenizers import Tokenizer
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -78,7 +77,7 @@ def loss_of_peft(base, adapter, ids):
 
 def token_lists(base):
     """The text with and without the tokens that a tokenizer may add around it."""
-    ids = Tokenizer.from_file(str(base / "tokenizer.json")).encode(TEXT).ids
+    ids = AutoTokenizer.from_pretrained(base)(TEXT, add_special_tokens=False)["input_ids"]
     config = json.loads((base / "config.json").read_text())
     first, last = config.get("bos_token_id"), config.get("eos_token_id")
     around = [([], []), ([first], []), ([], [last]), ([first], [last])]

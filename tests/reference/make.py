@@ -192,6 +192,9 @@ def make_model(name, text, out):
     (folder / "generation_config.json").unlink(missing_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 256} | specials
+    if config.model_type == "qwen2":
+        # transformers reads every model of this family with its class, which would add a token for this role.
+        settings["unk_token"] = None
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 

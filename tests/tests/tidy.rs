@@ -25,11 +25,10 @@ const CRATES: [&str; 14] = [
 ];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
-const LAYERS: [&str; 21] = [
+const LAYERS: [&str; 20] = [
     "units",
     "console",
     "journal",
-    "lock_file",
     "process_limits",
     "config",
     "data",

@@ -5,7 +5,7 @@ use super::say;
 use crate::console::printable;
 use crate::error::JobError;
 use crate::train::adapter_settings::AdapterSettings;
-use crate::train::plan;
+use crate::train::{located, plan};
 use crate::units::{human_bytes, human_count};
 use comfy_table::{Table, presets};
 use phalanx_storage::checkpoint::reader::Checkpoint;
@@ -36,7 +36,12 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     match (has(ADAPTER_CONFIG), has("config.json")) {
         (true, _) => adapter(&args.path, args.json),
         (false, true) => model(&args.path, args.json),
-        (false, false) => checkpoint(args),
+        (false, false) => {
+            if !has("checkpoints") {
+                located::readable(args.path.clone())?;
+            }
+            checkpoint(args)
+        }
     }
 }
 

@@ -3,20 +3,19 @@
 //! A name can get another file between two opens, and a file another content between two reads. Tokens that are stored under the
 //! hash of a content must come from that content.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use phalanx_storage::foreign_file;
 
 use super::records::ReadError;
 
 /// How old the last change of a file must be to be told from a later one by its time, on every file system.
 const RESOLUTION: Duration = Duration::from_secs(2);
-
-/// The beginning of the small text that Git has in place of a large file.
-const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// A data file that is open.
 #[derive(Debug, Clone)]
@@ -55,20 +54,11 @@ impl DataFile {
     /// Opens a file; it must have an end, and the same bytes whenever it is read.
     pub(crate) fn open(path: &Path) -> Result<Self, ReadError> {
         let read_error = |error| ReadError::file(path, &error);
-        // Opening a device may act.
-        if let Some(kind) = special(&path.metadata().map_err(read_error)?) {
-            return Err(ReadError::NoFile { path: path.to_owned(), kind });
-        }
-        // A pipe that nobody writes to would not open otherwise, and some files of the kernel would not end.
-        let mut options = OpenOptions::new();
-        let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(read_error)?;
+        let file = foreign_file::open(path).map_err(read_error)?;
         let metadata = file.metadata().map_err(read_error)?;
-        if let Some(kind) = kind_of(&file, &metadata) {
-            return Err(ReadError::NoFile { path: path.to_owned(), kind });
-        }
-        let mut head = [0; LFS_POINTER.len()];
-        if file.read_exact_at(&mut head, 0).is_ok() && head == LFS_POINTER {
-            return Err(ReadError::LfsPointer { path: path.to_owned() });
+        // Files of the kernel have no length; their content is made as they are read, and may have no end.
+        if metadata.len() == 0 && !matches!(file.read_at(&mut [0], 0), Ok(0)) {
+            return Err(read_error(foreign_file::unfit("it is a file of the kernel, not a regular file")));
         }
         let state = State::of(&metadata);
         Ok(Self { path: path.to_owned(), file: Arc::new(file), state, opened: SystemTime::now() })
@@ -127,28 +117,6 @@ impl Read for Reader {
     }
 }
 
-/// What was opened instead of a file with a content of its own.
-fn kind_of(file: &File, metadata: &Metadata) -> Option<&'static str> {
-    if !metadata.is_file() {
-        return Some(special(metadata).unwrap_or("a folder"));
-    }
-    // Files of the kernel have no length; their content is made as they are read, and may have no end.
-    let is_made = metadata.len() == 0 && !matches!(file.read_at(&mut [0], 0), Ok(0));
-    is_made.then_some("a file of the kernel")
-}
-
-/// What a path names that is neither a file nor a folder.
-pub(super) fn special(metadata: &Metadata) -> Option<&'static str> {
-    let file_type = metadata.file_type();
-    let kinds = [
-        (file_type.is_fifo(), "a pipe"),
-        (file_type.is_socket(), "a socket"),
-        (file_type.is_char_device(), "a character device"),
-        (file_type.is_block_device(), "a block device"),
-    ];
-    kinds.into_iter().find_map(|(is_this, kind)| is_this.then_some(kind))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,10 +154,10 @@ mod tests {
 
         let error = |path: &Path| DataFile::open(path).unwrap_err().to_string();
 
-        assert!(error(&pipe).contains("is a pipe"), "{}", error(&pipe));
-        assert!(error(Path::new("/dev/zero")).contains("is a character device"));
+        assert!(error(&pipe).contains("it is a pipe"), "{}", error(&pipe));
+        assert!(error(Path::new("/dev/zero")).contains("it is a device"));
         assert!(error(Path::new("/proc/self/status")).contains("is a file of the kernel"));
         assert!(error(dir.path()).contains("is a folder"));
-        assert!(error(&pointer).contains("git lfs pull"), "{}", error(&pointer));
+        assert!(error(&pointer).contains("pointer of Git LFS"), "{}", error(&pointer));
     }
 }

@@ -49,6 +49,40 @@ pub(crate) fn number(value: &Value) -> Option<&str> {
     fields.get(NUMBER)?.as_str().filter(|text| is_kept_as_text(text.as_bytes()))
 }
 
+/// A number as a float, however it is kept.
+pub(crate) fn as_f64(value: &Value) -> Option<f64> {
+    let of_text = |text: &str| match text {
+        "NaN" => Some(f64::NAN),
+        "Infinity" => Some(f64::INFINITY),
+        "-Infinity" => Some(f64::NEG_INFINITY),
+        text => text.parse().ok(),
+    };
+    value.as_f64().or_else(|| number(value).and_then(of_text))
+}
+
+/// A value as JSON in one line.
+pub(crate) fn shown(value: &Value) -> String {
+    with_numbers(&value.to_string())
+}
+
+/// A value as an indented text of JSON.
+pub(crate) fn pretty(value: &Value) -> String {
+    with_numbers(&format!("{value:#}\n"))
+}
+
+/// Puts the numbers that are kept as text into a text of JSON.
+fn with_numbers(json: &str) -> String {
+    let key = format!("\"{NUMBER}\":");
+    let (mut out, mut rest) = (String::new(), json);
+    while let Some((before, after)) = rest.split_once(&key) {
+        out.push_str(before.trim_end().strip_suffix('{').unwrap_or(before));
+        let (number, behind) = after.trim_start().trim_start_matches('"').split_once('"').unwrap_or((after, ""));
+        out.push_str(number);
+        rest = behind.trim_start().strip_prefix('}').unwrap_or(behind);
+    }
+    out + rest
+}
+
 /// `bytes` with every number that is kept as text written by `write`.
 fn replaced(bytes: &[u8], write: impl Fn(&str) -> String) -> Cow<'_, [u8]> {
     let (mut out, mut n_copied, mut at) = (Vec::new(), 0, 0);
@@ -133,6 +167,19 @@ fn is_fraction(token: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_written_as_they_were_read() {
+        let text = r#"{"a":1000000000000000019884624838656,"b":[-0,{"c":"1"}],"d":NaN}"#;
+        let value = from_slice(text.as_bytes()).unwrap();
+
+        assert_eq!(shown(&value), text);
+        let indented = pretty(&value);
+        assert_eq!(from_slice(indented.as_bytes()).unwrap(), value);
+        assert!(indented.contains("\n  \"a\": 1000000000000000019884624838656,\n"), "{indented}");
+        assert_eq!(as_f64(&value["a"]), Some(1e30));
+    }
+
     use serde_json::json;
 
     #[test]

@@ -46,3 +46,4 @@ mod token_reader;
 mod token_turn;
 mod tokenizer_files;
 mod training_parts;
+mod transformers_class;

@@ -229,13 +229,13 @@ fn another_tokenizer_or_mask_finds_no_stale_tokens() {
     let config = files.config(DatasetType::Alpaca, &["data.jsonl"], 256);
     let first = files.prepare(&config).unwrap();
     Tokenizer::bytes().write_files(files.dir.path()).unwrap();
-    std::fs::write(files.path("tokenizer_config.json"), r#"{"add_bos_token": false, "eos_token": "<|eos|>"}"#).unwrap();
+    std::fs::write(files.path("tokenizer_config.json"), r#"{"eos_token": null}"#).unwrap();
     let other = Tokenizer::from_dir(files.dir.path()).unwrap();
 
-    let without_bos = prepare(&config, &other, &files.cache(), 264, &|_| Ok(())).unwrap();
+    let without_eos = prepare(&config, &other, &files.cache(), 264, &|_| Ok(())).unwrap();
     let with_inputs = files.prepare(&DataConfig { train_on_inputs: true, ..config }).unwrap();
 
-    assert_eq!(without_bos.summaries[0].n_tokens, first.summaries[0].n_tokens - 1);
+    assert_eq!(without_eos.summaries[0].n_tokens, first.summaries[0].n_tokens - 1);
     assert!(with_inputs.train.n_predicted(&[0]).unwrap() > first.train.n_predicted(&[0]).unwrap());
 }
 

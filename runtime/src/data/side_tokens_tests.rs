@@ -89,3 +89,47 @@ fn list_in_the_configuration_agrees_with_an_exported_tokenizer() {
     assert!(tokenizer.notes()[0].contains("\"<|im_start|>\" (id 352)"), "{:?}", tokenizer.notes());
     assert!(!files.contains_key(ADDED));
 }
+
+#[test]
+fn class_that_builds_its_tokenizer_takes_the_tokens_of_the_list_alone() {
+    let class = |keys: Value| {
+        let mut all = json!({ "tokenizer_class": "GPT2Tokenizer", "unk_token": null });
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        all
+    };
+    let decoder = json!({ "512": token(START), "513": token(END) });
+
+    assert_eq!(ids(class(json!({ "additional_special_tokens": [START, END] })), &[]), [352, 353, 1, 2]);
+    assert_eq!(ids(class(json!({ "added_tokens_decoder": decoder, "eos_token": END })), &[]), [352, 353, 353, 2]);
+}
+
+#[test]
+fn roles_of_the_model_and_lists_of_both_files_are_added() {
+    let map = |keys: Value| [(SPECIAL, keys)];
+
+    assert_eq!(ids(json!({}), &map(json!({ "turn_token": token(START) }))), [352, 0, 1, 2]);
+    assert_eq!(
+        ids(json!({ "additional_special_tokens": [START] }), &map(json!({ "additional_special_tokens": [END] }))),
+        [352, 0, 1, 2],
+        "the list of the other file counts alone"
+    );
+    assert_eq!(
+        ids(json!({ "extra_special_tokens": [START] }), &map(json!({ "extra_special_tokens": [END, START] }))),
+        [352, 353, 1, 2]
+    );
+}
+
+#[test]
+fn long_numbers_of_a_rewritten_configuration_stay_exact() {
+    let dir = folder(json!({ "pad_token": "[PAD]" }), &[]);
+    let path = dir.path().join(CONFIG);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let long = r#""model_max_length":1000000000000000019884624838656,"added_tokens_decoder":{}"#;
+    std::fs::write(&path, text.replace(r#""model_max_length":256"#, long)).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+
+    let files: BTreeMap<String, Vec<u8>> = tokenizer.files().collect();
+
+    let config = std::str::from_utf8(&files[CONFIG]).unwrap();
+    assert!(config.contains(r#""model_max_length": 1000000000000000019884624838656"#), "{config}");
+}

@@ -59,7 +59,7 @@ impl TokenChanges {
             (SPECIAL, before.2, special),
         ] {
             if let Some(new) = new.filter(|new| Some(new) != old.as_ref()) {
-                files.put(name, format!("{new:#}\n").into_bytes());
+                files.put(name, &new);
             }
         }
         if has_other_tokens {

@@ -3,22 +3,17 @@
 //! A turn saves work only: each process writes a complete file, so whoever gets no turn tokenizes as well. Nobody waits for a
 //! process that makes no progress.
 
-use std::fs::{File, OpenOptions, Permissions, TryLockError};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
+
+use phalanx_storage::foreign_file;
 
 use super::token_cache::{cache_path, io_error};
 use super::tokenize::{Stopped, TokenizeError};
 
 /// How long the process with the turn may write nothing until others stop to wait for it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The part of the patience after which the user is told of the wait.
-const UNTIL_TOLD: u32 = 12;
-
-/// Time between two looks at a lock.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The turn to write the tokens of a key; it ends when dropped.
 #[derive(Debug)]
@@ -30,8 +25,7 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Waits while another process writes these tokens, at most `patience` without progress of it. The system ends the turn of a
-    /// process that dies.
-    /// Calls `look` while it waits, whose error ends that.
+    /// process that dies. Calls `look` while it waits, whose error ends that.
     pub(super) fn wait(
         dir: &Path,
         key: &[u8; 32],
@@ -41,36 +35,32 @@ impl Turn {
         std::fs::create_dir_all(dir).map_err(|error| io_error("create the folder of", dir, &error))?;
         let tokens = cache_path(dir, key);
         let path = tokens.with_extension("lock");
-        let file = match private(&path) {
-            Ok(file) => file,
+        let tell =
+            || tracing::warn!(path = %path.display(), "waiting for another process that tokenizes the same file");
+        let mut is_stopped = false;
+        let sign = || {
+            look().map(|()| progress(&tokens)).map_err(|stopped| {
+                is_stopped = true;
+                std::io::Error::other(stopped)
+            })
+        };
+        let taken = foreign_file::open_lock(&path).and_then(|file| {
+            let is_taken = foreign_file::wait_for_lock(&file, patience, sign, tell)?;
+            Ok(is_taken.then_some(file))
+        });
+        if is_stopped {
+            return Err(Stopped.into());
+        }
+        match &taken {
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                tracing::warn!(path = %path.display(), "the process that tokenizes this file makes no progress; tokenizing it here, too");
+            }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "the token cache is not locked; other processes may tokenize the same file");
-                return Ok(Self { path, locked: None });
             }
-        };
-        let mut progress = Progress::new(&tokens);
-        let mut is_told = false;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self { path, locked: Some(file) }),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => {
-                    tracing::debug!(path = %path.display(), %error, "the token cache is not locked");
-                    return Ok(Self { path, locked: None });
-                }
-            }
-            let silence = progress.silence();
-            if silence >= patience {
-                tracing::warn!(path = %path.display(), "the process that tokenizes this file makes no progress; tokenizing it here, too");
-                return Ok(Self { path, locked: None });
-            }
-            if !is_told && silence >= patience / UNTIL_TOLD {
-                tracing::warn!(path = %path.display(), "waiting for another process that tokenizes the same file");
-                is_told = true;
-            }
-            look()?;
-            std::thread::sleep(LOOK.min(patience));
         }
+        Ok(Self { locked: taken.ok().flatten(), path })
     }
 }
 
@@ -93,46 +83,15 @@ impl Drop for Turn {
     }
 }
 
-/// Opens a lock file that no other user can open, and so nobody else can hold.
-fn private(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(path)?;
-    // Only the owner can do this; the file of another user could be held by that one.
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    Ok(file)
-}
-
-/// What a process with the turn does.
-struct Progress {
-    folder: PathBuf,
-    /// The beginning of the names of its unfinished files.
-    prefix: String,
-    lock: PathBuf,
-    /// Bytes that it has written, and when it last told that it goes on.
-    seen: (u64, Option<SystemTime>),
-    since: Instant,
-}
-
-impl Progress {
-    fn new(tokens: &Path) -> Self {
-        let folder = tokens.parent().unwrap_or(Path::new(".")).to_owned();
-        let stem = tokens.file_stem().unwrap_or_default().to_string_lossy();
-        let (prefix, lock) = (format!("{stem}.tmp-"), tokens.with_extension("lock"));
-        Self { folder, prefix, lock, seen: (0, None), since: Instant::now() }
-    }
-
-    /// How long nothing was seen of it.
-    fn silence(&mut self) -> Duration {
-        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let unfinished = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix));
-        let n_bytes = unfinished.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
-        let told = self.lock.metadata().and_then(|metadata| metadata.modified()).ok();
-        if (n_bytes, told) != self.seen {
-            (self.seen, self.since) = ((n_bytes, told), Instant::now());
-        }
-        self.since.elapsed()
-    }
+/// What others see of the work of the process with the turn: the bytes in its unfinished files, and when it last told that it goes
+/// on.
+fn progress(tokens: &Path) -> (u64, Option<SystemTime>) {
+    let prefix = format!("{}.tmp-", tokens.file_stem().unwrap_or_default().to_string_lossy());
+    let entries = tokens.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let unfinished = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    let n_bytes = unfinished.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
+    let told = tokens.with_extension("lock").metadata().and_then(|metadata| metadata.modified()).ok();
+    (n_bytes, told)
 }
 
 #[cfg(test)]
@@ -169,13 +128,10 @@ mod tests {
     fn process_without_progress_is_not_waited_for_without_end() {
         let dir = tempfile::tempdir().unwrap();
         let stuck = Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap();
-        let mut progress = Progress::new(&cache_path(dir.path(), &KEY));
-        progress.silence();
         stuck.locked.as_ref().unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
-        let before = progress.since;
+        let before = progress(&cache_path(dir.path(), &KEY));
         stuck.goes_on();
-        progress.silence();
-        assert!(progress.since > before, "a sign of work is progress");
+        assert_ne!(progress(&cache_path(dir.path(), &KEY)), before, "a sign of work is progress");
 
         let other = Turn::wait(dir.path(), &KEY, Duration::from_millis(20), &|| Ok(())).unwrap();
 
@@ -185,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_is_for_its_owner_only_and_follows_no_link() {
+    fn lock_behind_a_link_is_not_taken() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("target");
         std::fs::write(&target, "content").unwrap();
@@ -194,10 +150,5 @@ mod tests {
 
         assert!(Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap().locked.is_none());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "content");
-        std::fs::remove_file(&path).unwrap();
-        // As an earlier version left it.
-        File::create(&path).unwrap().set_permissions(Permissions::from_mode(0o644)).unwrap();
-        let _turn = Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap();
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::byte_vocabulary;
 use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
-use super::reader_differences;
+use super::reader_differences::Decision;
 use super::side_tokens;
 use super::splitting::Library;
 use super::token_changes::TokenChanges;
@@ -60,7 +60,7 @@ pub struct Tokenizer {
     eos_id: Option<u32>,
     pad_id: Option<u32>,
     stop_ids: Vec<u32>,
-    starts_with_bos: bool,
+    document_start: Option<u32>,
     chat_templates: ChatTemplates,
     files: TokenizerFiles,
     /// What a user may not expect of the files.
@@ -70,8 +70,9 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads the tokenizer of a model directory.
     ///
-    /// `tokenizer.json` must exist; tokens that only the files beside it add get the ids that transformers gives them. The special tokens come from `tokenizer_config.json` or, if not set there, from
-    /// `config.json` and `generation_config.json`; the chat template from `chat_template.jinja` or `tokenizer_config.json`.
+    /// `tokenizer.json` must exist. Ids are those of transformers: tokens that only the files beside it add, and rules of the class
+    /// that reads them, count. The special tokens come from `tokenizer_config.json` or, if not set there, from `config.json` and
+    /// `generation_config.json`; the chat template from `chat_template.jinja` or `tokenizer_config.json`.
     /// A directory that [`Tokenizer::write_files`] wrote for [`Tokenizer::bytes`] loads as the byte tokenizer.
     ///
     /// # Errors
@@ -102,11 +103,11 @@ impl Tokenizer {
     }
 
     fn from_files(mut files: TokenizerFiles) -> Result<Self, TokenizerError> {
-        let side_tokens = side_tokens::merge(&mut files)?;
+        let decision = Decision::of(&mut files)?;
+        let side_tokens = side_tokens::merge(&mut files, decision.class)?;
         let (path, json) = files.tokenizer();
         let parsed: Value = serde_json::from_slice(json).map_err(|error| invalid(&path, &error))?;
         let settings = Settings::of(&files)?;
-        let mut other_class = None;
         let (vocabulary, vocab_size) = if parsed == byte_vocabulary::tokenizer_json() {
             (Vocabulary::Bytes, byte_vocabulary::SIZE)
         } else {
@@ -114,8 +115,8 @@ impl Tokenizer {
             // Both may be left over from training; rows are truncated and padded by this crate.
             model.with_truncation(None).map_err(|error| invalid(&path, &*error))?;
             model.with_padding(None);
+            model.set_encode_special_tokens(settings.splits_special_tokens());
             let size = size_of(model.get_vocab(true));
-            other_class = reader_differences::replace_class(&mut files, &settings, &model, &parsed)?;
             (Vocabulary::HuggingFace(Box::new(model)), size)
         };
         let chat_templates = settings.chat_templates(&files)?;
@@ -126,7 +127,7 @@ impl Tokenizer {
             eos_id: None,
             pad_id: None,
             stop_ids: Vec::new(),
-            starts_with_bos: false,
+            document_start: None,
             chat_templates,
             files,
             notes: Vec::new(),
@@ -135,23 +136,19 @@ impl Tokenizer {
         tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token");
         tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token");
         tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
-        tokenizer.starts_with_bos = match settings.adds_bos() {
-            Some(adds_bos) => adds_bos,
-            None => tokenizer.probes_bos()?,
-        };
-        tokenizer.notes = reader_differences::notes(&settings, &tokenizer, &side_tokens, other_class.as_deref())?;
+        tokenizer.document_start = tokenizer.probe_of_start()?;
+        tokenizer.notes = decision.notes(&settings, &tokenizer, &side_tokens);
         Ok(tokenizer)
     }
 
-    /// Whether the library puts BOS before a text.
-    pub(super) fn probes_bos(&self) -> Result<bool, TokenizerError> {
-        match &self.vocabulary {
-            Vocabulary::Bytes => Ok(true),
-            Vocabulary::HuggingFace(model) => {
-                let probe = model.encode_fast("a", true).map_err(|error| encode_error(&*error))?;
-                Ok(self.bos_id.is_some() && probe.get_ids().first().copied() == self.bos_id)
-            }
-        }
+    /// The token that the library puts before a text, if it is one.
+    fn probe_of_start(&self) -> Result<Option<u32>, TokenizerError> {
+        let Vocabulary::HuggingFace(model) = &self.vocabulary else { return Ok(Some(byte_vocabulary::BOS)) };
+        let probe = |framed| model.encode_fast("a", framed).map_err(|error| encode_error(&*error));
+        let (framed, bare) = (probe(true)?, probe(false)?);
+        let first = framed.get_ids().split_first().filter(|(_, rest)| rest.starts_with(bare.get_ids()));
+        // Without tokens for the text, what is in front cannot be told from what is behind.
+        Ok(first.filter(|_| !bare.is_empty()).map(|(first, _)| *first))
     }
 
     /// The tokenizer whose tokens are bytes; it needs no file, loses nothing and suits small experiments.
@@ -165,7 +162,7 @@ impl Tokenizer {
             eos_id: Some(byte_vocabulary::EOS),
             pad_id: Some(byte_vocabulary::PAD),
             stop_ids: vec![byte_vocabulary::EOS, byte_vocabulary::IM_END],
-            starts_with_bos: true,
+            document_start: Some(byte_vocabulary::BOS),
             chat_templates: ChatTemplates::of_default(CHATML),
             notes: Vec::new(),
             files: TokenizerFiles::new(vec![
@@ -294,9 +291,10 @@ impl Tokenizer {
         &self.stop_ids
     }
 
-    /// The token to put before every document: BOS if the model's own tokenizer adds it to each text. GPT-2 and Qwen do not.
+    /// The token to put before every document: the one that the model's own tokenizer puts before each text, which is BOS for
+    /// Llama. GPT-2 and Qwen have none.
     pub fn document_start(&self) -> Option<u32> {
-        self.bos_id.filter(|_| self.starts_with_bos)
+        self.document_start
     }
 
     /// The Jinja chat template of the tokenizer.
@@ -399,6 +397,11 @@ impl Tokenizer {
             Vocabulary::Bytes => hasher.update(b"phalanx bytes 1"),
             Vocabulary::HuggingFace(_) => hasher.update(self.files.tokenizer().1),
         };
+        if let Vocabulary::HuggingFace(model) = &self.vocabulary
+            && model.get_encode_special_tokens()
+        {
+            hasher.update(b"special tokens are split");
+        }
         for id in [self.document_start(), self.eos_id] {
             hasher.update(&id.map_or(u64::MAX, u64::from).to_le_bytes());
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use phalanx_storage::foreign_file;
 use serde_json::{Value, json};
 
+use super::exact_json;
 use super::tokenizer::{Tokenizer, TokenizerError};
 
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -92,7 +93,7 @@ impl TokenizerFiles {
         config["chat_template"] =
             templates.iter().map(|(name, template)| json!({ "name": name, "template": template })).collect();
         self.remove(TEMPLATE);
-        self.put(CONFIG, format!("{config:#}\n").into_bytes());
+        self.put(CONFIG, &config);
         Ok(())
     }
 
@@ -119,6 +120,11 @@ impl TokenizerFiles {
         (self.path(self.files[0].0), &self.files[0].1)
     }
 
+    /// The `config.json` of the model; null where absent.
+    pub(super) fn model_config(&self) -> &Value {
+        &self.model_configs[0]
+    }
+
     /// All files.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         self.files.iter().map(|(name, content)| (*name, &content[..]))
@@ -132,13 +138,15 @@ impl TokenizerFiles {
     /// The content of a JSON file, if there is one.
     pub(super) fn json(&self, name: &str) -> Result<Option<Value>, TokenizerError> {
         let content = self.iter().find(|(found, _)| *found == name).map(|(_, content)| content);
-        content
-            .map(|content| serde_json::from_slice(content).map_err(|error| invalid(&self.path(name), &error)))
-            .transpose()
+        // The library reads the numbers of a vocabulary, and others only copy those of the small files, which may be longer.
+        let parse =
+            |content| if name == TOKENIZER { serde_json::from_slice(content) } else { exact_json::from_slice(content) };
+        content.map(|content| parse(content).map_err(|error| invalid(&self.path(name), &error))).transpose()
     }
 
-    /// Replaces a file, or adds it.
-    pub(super) fn put(&mut self, name: &'static str, content: Vec<u8>) {
+    /// Replaces a JSON file, or adds it.
+    pub(super) fn put(&mut self, name: &'static str, json: &Value) {
+        let content = exact_json::pretty(json).into_bytes();
         match self.files.iter_mut().find(|(found, _)| *found == name) {
             Some((_, old)) => *old = content,
             None => self.files.push((name, content)),
@@ -149,7 +157,7 @@ impl TokenizerFiles {
     pub(super) fn set_class(&mut self, class: &str) -> Result<(), TokenizerError> {
         let mut config = self.json(CONFIG)?.unwrap_or_else(|| json!({}));
         config["tokenizer_class"] = class.into();
-        self.put(CONFIG, format!("{config:#}\n").into_bytes());
+        self.put(CONFIG, &config);
         Ok(())
     }
 
@@ -201,23 +209,14 @@ impl Settings {
         ids
     }
 
-    /// Whether texts begin with BOS, where a file says so.
-    pub(super) fn adds_bos(&self) -> Option<bool> {
-        self.tokenizer_config["add_bos_token"].as_bool()
+    /// Whether special tokens in texts are split like other texts.
+    pub(super) fn splits_special_tokens(&self) -> bool {
+        self.tokenizer_config["split_special_tokens"] == true
     }
 
-    /// Where the class `LlamaTokenizer` of transformers 5 puts a blank before a text, if that class reads the files: for most
-    /// other families it uses `tokenizer.json` whatever the file says.
-    pub(super) fn llama_scheme(&self) -> Option<&'static str> {
-        let config = &self.tokenizer_config;
-        let class = config["tokenizer_class"].as_str().unwrap_or_default();
-        let family = self.model_configs[0]["model_type"].as_str().unwrap_or("llama");
-        let is_read = class.trim_end_matches("Fast") == "LlamaTokenizer" && family == "llama";
-        is_read.then(|| match (config["add_prefix_space"].as_bool(), config["legacy"].as_bool()) {
-            (Some(false), _) => "never",
-            (_, Some(true)) => "always",
-            _ => "first",
-        })
+    /// Whether `tokenizer_config.json` says that texts begin with BOS, which transformers 5 ignores beside a `tokenizer.json`.
+    pub(super) fn adds_bos(&self) -> Option<bool> {
+        self.tokenizer_config["add_bos_token"].as_bool()
     }
 
     pub(super) fn chat_templates(&self, files: &TokenizerFiles) -> Result<ChatTemplates, TokenizerError> {

@@ -30,6 +30,12 @@ pub enum PlanError {
     /// The pattern of a dataset matches no file.
     #[error("dataset pattern {pattern}: no file matches")]
     NoFile { pattern: String },
+    /// A model for llama.cpp.
+    #[error(
+        "{} is a model for llama.cpp (GGUF), which is written but not read; name the model directory that it was made from",
+        path.display()
+    )]
+    Gguf { path: PathBuf },
     /// The configuration file names a user-defined model, which only a program can have.
     #[error("the model is user-defined and exists only in the program that built this job; run that program")]
     UserDefinedElsewhere,

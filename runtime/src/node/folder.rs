@@ -5,8 +5,8 @@
 //! releases it.
 
 use crate::error::control_plane::ControlPlaneError;
-use crate::lock_file;
 use phalanx_actors::trust::file;
+use phalanx_storage::foreign_file;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ impl NodeFolder {
     pub(crate) fn lock(path: &Path) -> Result<NodeFolder, ControlPlaneError> {
         file::create_dir(path)?;
         let lock = path.join("lock");
-        let opened = lock_file::open(&lock);
+        let opened = foreign_file::open_lock(&lock);
         let opened = opened.map_err(|source| ControlPlaneError::NodeFolder { path: lock, source })?;
         let lock = match opened.try_lock() {
             Ok(()) => Some(opened),

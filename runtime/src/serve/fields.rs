@@ -1,6 +1,7 @@
 //! The fields of a request's JSON object, read one by one; whatever nothing has read is refused by name.
 
 use super::refusal::Refusal;
+use crate::data::exact_json;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
@@ -11,7 +12,10 @@ pub(super) struct Fields(Map<String, Value>);
 impl Fields {
     /// The fields of a body.
     pub(super) fn of(body: &[u8]) -> Result<Fields, Refusal> {
-        match serde_json::from_slice(body) {
+        match exact_json::from_slice(body) {
+            Ok(body) if exact_json::number(&body).is_some() => {
+                Err(Refusal::of_body(400, "the body must be a JSON object"))
+            }
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
             Ok(_) => Err(Refusal::of_body(400, "the body must be a JSON object")),
             Err(error) => Err(Refusal::of_body(400, format!("the body is no JSON: {error}"))),
@@ -26,7 +30,7 @@ impl Fields {
     /// A finite number.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<f32>, Refusal> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        let number = value.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
+        let number = exact_json::as_f64(&value).map(|x| x as f32).filter(|x| x.is_finite());
         number.map(Some).ok_or_else(|| mismatch(name, &value, "a number"))
     }
 
@@ -34,9 +38,9 @@ impl Fields {
     pub(super) fn whole(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Refusal> {
         let Some(value) = self.take(name) else { return Ok(None) };
         // Some clients write 1.0.
-        let number = value
-            .as_u64()
-            .or_else(|| value.as_f64().filter(|x| x.fract() == 0.0 && (0.0..=9e15).contains(x)).map(|x| x as u64));
+        let number = value.as_u64().or_else(|| {
+            exact_json::as_f64(&value).filter(|x| x.fract() == 0.0 && (0.0..=9e15).contains(x)).map(|x| x as u64)
+        });
         let wanted = match range.end() {
             &u64::MAX => format!("a whole number of at least {}", range.start()),
             end => format!("a whole number from {} to {end}", range.start()),
@@ -61,10 +65,10 @@ impl Fields {
 
     /// A JSON object.
     pub(super) fn object(&mut self, name: &str) -> Result<Option<Map<String, Value>>, Refusal> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Object(fields)) => Ok(Some(fields)),
-            Some(other) => Err(mismatch(name, &other, "an object")),
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match (exact_json::number(&value).is_some(), value) {
+            (false, Value::Object(fields)) => Ok(Some(fields)),
+            (_, other) => Err(mismatch(name, &other, "an object")),
         }
     }
 
@@ -72,11 +76,11 @@ impl Fields {
     pub(super) fn refuse(&mut self, name: &str, why: &str) -> Result<(), Refusal> {
         let asks = |value: &Value| match value {
             Value::Bool(is_on) => *is_on,
-            Value::Number(x) => x.as_f64() != Some(0.0),
+            number if exact_json::as_f64(number).is_some() => exact_json::as_f64(number) != Some(0.0),
             Value::String(text) => !text.is_empty() && text != "none",
             Value::Array(items) => !items.is_empty(),
             Value::Object(fields) => !fields.is_empty(),
-            Value::Null => false,
+            Value::Number(_) | Value::Null => false,
         };
         match self.take(name).filter(asks) {
             Some(_) => Err(Refusal::of_field(name, format!("`{name}` is not supported: {why}"))),
@@ -103,7 +107,7 @@ impl Fields {
 
 /// A value that does not fit its field.
 pub(super) fn mismatch(field: &str, found: &Value, wanted: &str) -> Refusal {
-    let mut shown = found.to_string();
+    let mut shown = exact_json::shown(found);
     if shown.chars().count() > 60 {
         shown = shown.chars().take(60).chain(['…']).collect();
     }

@@ -3,6 +3,7 @@ use super::refusal::Refusal;
 use super::request::{Offer, Prompt, Request};
 use super::worker::{Part, Piece, Token};
 use crate::api::sampling::Sampling;
+use crate::data::exact_json;
 use serde_json::{Value, json};
 
 fn offer() -> Offer {
@@ -165,6 +166,27 @@ fn conversation_with_calls_and_tools_is_taken_as_clients_send_it_back() {
     }
     let without = chat(&json!({"messages": messages, "tools": []})).unwrap();
     assert!(matches!(&without.prompts[0], Prompt::Chat(conversation) if conversation.tools.is_none()));
+}
+
+#[test]
+fn long_numbers_of_a_request_stay_exact() {
+    const LONG: &str = "123456789012345678901234567890";
+    let of = |keys: &str| {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "a", "n": {LONG}}}], {keys}}}"#);
+        Request::chat(body.as_bytes(), &offer())
+    };
+
+    let request = of(&format!(r#""temperature": -0, "chat_template_kwargs": {{"n": {LONG}}}"#)).unwrap();
+
+    let Prompt::Chat(conversation, variables) = &request.prompts[0] else { panic!("{request:?}") };
+    for kept in [&conversation.messages[0].0["n"], &variables["n"]] {
+        assert_eq!(exact_json::number(kept), Some(LONG));
+    }
+    assert_eq!(request.completion.sampling.temperature, 0.0);
+    for (field, value) in [("seed", LONG), ("chat_template_kwargs", LONG), ("temperature", "NaN")] {
+        let (param, message) = at_fault(of(&format!(r#""{field}": {value}"#)));
+        assert!(param == field && message.contains(&format!("is {value},")), "{message}");
+    }
 }
 
 fn header(shape: Shape) -> Header {

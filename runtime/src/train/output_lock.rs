@@ -1,11 +1,11 @@
 //! Only one job at a time writes to an `output_dir`. The kernel holds the locks, so a crash releases them; other users cannot
-//! take them ([`lock_file`](crate::lock_file)).
+//! take them ([`open_lock`]).
 //!
 //! The process that starts a job locks `.lock` alone. Each rank process shares `.lock-ranks`, because ranks may outlive a
 //! coordinator.
 
 use crate::error::JobError;
-use crate::lock_file::open;
+use phalanx_storage::foreign_file::open_lock;
 use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl OutputLock {
     /// When another job, in this or another process, holds the lock.
     pub(crate) fn take(output_dir: &Path) -> Result<OutputLock, JobError> {
         let path = output_dir.join(".lock");
-        let file = open(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
+        let file = open_lock(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
         match file.try_lock() {
             Ok(()) => Ok(OutputLock { file: Some(file) }),
             Err(TryLockError::WouldBlock) => Err(JobError::InUse { path: output_dir.to_owned() }),
@@ -57,7 +57,7 @@ pub(crate) struct RankLock {
 impl RankLock {
     /// Shares the lock of the folder's ranks. Without a folder or locks, the rank runs without it.
     pub(crate) fn share(output_dir: &Path) -> RankLock {
-        let shared = open(&output_dir.join(".lock-ranks")).map_err(TryLockError::Error);
+        let shared = open_lock(&output_dir.join(".lock-ranks")).map_err(TryLockError::Error);
         let shared = shared.and_then(|file| file.try_lock_shared().map(|()| file));
         if let Err(error) = &shared {
             tracing::debug!(%error, folder = %output_dir.display(), "the folder cannot be locked for its ranks");
@@ -71,7 +71,7 @@ impl RankLock {
     /// When ranks do not end: their job runs, even if its coordinator does not.
     pub(crate) fn await_end_of_ranks(output_dir: &Path) -> Result<(), JobError> {
         let path = output_dir.join(".lock-ranks");
-        let file = open(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
+        let file = open_lock(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
         let deadline = Instant::now() + RANKS_PATIENCE;
         // The check holds the lock for a moment only; the first rank of the next job starts later.
         while let Err(TryLockError::WouldBlock) = file.try_lock() {

@@ -331,3 +331,27 @@ fn packed_words_are_the_same_on_every_mesh_and_stand_for_the_weights() {
         }
     }
 }
+
+#[test]
+fn head_beside_a_tied_embedding_must_have_its_values() {
+    let config = json!({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "tie_word_embeddings": true});
+    let parsed: HfConfig = serde_json::from_value(config).unwrap();
+    let model = ModelConfig::try_from(&parsed).unwrap();
+    let checked = |tensors: [(&str, f32); 2]| {
+        let list = tensors.map(|(name, _)| (name, Dtype::F32, &[32, 16][..]));
+        let mut bytes = encode_header(&list, &BTreeMap::new(), 8);
+        bytes.extend(tensors.iter().flat_map(|(_, value)| value.to_le_bytes().repeat(32 * 16)));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+        check_tied(&model, &TensorSource::open(dir.path()).unwrap())
+    };
+
+    for embedding in ["model.embed_tokens.weight", "embed_tokens.weight"] {
+        let equal = checked([("lm_head.weight", 1.0), (embedding, 1.0)]);
+        let other = checked([("lm_head.weight", 1.0), (embedding, 2.0)]);
+
+        assert_eq!(equal, Ok(()), "{embedding}");
+        assert!(matches!(&other, Err(HfError::Untied { embedding: found, .. }) if found == embedding), "{other:?}");
+    }
+}

@@ -306,10 +306,10 @@ fn yaml_of_any_depth_is_refused_at_once_and_a_byte_order_mark_is_read() {
 #[test]
 fn dataset_without_an_end_is_refused() {
     let p = Project::new();
-    p.train(&["--datasets.0.path", "/dev/zero"]).refuses(&["/dev/zero is a character device", "must be a file"]);
+    p.train(&["--datasets.0.path", "/dev/zero"]).refuses(&["/dev/zero: it is a device, not a regular file"]);
     assert!(Command::new("mkfifo").arg(p.path("pipe.jsonl")).status().unwrap().success());
-    p.train(&["--datasets.0.path", "pipe.jsonl"]).refuses(&["pipe.jsonl is a pipe", "must be a file"]);
-    p.train(&["--datasets.0.path", "/proc/self/status"]).refuses(&["/proc/self/status is a file of the kernel"]);
+    p.train(&["--datasets.0.path", "pipe.jsonl"]).refuses(&["pipe.jsonl: it is a pipe, not a regular file"]);
+    p.train(&["--datasets.0.path", "/proc/self/status"]).refuses(&["/proc/self/status: it is a file of the kernel"]);
 }
 
 #[test]
@@ -318,6 +318,27 @@ fn pointer_of_git_lfs_is_refused_as_data() {
     p.write("text.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
 
     p.train(&[]).refuses(&["text.txt", "pointer of Git LFS", "git lfs pull"]);
+}
+
+#[test]
+fn pointer_of_git_lfs_is_refused_in_place_of_any_file_of_a_model() {
+    let p = Project::new();
+    p.train(&["--max_steps", "1", "--output_dir", "base"]).succeeds();
+    for name in
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"]
+    {
+        let path = p.path("base/model").join(name);
+        let content = std::fs::read(&path);
+        std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
+
+        let run = p.run(&["generate", "base/model", "--prompt", "a", "--max-new-tokens", "1"]);
+
+        run.refuses(&[name, "it is a pointer of Git LFS", "git lfs pull"]);
+        match content {
+            Ok(content) => std::fs::write(&path, content).unwrap(),
+            Err(_) => std::fs::remove_file(&path).unwrap(),
+        }
+    }
 }
 
 #[test]

@@ -65,6 +65,58 @@ fn inspect_shows_the_tensors_of_a_checkpoint_and_of_a_model() {
 }
 
 #[test]
+fn inspect_shows_an_adapter_and_refuses_a_file_of_llama_cpp() {
+    let p = Project::new();
+    p.train(&["--max_steps", "1", "--output_dir", "base"]).succeeds();
+    let data = crate::support::YAML.split_once("datasets:").unwrap().1;
+    let keys = "adapter: lora\nlora_r: 4\nlora_alpha: 8\nlora_target_modules: [q_proj]\n";
+    p.write("lora.yaml", &format!("base_model: DIR/base/model\n{keys}datasets:{data}"));
+    p.run(&["train", "lora.yaml", "--max_steps", "1"]).succeeds();
+    p.run(&["export", "base/model", "folder/model.gguf", "--gguf", "q8_0"]).succeeds();
+
+    let shown = p.run(&["inspect", "out/model"]).succeeds().stdout;
+    let json: Value = serde_json::from_str(&p.run(&["inspect", "--json", "out/model"]).succeeds().stdout).unwrap();
+
+    assert!(shown.contains("rank: 4") && shown.contains("layers.1.self_attn.q_proj.lora_B.weight"), "{shown}");
+    assert_eq!((&json["kind"], &json["rank"], &json["alpha"]), (&"adapter".into(), &4.into(), &8.0.into()));
+    assert_eq!(json["tensors"].as_object().unwrap().len(), 4);
+    for path in ["folder", "folder/model.gguf"] {
+        p.run(&["inspect", path]).refuses(&[path, "llama.cpp"]);
+    }
+}
+
+#[test]
+fn commands_with_json_print_nothing_else_to_standard_output() {
+    let p = Project::new();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let repository = p.path("hub/models--owner--model");
+    std::fs::create_dir_all(repository.join("refs")).unwrap();
+    std::fs::create_dir_all(repository.join("snapshots").join(commit)).unwrap();
+    std::fs::write(repository.join("refs/main"), commit).unwrap();
+    std::fs::write(repository.join("snapshots").join(commit).join("config.json"), "{}").unwrap();
+
+    let train = p.train(&["--json", "--max_steps", "2", "--val_set_size", "0.1", "--eval_steps", "2"]).succeeds();
+    let prepare = p.run(&["prepare", "--json", "--show", "1", "job.yaml"]).succeeds();
+    let export = p.run(&["export", "--json", "out", "model"]).succeeds();
+    let mut fetch = p.command(&["fetch", "--json", "owner/model"]);
+    fetch.env("HF_HUB_CACHE", p.path("hub")).env("HF_HUB_OFFLINE", "1");
+    let fetch = Run::of(fetch.output().unwrap()).succeeds();
+
+    let lines: Vec<Value> = train.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().filter(|line| line["loss"].is_number()).count(), 2);
+    assert_eq!(lines.iter().filter(|line| line["eval_loss"].is_number()).count(), 1);
+    let prepared: Value = serde_json::from_str(&prepare.stdout).unwrap();
+    assert!(prepared["rows"].as_u64() > Some(0) && prepared["row_tokens"] == 32, "{prepared}");
+    let pieces = prepared["samples"][0]["pieces"].as_array().unwrap();
+    let text: String = pieces.iter().map(|piece| piece["text"].as_str().unwrap()).collect();
+    assert!(text.contains("hoplite"), "{text}");
+    let exported: Value = serde_json::from_str(&export.stdout).unwrap();
+    assert!(exported["from"].as_str().unwrap().contains("step-") && exported["to"] == "model", "{exported}");
+    let fetched: Value = serde_json::from_str(&fetch.stdout).unwrap();
+    assert_eq!((&fetched[0]["name"], &fetched[0]["files"]), (&"owner/model".into(), &1.into()));
+}
+
+#[test]
 fn json_of_inspect_stays_json_when_a_damaged_checkpoint_is_skipped() {
     let p = Project::new();
     p.train(&["--max_steps", "4", "--save_steps", "2"]).succeeds();

@@ -8,15 +8,9 @@ use thiserror::Error;
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReadError {
-    /// The file cannot be read, or is not compressed as its name says.
+    /// The file cannot be read, is no regular file, or is not compressed as its name says.
     #[error("cannot read {}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
-    /// A pipe, a device or a file of the kernel: it has no end, or cannot be read twice.
-    #[error("dataset {} is {kind}, but must be a file, which every rank can read from its beginning", path.display())]
-    NoFile { path: PathBuf, kind: &'static str },
-    /// Git has the name of the content instead of the content.
-    #[error("{} is a pointer of Git LFS, not the file itself; run `git lfs pull` in its folder", path.display())]
-    LfsPointer { path: PathBuf },
     /// The content is not what its tokens would be stored for.
     #[error("{} changed while it was read; start again when it is complete", path.display())]
     Changed { path: PathBuf },

@@ -17,9 +17,6 @@ pub enum SourceError {
     /// Files are not read from a network.
     #[error("dataset {path} is not on this machine; download it, for example with `{command}`, and set its path")]
     Remote { path: String, command: String },
-    /// A pipe, socket or device: it has no end, or cannot be read twice.
-    #[error("dataset {} is {kind}, but must be a file, which every rank can read from its beginning", path.display())]
-    NoFile { path: PathBuf, kind: &'static str },
     /// The folder cannot be read.
     #[error("cannot read the dataset folder {}: {reason}", path.display())]
     Folder { path: PathBuf, reason: String },

@@ -9,12 +9,13 @@ mod format;
 use std::path::{Path, PathBuf};
 
 use super::config::DatasetConfig;
-use super::data_file::{DataFile, special};
-use super::records::count;
+use super::data_file::DataFile;
+use super::records::{ReadError, count};
 use crate::config::datasets::{DatasetType, FileFormat};
 use crate::config::split::{Slice, Split};
 use choice::{Choice, Shard};
 pub use error::SourceError;
+use phalanx_storage::foreign_file;
 use phalanx_storage::hub::cache::HubCache;
 use phalanx_storage::hub::error::HubError;
 use phalanx_storage::hub::name::Kind;
@@ -182,9 +183,7 @@ impl Found {
             return Ok(Self::Folder { dir: path.clone(), splits, is_any: dataset.split.is_none() });
         }
         let Ok(metadata) = path.metadata() else { return Err(missing(path)) };
-        if let Some(kind) = special(&metadata) {
-            return Err(SourceError::NoFile { path: path.clone(), kind });
-        }
+        foreign_file::check_regular(&metadata).map_err(|error| ReadError::file(path, &error))?;
         let keys = [("name", dataset.name.is_some()), ("data_files", !dataset.data_files.is_empty())];
         match keys.into_iter().find(|(_, is_set)| *is_set) {
             Some((key, _)) => Err(SourceError::KeyOfFile { path: path.clone(), key }),

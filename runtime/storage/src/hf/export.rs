@@ -13,12 +13,15 @@ use super::error::HfError;
 use super::layout::{PAYLOAD_HASH, encode_header};
 use super::pages::{PAGE_BYTES, PageHasher, digests_name, write_digests};
 use super::staging::Staging;
+use crate::foreign_file;
 use phalanx_device::float::Float;
 
 /// Default limit on the bytes of one weight file, as in `transformers` since 2023.
 pub const MAX_SHARD_BYTES_DEFAULT: u64 = 5_000_000_000;
 /// Values narrowed at a time.
 const PIECE_VALUES: usize = 1 << 16;
+/// The longest file of a tokenizer that is read; the largest have some 40 MB.
+const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Files that belong to a tokenizer, besides its `config.json`.
 const TOKENIZER_FILES: &[&str] = &[
     "tokenizer.json",
@@ -129,7 +132,7 @@ pub fn read_tokenizer_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, HfErro
     let mut files = Vec::new();
     for name in TOKENIZER_FILES {
         let path = dir.join(name);
-        match std::fs::read(&path) {
+        match foreign_file::read(&path, FILE_BYTES_MAX) {
             Ok(content) => files.push(((*name).to_owned(), content)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(HfError::io("read", path, &error)),

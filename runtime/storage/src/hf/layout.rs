@@ -40,9 +40,6 @@ pub enum LayoutError {
     /// Shorter than the length field.
     #[error("it has {0} bytes, fewer than the 8 that every safetensors file starts with")]
     TooShort(u64),
-    /// Git has the name of the content instead of the content.
-    #[error("it is a pointer of Git LFS, not the file itself; run `git lfs pull` in its folder")]
-    LfsPointer,
     /// The header would exceed the file or the limit.
     #[error("its header claims {declared} bytes, but at most {max} are possible")]
     HeaderLength {
@@ -120,10 +117,6 @@ pub fn read_header(read: impl Fn(&mut [u8], u64) -> std::io::Result<()>, file_le
     }
     let mut length = [0; 8];
     read(&mut length, 0).map_err(io)?;
-    // As a length, more than any file has.
-    if length == *b"version " {
-        return Err(LayoutError::LfsPointer);
-    }
     let declared = u64::from_le_bytes(length);
     let max = (file_len - 8).min(HEADER_BYTES_MAX);
     if declared > max {

@@ -2,6 +2,7 @@
 
 use super::error::HfError;
 use super::source::TensorSource;
+use crate::foreign_file;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -90,8 +91,7 @@ impl FileVersion {
 }
 
 fn read(path: &Path) -> Option<Known> {
-    let is_small = std::fs::metadata(path).ok()?.len() <= KNOWN_BYTES_MAX;
-    is_small.then(|| serde_json::from_slice(&std::fs::read(path).ok()?).ok())?
+    serde_json::from_slice(&foreign_file::read(path, KNOWN_BYTES_MAX).ok()?).ok()
 }
 
 fn write(path: &Path, known: &Known) {

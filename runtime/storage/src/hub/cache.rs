@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::error::HubError;
 use super::name::{Kind, RepoName};
+use crate::foreign_file;
 use crate::home::expanded_with;
 
 /// The branch that is meant where none is named.
@@ -55,8 +56,7 @@ impl HubCache {
         }
         let folder = self.repository(kind, name);
         let file = folder.join("refs").join(revision);
-        let is_small = file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= REF_BYTES_MAX);
-        let named = if is_small { std::fs::read_to_string(file).ok() } else { None };
+        let named = foreign_file::read_text(&file, REF_BYTES_MAX).ok();
         let commit = named.as_deref().map_or(revision, str::trim);
         let is_commit = !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let snapshot = folder.join("snapshots").join(commit);

@@ -7,7 +7,7 @@
 //! - `FETCH-4` The token goes to the Hub only, not to the storage to which the Hub redirects.
 
 use std::env;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -48,6 +48,8 @@ pub struct Hub {
     offline: bool,
     /// The first pause before a request is repeated.
     pause: Duration,
+    /// How long a process that downloads the same file may write nothing until it is not waited for.
+    patience: Duration,
 }
 
 /// What to download.
@@ -100,7 +102,7 @@ impl Hub {
     /// A server that speaks the Hub's protocol.
     pub fn at(endpoint: &str, token: Option<String>, cache: HubCache) -> Self {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
-        Self { endpoint, token, cache, offline: false, pause: Duration::from_secs(1) }
+        Self { endpoint, token, cache, offline: false, pause: Duration::from_secs(1), patience: SILENCE_MAX }
     }
 
     /// The cache that downloads go to.
@@ -115,7 +117,7 @@ impl Hub {
 
     /// Repeats failed requests sooner, for tests.
     pub fn with_pause(self, pause: Duration) -> Self {
-        Self { pause, ..self }
+        Self { pause, patience: 60 * pause, ..self }
     }
 
     /// Downloads what is not in the cache yet. `progress` is called at the beginning of each file and now and then.
@@ -310,7 +312,7 @@ impl Session<'_> {
         if blob.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.n_bytes) {
             return Ok(());
         }
-        let mut part = Part::open(&blob, file)?;
+        let mut part = Part::open(&blob, file, self.hub.patience)?;
         if blob.metadata().is_ok_and(|metadata| metadata.len() == file.n_bytes) {
             // Another process has finished it while this one waited for the lock.
             return Ok(());
@@ -373,13 +375,25 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Opens what an earlier attempt has left, once no other process writes it.
-    fn open(blob: &Path, file: &'a RemoteFile) -> Result<Self, HubError> {
-        let path = blob.with_extension("incomplete");
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let output = options.open(&path).map_err(|error| HubError::io("create", &path, &error))?;
-        output.lock().map_err(|error| HubError::io("lock", &path, &error))?;
+    /// Opens what an earlier attempt has left, once no other process writes it. A process that makes no progress is not waited
+    /// for: the bytes then go to a file of this process, and its hash decides as ever (FETCH-1).
+    fn open(blob: &Path, file: &'a RemoteFile, patience: Duration) -> Result<Self, HubError> {
+        let mut path = blob.with_extension("incomplete");
+        let mut output = foreign_file::open_lock(&path).map_err(|error| HubError::io("lock", &path, &error))?;
+        let n_written = || Ok(path.metadata().ok().map(|metadata| metadata.len()));
+        let tell =
+            || tracing::warn!(path = %path.display(), "waiting for another process that downloads the same file");
+        let taken = foreign_file::wait_for_lock(&output, patience, n_written, tell);
+        match taken {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!(path = %path.display(), "the process that downloads this file makes no progress; downloading it here, too");
+                path = blob.with_extension(format!("incomplete-{}", std::process::id()));
+                output = foreign_file::open_lock(&path).map_err(|error| HubError::io("create", &path, &error))?;
+            }
+            // Without locks, two processes may write the same bytes; the hash is checked.
+            Err(error) => tracing::warn!(path = %path.display(), %error, "the file system has no locks"),
+        }
         let mut part = Self { file, path, output, hasher: Hasher::new(&file.hash, file.n_bytes), n_bytes: 0 };
         let mut bytes = vec![0; 1 << 20];
         loop {

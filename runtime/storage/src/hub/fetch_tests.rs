@@ -197,6 +197,21 @@ fn server_without_ranges_sends_the_file_again() {
 
 // FETCH-1
 #[test]
+fn file_is_downloaded_beside_a_process_that_makes_no_progress() {
+    let world = World::new();
+    let hash = hex_of(&crate::hub::listing::Hash::Sha256(String::new()), &world.large);
+    let blobs = world.dir.path().join("datasets--owner--set/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let stuck = File::create(blobs.join(hash).with_extension("incomplete")).unwrap();
+    stuck.lock().unwrap();
+
+    world.fetch().unwrap();
+
+    assert_eq!(fs::read(world.large_file()).unwrap(), world.large);
+}
+
+// FETCH-1
+#[test]
 fn file_with_another_hash_is_not_kept() {
     let world = World::new();
     let mut other = world.large.clone();
