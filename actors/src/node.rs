@@ -2,7 +2,7 @@
 
 use crate::control::{ControlThread, RunError};
 use crate::supervisor::{
-    DesiredStateArrived, DrainNode, Health, Kill, MAILBOX_LEN, Outlets, SendReport, Settings, Shutdown, Spawn,
+    DesiredStateArrived, DrainNode, Health, JobOver, Kill, MAILBOX_LEN, Outlets, SendReport, Settings, Shutdown, Spawn,
     StatusReport, Supervisor, Tell, WorkerExited, WorkerStarted, WorkerUnfit,
 };
 use crate::transport::{NotSent, Uplink};
@@ -176,6 +176,12 @@ impl Node {
     #[must_use]
     pub fn drain(&self) -> bool {
         self.try_send(DrainNode)
+    }
+
+    /// Ends the supervisor with its job, whether or not a coordinator has told it. Returns like [`Node::started`].
+    #[must_use]
+    pub fn over(&self) -> bool {
+        self.try_send(JobOver)
     }
 
     fn try_send<M>(&self, message: M) -> bool

@@ -112,6 +112,10 @@ pub struct Health(pub Vec<DeviceHealth>);
 #[derive(Clone, Copy, Debug)]
 pub struct DrainNode;
 
+/// The job is over, or no coordinator is left to release the node.
+#[derive(Clone, Copy, Debug)]
+pub struct JobOver;
+
 macro_rules! notifications {
     ($($message:ident),*) => {
         $(impl Message for $message {
@@ -132,7 +136,8 @@ notifications!(
     WorkerExited,
     StatusReport,
     Health,
-    DrainNode
+    DrainNode,
+    JobOver
 );
 
 /// See the [module](self).
@@ -271,6 +276,15 @@ impl Handler<DrainNode> for Supervisor {
 
     fn handle(&mut self, _: DrainNode, ctx: &mut Context<Self>) {
         self.machine.handle_drain(now());
+        self.drive(ctx);
+    }
+}
+
+impl Handler<JobOver> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, _: JobOver, ctx: &mut Context<Self>) {
+        self.machine.handle_over(now());
         self.drive(ctx);
     }
 }

@@ -11,6 +11,7 @@ use phalanx_actors::store::directory::{existing_store, open_store};
 use phalanx_actors::store::{SharedStore, StoreError};
 use phalanx_actors::trust::place::Place;
 use phalanx_storage::checkpoint::conditional::{ConditionalObjects, ObjectVersion};
+use phalanx_strategies::elastic::identity::JobId;
 use phalanx_strategies::elastic::timing::Timing;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -22,6 +23,8 @@ use std::time::Duration;
 pub(crate) const CONTROL: &str = "control";
 /// File in that folder with the addresses of the active coordinator, for operators and nodes that share the folder.
 pub(crate) const ADDRESS: &str = "address";
+/// File in that folder with the configuration of the job.
+pub(crate) const CONFIG: &str = "config.yaml";
 /// File in that folder with the number of the job.
 pub(crate) const JOB: &str = "job";
 
@@ -92,10 +95,17 @@ impl ControlPlace {
         }
     }
 
-    /// The addresses of the active coordinator, as nodes look for them.
-    pub(crate) fn published(&self) -> Published {
-        let place = self.clone();
-        Published::new(move || place.read(ADDRESS).ok().flatten())
+    /// The addresses of the active coordinator, as nodes look for them, and whether the job is recorded as ended.
+    pub(crate) fn published(&self, job: JobId) -> Published {
+        let (place, of_end) = (self.clone(), self.clone());
+        Published::new(move || place.read(ADDRESS).ok().flatten(), move || of_end.has_ended(job))
+    }
+
+    /// Whether the record here is that of the job and has its end.
+    pub(crate) fn has_ended(&self, job: JobId) -> bool {
+        let is_of_job = || self.read(JOB).ok().flatten().is_some_and(|text| text.trim() == job.0.to_string());
+        // A new run replaces the number first.
+        self.store_as_it_is().read_record().is_ok_and(|record| record.ending.is_some()) && is_of_job()
     }
 
     /// The text of a file; `None` if there is none.

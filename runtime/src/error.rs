@@ -14,6 +14,7 @@ use crate::config::error::ConfigError;
 use crate::data::prepare::PrepareError;
 use crate::data::shown::ShowError;
 use crate::data::token_cache::TokenCacheError;
+use crate::data::tokenize::TokenizeError;
 use crate::data::tokenizer::TokenizerError;
 use crate::error::command::CommandError;
 use crate::error::control_plane::ControlPlaneError;
@@ -242,6 +243,11 @@ impl JobError {
     /// Whether a device has enough memory for this rank, but other processes hold it.
     pub(crate) fn is_memory_of_others(&self) -> bool {
         matches!(self, JobError::Alloc(error) if error.source.kind() == ErrorKind::ResourceBusy)
+    }
+
+    /// Whether the work was asked to stop.
+    pub(crate) fn is_stop(&self) -> bool {
+        matches!(self, JobError::Data(PrepareError::Tokenize(TokenizeError::Stopped(_))))
     }
 
     /// Whether another process in place of this rank's would not have the error, because it prepares the data again.

@@ -87,7 +87,7 @@ fn validation_documents_are_never_trained_on() -> Result<()> {
         let dataset = DatasetConfig::new(documents(dir.path())?, DatasetType::Completion);
         let mut config = DataConfig::new(vec![dataset], SEQUENCE_LEN);
         (config.sample_packing, config.val_set_size) = (packing, 0.25);
-        let prepared = prepare(&config, &Tokenizer::bytes(), &dir.path().join("cache"), 512, &|_| {})?;
+        let prepared = prepare(&config, &Tokenizer::bytes(), &dir.path().join("cache"), 512, &|_| Ok(()))?;
         let validation = prepared.validation.context("a quarter is held out")?;
 
         let sampler = Sampler::new(config.seed, prepared.train.len() as u64, 4, true)?;

@@ -41,20 +41,27 @@ pub struct LinkConfig {
     pub n_desired_states_max: usize,
 }
 
-/// Reads the addresses that the active coordinator has published, as a text; `None` if they cannot be read now. May block.
+/// What a node can read of its job where the coordinators publish it. Both functions may block.
 #[derive(Clone)]
-pub struct Published(Arc<dyn Fn() -> Option<String> + Send + Sync>);
+pub struct Published {
+    addresses: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    is_over: Arc<dyn Fn() -> bool + Send + Sync>,
+}
 
 impl Published {
-    /// Wraps a function that reads the addresses.
-    pub fn new(read: impl Fn() -> Option<String> + Send + Sync + 'static) -> Published {
-        Published(Arc::new(read))
+    /// `addresses` reads those of the active coordinator, as a text; `None` if they cannot be read now. `is_over` reads whether the
+    /// job is recorded as ended: a coordinator ends without the nodes that it cannot reach.
+    pub fn new(
+        addresses: impl Fn() -> Option<String> + Send + Sync + 'static,
+        is_over: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Published {
+        Published { addresses: Arc::new(addresses), is_over: Arc::new(is_over) }
     }
 }
 
 impl From<PathBuf> for Published {
     fn from(path: PathBuf) -> Published {
-        Published::new(move || std::fs::read_to_string(&path).ok())
+        Published::new(move || std::fs::read_to_string(&path).ok(), || false)
     }
 }
 
@@ -78,6 +85,8 @@ pub enum LinkState {
     /// The coordinator rejects this node for good: a later boot of it has joined, or the job is another one. The link has
     /// given up.
     RefusedForGood(String),
+    /// The job is over. The link has given up.
+    Over,
     /// The link was closed.
     Closed,
 }
@@ -185,6 +194,14 @@ impl Uplink for Link {
         if let LinkState::RefusedForGood(why) = &*self.state.borrow() { Some(why.clone()) } else { None }
     }
 
+    fn is_connected(&self) -> bool {
+        matches!(*self.state.borrow(), LinkState::Connected(_))
+    }
+
+    fn is_over(&self) -> bool {
+        *self.state.borrow() == LinkState::Over
+    }
+
     /// If the side has a thread, waits until the close is sent.
     fn close(&self) {
         self.close.send_replace(true);
@@ -279,6 +296,10 @@ impl Side {
                 tokio::time::sleep(detection_time).await;
                 continue;
             }
+            if self.is_over().await {
+                self.enter(LinkState::Over);
+                return std::future::pending().await;
+            }
             if farewell.is_some_and(|at| at.elapsed() < detection_time) {
                 // A node whose job has ended closes this link soon.
                 tracing::info!(why = %err, "not connected to a coordinator");
@@ -303,6 +324,7 @@ impl Side {
                     LinkState::RefusedForGood(why) => {
                         tracing::error!(%why, "the coordinator rejected this node for good");
                     }
+                    LinkState::Over => tracing::info!("the job is recorded as ended"),
                     LinkState::Searching | LinkState::Closed => {}
                 }
                 *have = state;
@@ -325,7 +347,7 @@ impl Side {
         let mut addresses = self.config.addresses.clone();
         let Some(published) = self.config.published.clone() else { return addresses };
         // A network file system may not answer for minutes.
-        let reading = tokio::task::spawn_blocking(move || (published.0)());
+        let reading = tokio::task::spawn_blocking(move || (published.addresses)());
         if let Ok(Ok(Some(text))) = tokio::time::timeout(self.config.timing.heartbeat, reading).await
             && let Ok(published) = parse_addresses(text.trim())
         {
@@ -334,6 +356,13 @@ impl Side {
             addresses.dedup();
         }
         addresses
+    }
+
+    /// Whether the job is recorded as ended. If that cannot be read in time, it may go on.
+    async fn is_over(&self) -> bool {
+        let Some(published) = self.config.published.clone() else { return false };
+        let reading = tokio::task::spawn_blocking(move || (published.is_over)());
+        matches!(tokio::time::timeout(self.config.timing.heartbeat, reading).await, Ok(Ok(true)))
     }
 
     async fn connect(&self) -> Result<Connection, QuicError> {

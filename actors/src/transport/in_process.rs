@@ -115,6 +115,15 @@ impl Uplink for NodeEnd {
         None
     }
 
+    fn is_connected(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    /// Never: the node ends with the process that coordinates it.
+    fn is_over(&self) -> bool {
+        false
+    }
+
     fn close(&self) {
         self.is_open.store(false, Ordering::Release);
         let why = "the node has closed the connection".to_owned();

@@ -55,6 +55,12 @@ pub trait Uplink: Debug + Send + Sync + 'static {
     /// Why the coordinator rejects this node for good, if it does.
     fn refusal(&self) -> Option<String>;
 
+    /// Whether a coordinator is connected.
+    fn is_connected(&self) -> bool;
+
+    /// Whether the record of the job shows that it is over, although no coordinator has told this node.
+    fn is_over(&self) -> bool;
+
     /// Ends the connection; earlier messages may still arrive. May wait for the network: not for an event loop.
     fn close(&self);
 }

@@ -17,10 +17,12 @@ use crate::train::output_lock::OutputLock;
 use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::programs::Programs;
+use crate::train::saving::Saving;
 use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};
 use crate::train::vocabulary;
+use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use std::sync::Arc;
 
@@ -120,7 +122,10 @@ impl<'a> Checked<'a> {
             on_event(&Event::Note(note));
         }
         notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
-        let data = prepare_data(config, &model, &tokenizer, on_event)?;
+        let data = match prepare_data(config, &model, &tokenizer, &|| control.stops(), on_event) {
+            Err(stopped) if stopped.is_stop() => return stopped_before_ranks(config),
+            prepared => prepared?,
+        };
         let inputs = RunInputs::of(config, &model, &tokenizer, &data)?;
         create_dir(&config.output.folder())?;
         let lock = OutputLock::take(&config.output.folder())?;
@@ -144,6 +149,15 @@ impl<'a> Checked<'a> {
             run.rank(&programs[0], n_threads, || Ok(Team::alone()), on_event)
         })
     }
+}
+
+/// The report of a run that was stopped before it had ranks: it ends where it would have begun.
+fn stopped_before_ranks(config: &JobConfig) -> Result<Report, JobError> {
+    let output = &config.output;
+    let (checkpoint, _) =
+        Saving::new(config, Vec::new()).find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;
+    let steps = checkpoint.as_deref().map(Checkpoint::open).transpose()?.map_or(0, |found| found.id().step);
+    Ok(Report { steps, finished: false, last: None, checkpoint, model_dir: None })
 }
 
 #[cfg(test)]

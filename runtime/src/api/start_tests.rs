@@ -44,6 +44,20 @@ output_dir: {dir}/out
     JobConfig::from_yaml_str(&yaml, &[]).unwrap()
 }
 
+#[test]
+fn stop_before_the_data_is_tokenized_ends_the_run_without_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), 4, "");
+    let control = Control::default();
+    control.stop();
+
+    let report = run(&config, None, &Ranks::Threads, &control, &mut |_| {}).unwrap();
+
+    assert_eq!((report.steps, report.finished, report.checkpoint), (0, false, None));
+    let n_prepared = fs::read_dir(dir.path().join("out/data")).unwrap().count();
+    assert_eq!(n_prepared, 0, "nothing half written stays");
+}
+
 /// Trains on a device; returns the bits of all losses.
 fn train(device: &Arc<dyn Device>, config: &JobConfig) -> Vec<(u64, u64)> {
     let ranks = Ranks::Threads;

@@ -21,9 +21,9 @@ pub(super) const HELP: &str = "Examples:
 The coordinator prints a join string. Run `phalanx node --join <string>` on
 each machine. The coordinator itself computes nothing. If it dies, the ranks
 continue; start it again with the same file to resume coordination. A second
-coordinator with the same output_dir, in a shared folder or an object store,
-stands by and takes over if the first one fails. Nodes read its address there;
-nodes that cannot need the addresses of both coordinators:
+coordinator with the same file and output_dir, in a shared folder or an object
+store, stands by and takes over if the first one fails. Nodes read its address
+there; nodes that cannot need the addresses of both coordinators:
   phalanx coordinator --listen 0.0.0.0:7070 --advertise head:7070,b:7070 my.yaml
 
 Ctrl-C and SIGTERM stop the job after the current step and save a checkpoint. A

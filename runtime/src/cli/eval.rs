@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             note(text);
         }
     };
-    let prepared = preparation::prepare_rows(&config, model.vocab_size(), &tokenizer, &mut on_event)?;
+    let prepared = preparation::prepare_rows(&config, model.vocab_size(), &tokenizer, &|| false, &mut on_event)?;
     let rows = prepared.validation.as_ref().unwrap_or(&prepared.train);
     let device = devices::chosen(&config.precision)?.0;
     let n_threads = config.precision.threads.unwrap_or_else(|| device.available_threads());

@@ -32,8 +32,8 @@ Ranks beyond the mesh are warm spares.
 `phalanx coordinator` prints the join string. The node receives the job's
 configuration when it joins. Its key and certificate are in a folder that only
 one running node may use. SIGTERM or Ctrl-C drains the node: it exits once
-other nodes hold its state, and no step is lost. A second Ctrl-C exits at
-once.";
+other nodes hold its state, and no step is lost. If no coordinator can be
+reached, it exits after some seconds. A second Ctrl-C exits at once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             if args.json { console.err() } else { console.out() }.say(text);
         }
     };
-    let prepared = preparation::prepare_data(&config, &model, &tokenizer, &mut on_event)?;
+    let prepared = preparation::prepare_data(&config, &model, &tokenizer, &|| false, &mut on_event)?;
     preparation::prepare_rest(&prepared, &mut on_event)?;
     tokenising.see(&Event::Note(String::new()));
     let samples = first_samples(&prepared.train, args.show, &tokenizer).map_err(JobError::Show)?;

@@ -3,7 +3,7 @@
 
 use crate::config::JobConfig;
 use crate::control::{Bell, Control};
-use crate::control_place::{self, ADDRESS, CONTROL, ControlPlace, JOB};
+use crate::control_place::{self, ADDRESS, CONFIG, CONTROL, ControlPlace, JOB};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::held_lease::HeldLease;
 use crate::coordinate::patience::patiently;
@@ -34,6 +34,7 @@ use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::elastic::succession::Lease;
+use std::cell::Cell;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -101,6 +102,7 @@ enum Earlier {
 fn take_over(
     config: &JobConfig,
     mut lock: Option<OutputLock>,
+    is_beside_node: bool,
     is_over: &dyn Fn() -> bool,
     stands_by: &mut dyn FnMut(),
 ) -> Result<Option<Term>, JobError> {
@@ -110,12 +112,26 @@ fn take_over(
     // Process ids are not unique across machines.
     let candidate = (job_id().0 as u32).max(ALONE + 1);
     loop {
-        let watched = patiently(&place, is_over, || standby::wait(&*store, &timing, is_over, stands_by))?;
+        let differs = Cell::new(false);
+        let watched = patiently(&place, is_over, || {
+            standby::wait(&*store, &timing, &|| is_over() || differs.get(), &mut || {
+                differs.set(!is_recorded(config, &place));
+                stands_by();
+            })
+        })?;
+        if differs.get() {
+            return Err(ControlPlaneError::OtherConfiguration { path: place.path(CONFIG) }.into());
+        }
         let seen = match watched {
             Watched::Vacant(lease) => lease,
             Watched::Occupied => return Err(JobError::InUse { path: config.output.output_dir.clone() }),
             Watched::NotNeeded => return Ok(None),
         };
+        // The node belongs to the job of the record: a standby that begins after its end must not start the job again.
+        let has_ended = || Ok(store.read_record().map_err(ControlPlaneError::from)?.ending.is_some());
+        if is_beside_node && patiently(&place, is_over, has_ended)? {
+            return Ok(None);
+        }
         if lock.is_none() {
             lock = match OutputLock::take(&config.output.folder()) {
                 // The lease decides between coordinators: one that has lost it may still run.
@@ -174,7 +190,7 @@ pub(super) fn take_alone(
         store.read_record().map_err(ControlPlaneError::from)?.ending.is_some()
     };
     if !is_over {
-        let is_alive = std::cell::Cell::new(false);
+        let is_alive = Cell::new(false);
         let watched = standby::wait(&*store, &config.elastic.timing(), &|| is_alive.get(), &mut || is_alive.set(true))?;
         let Watched::Vacant(lease) = watched else { return Err(in_use()) };
         seen = lease;
@@ -182,6 +198,16 @@ pub(super) fn take_alone(
     RankLock::await_end_of_ranks(&config.output.folder())?;
     let lease = patiently(place, &goes_on, || claim(&*store, seen, ALONE))?.ok_or_else(in_use)?;
     Ok((store, lease))
+}
+
+/// Whether a configuration is that of the job, except for the path of its folder. A job without a recorded one accepts any.
+fn is_recorded(config: &JobConfig, place: &ControlPlace) -> bool {
+    let Ok(Some(text)) = place.read(CONFIG) else { return true };
+    let of_job = JobConfig::from_yaml_str(&text, &[]).map(|mut recorded| {
+        recorded.output.output_dir.clone_from(&config.output.output_dir);
+        recorded.to_yaml()
+    });
+    of_job.is_ok_and(|of_job| of_job == config.to_yaml())
 }
 
 /// Takes the lease for the next term, unless another candidate took it first.
@@ -216,7 +242,8 @@ fn try_serve(
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Result<Coordinated, JobError> {
     let stops = || control.stops() && !serve.is_beside_node || is_abandoned();
-    let Some(term) = take_over(config, lock, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
+    let Some(term) = take_over(config, lock, serve.is_beside_node, &stops, &mut || tell(CoordinatorEvent::StandsBy))?
+    else {
         return Ok(Coordinated { status: Ok(None), notified: Vec::new() });
     };
     let (listener, inbox, invitation) = patiently(&term.place, &stops, || open(config, serve, &term))?;
@@ -603,6 +630,9 @@ fn begin(
         return Ok(None);
     }
     let kept = if is_over { Record { generation: found.generation, ..Record::default() } } else { found };
+    if earlier == Earlier::MayLive {
+        place.write(CONFIG, &config.to_yaml())?;
+    }
     let mut record = Record { term: lease.term, ..kept };
     let (resume, warnings) =
         Saving::new(config, Vec::new()).find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;

@@ -21,7 +21,7 @@ use super::sources::{Purpose, SourceError, SourceFile, files_of};
 use super::stream::{Stream, StreamFiles, in_order_of_stream};
 use super::token_cache::{FORMAT_VERSION, TokenCacheError, TokenFile, TokenWriter};
 use super::token_turn::{PATIENCE, Turn};
-use super::tokenize::{Progress, TokenizeError, tokenize_records, tokenize_text};
+use super::tokenize::{OnProgress, Progress, TokenizeError, tokenize_records, tokenize_text};
 use super::tokenizer::Tokenizer;
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::{DatasetType, FileFormat};
@@ -181,7 +181,7 @@ pub fn prepare(
     tokenizer: &Tokenizer,
     cache_dir: &Path,
     vocab_size: usize,
-    progress: &dyn Fn(Progress<'_>),
+    progress: OnProgress<'_>,
 ) -> Result<Prepared, PrepareError> {
     config.validate()?;
     let of_purpose = |datasets, purpose| {
@@ -271,12 +271,12 @@ impl<'a> Preparer<'a> {
     }
 
     /// The next file; none if all are prepared.
-    pub(super) fn next_file(&mut self, progress: &dyn Fn(Progress<'_>)) -> Option<Result<LoadedFile, PrepareError>> {
+    pub(super) fn next_file(&mut self, progress: OnProgress<'_>) -> Option<Result<LoadedFile, PrepareError>> {
         let source = self.sources.next()?;
         Some(self.load(&source, progress))
     }
 
-    fn load(&mut self, source: &Source, progress: &dyn Fn(Progress<'_>)) -> Result<LoadedFile, PrepareError> {
+    fn load(&mut self, source: &Source, progress: OnProgress<'_>) -> Result<LoadedFile, PrepareError> {
         let (config, tokenizer) = (&*self.config, &*self.tokenizer);
         let (tokens, from_cache) = source.tokens(config, tokenizer, &self.cache_dir, progress)?;
         check_vocabulary(&source.path, &tokens, tokenizer, self.vocab_size)?;
@@ -293,7 +293,7 @@ impl<'a> Preparer<'a> {
     }
 
     /// All files.
-    fn all(mut self, progress: &dyn Fn(Progress<'_>)) -> Result<Loaded, PrepareError> {
+    fn all(mut self, progress: OnProgress<'_>) -> Result<Loaded, PrepareError> {
         let (mut loaded, mut empty) = (Loaded::default(), None);
         while let Some(next) = self.next_file(progress) {
             match next {
@@ -318,7 +318,7 @@ impl<'a> Preparer<'a> {
         self,
         n_rows: u64,
         pad_id: u32,
-        progress: &dyn Fn(Progress<'_>),
+        progress: OnProgress<'_>,
     ) -> Result<(Arc<Stream>, Summary, [u8; 32]), PrepareError> {
         let seed = self.config.shuffle.then_some(self.config.seed);
         let sources = in_order_of_stream(self.sources.collect(), seed);
@@ -386,7 +386,7 @@ impl Source {
         config: &DataConfig,
         tokenizer: &Tokenizer,
         cache_dir: &Path,
-        progress: &dyn Fn(Progress<'_>),
+        progress: OnProgress<'_>,
     ) -> Result<(TokenFile, bool), PrepareError> {
         let templates = match self.dataset.kind.is_conversation() {
             true => template_sources(&self.dataset.template, tokenizer, &self.path)?,
@@ -398,7 +398,8 @@ impl Source {
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));
         }
-        let turn = Turn::wait(cache_dir, &key, PATIENCE)?;
+        let (path, total_bytes) = (&self.path, file.len());
+        let turn = Turn::wait(cache_dir, &key, PATIENCE, &|| progress(Progress { path, done_bytes: 0, total_bytes }))?;
         // Another process may have written it meanwhile.
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));

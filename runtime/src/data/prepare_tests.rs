@@ -33,7 +33,7 @@ impl Files {
     }
 
     fn prepare(&self, config: &DataConfig) -> Result<Prepared, PrepareError> {
-        prepare(config, &Tokenizer::bytes(), &self.cache(), 264, &|_| ())
+        prepare(config, &Tokenizer::bytes(), &self.cache(), 264, &|_| Ok(()))
     }
 }
 
@@ -93,7 +93,7 @@ fn conversations_with_tools_have_the_template_for_tools_of_their_tokenizer() {
         let config = files.config(DatasetType::ChatTemplate, &["chat.jsonl"], 8);
         let config = DataConfig { shuffle: false, ..config };
 
-        let rows = prepare(&config, &tokenizer, &files.cache(), 264, &|_| ()).unwrap().train;
+        let rows = prepare(&config, &tokenizer, &files.cache(), 264, &|_| Ok(())).unwrap().train;
 
         let texts: Vec<String> =
             (0..4).map(|row| text(&batch(&rows, row..row + 1).ids).replace("<|pad|>", "")).collect();
@@ -118,7 +118,7 @@ fn unshuffled_rows_follow_the_reference_batch_order() {
     let config =
         DataConfig { shuffle: false, ..DataConfig::new(vec![DatasetConfig::new(&data, DatasetType::Completion)], seq) };
 
-    let train = prepare(&config, &tokenizer, &files.cache(), 512, &|_| ()).unwrap().train;
+    let train = prepare(&config, &tokenizer, &files.cache(), 512, &|_| Ok(())).unwrap().train;
 
     // The ids of the library, which adds BOS by the rule in the file.
     let library = tokenizers::Tokenizer::from_file(model.join("tokenizer.json")).unwrap();
@@ -232,7 +232,7 @@ fn another_tokenizer_or_mask_finds_no_stale_tokens() {
     std::fs::write(files.path("tokenizer_config.json"), r#"{"add_bos_token": false, "eos_token": "<|eos|>"}"#).unwrap();
     let other = Tokenizer::from_dir(files.dir.path()).unwrap();
 
-    let without_bos = prepare(&config, &other, &files.cache(), 264, &|_| ()).unwrap();
+    let without_bos = prepare(&config, &other, &files.cache(), 264, &|_| Ok(())).unwrap();
     let with_inputs = files.prepare(&DataConfig { train_on_inputs: true, ..config }).unwrap();
 
     assert_eq!(without_bos.summaries[0].n_tokens, first.summaries[0].n_tokens - 1);
@@ -429,7 +429,7 @@ fn tokenizer_of_another_model_is_refused_with_both_sizes() {
     let files = Files::new(&[("data.txt", "some text")]);
     let config = files.config(DatasetType::Completion, &["data.txt"], 4);
 
-    let error = prepare(&config, &Tokenizer::bytes(), &files.cache(), 200, &|_| ()).unwrap_err();
+    let error = prepare(&config, &Tokenizer::bytes(), &files.cache(), 200, &|_| Ok(())).unwrap_err();
 
     assert_eq!(
         error,
@@ -501,7 +501,10 @@ fn file_that_changes_while_it_is_tokenized_leaves_no_tokens() {
     for (name, kind) in [("a.jsonl", DatasetType::Completion), ("b.txt", DatasetType::Completion)] {
         let path = files.path(name);
         let before = std::fs::read_to_string(&path).unwrap();
-        let change = |_: Progress<'_>| std::fs::write(&path, before.replace("alpha", "bravo")).unwrap();
+        let change = |_: Progress<'_>| {
+            std::fs::write(&path, before.replace("alpha", "bravo")).unwrap();
+            Ok(())
+        };
 
         let changed = prepare(&files.config(kind, &[name], 8), &Tokenizer::bytes(), &files.cache(), 264, &change);
 
@@ -512,6 +515,22 @@ fn file_that_changes_while_it_is_tokenized_leaves_no_tokens() {
         assert!(files.prepare(&files.config(kind, &[name], 8)).is_ok());
         std::fs::remove_dir_all(files.cache()).unwrap();
     }
+}
+
+#[test]
+fn stop_while_a_file_is_tokenized_keeps_the_files_before_it() {
+    let files = Files::new(&[("a.txt", "alpha beta"), ("b.txt", "gamma delta")]);
+    let config = files.config(DatasetType::Completion, &["a.txt", "b.txt"], 4);
+    let at_second = |p: Progress<'_>| if p.path.ends_with("b.txt") { Err(Stopped) } else { Ok(()) };
+
+    let stopped = prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &at_second).unwrap_err();
+
+    assert_eq!(stopped, PrepareError::Tokenize(TokenizeError::Stopped(Stopped)));
+    let kept = std::fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path());
+    let kept: Vec<_> = kept.map(|path| path.extension().unwrap().to_owned()).collect();
+    assert_eq!(kept, ["tokens"], "nothing half written stays");
+    let again = prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|_| Ok(())).unwrap();
+    assert_eq!(again.summaries.iter().map(|summary| summary.from_cache).collect::<Vec<_>>(), [true, false]);
 }
 
 #[test]
@@ -527,7 +546,7 @@ fn tokens_are_read_from_more_files_than_stay_open() {
     let mut preparer = Preparer::new(sources, Cow::Borrowed(&config), Cow::Borrowed(&tokenizer), &files.cache(), 264);
     preparer.n_open_left = 1;
 
-    let loaded = preparer.all(&|_| ()).unwrap();
+    let loaded = preparer.all(&|_| Ok(())).unwrap();
     let rows = Rows::new(Arc::new(RowStore::new(loaded.parts, 16, 0)), None);
 
     assert!(text(&batch(&rows, 0..3).ids).contains("2.jsonl"));

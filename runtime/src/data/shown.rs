@@ -92,7 +92,7 @@ mod tests {
             sample_packing: true,
             ..DataConfig::new(vec![DatasetConfig::new(&path, DatasetType::Alpaca)], 512)
         };
-        let rows = prepare(&config, &Tokenizer::bytes(), dir.path(), 264, &|_| ()).unwrap().train;
+        let rows = prepare(&config, &Tokenizer::bytes(), dir.path(), 264, &|_| Ok(())).unwrap().train;
 
         let samples = first_samples(&rows, 3, &Tokenizer::bytes()).unwrap();
 

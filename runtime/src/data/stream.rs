@@ -15,7 +15,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::prepare::{PrepareError, Preparer};
 use super::rows::RowStore;
-use super::tokenize::Progress;
+use super::tokenize::OnProgress;
 
 /// The order of files among the orders of a seed: beyond any epoch, and any choice of rows by weight.
 const FILES: u64 = u64::MAX - (1 << 33);
@@ -101,12 +101,12 @@ impl Stream {
         let Some(rest) = self.take_rest() else { return Ok(()) };
         let stream = Arc::downgrade(self);
         let pool = background_pool()?;
-        let work = move || pool.install(|| prepare_rest(&stream, rest, &|_| ()));
+        let work = move || pool.install(|| prepare_rest(&stream, rest, &|_| Ok(())));
         std::thread::Builder::new().name("data-stream".into()).spawn(work).map(drop)
     }
 
     /// Prepares the rest now.
-    pub(crate) fn prepare_now(self: &Arc<Self>, progress: &dyn Fn(Progress<'_>)) -> Result<(), PrepareError> {
+    pub(crate) fn prepare_now(self: &Arc<Self>, progress: OnProgress<'_>) -> Result<(), PrepareError> {
         if let Some(rest) = self.take_rest() {
             prepare_rest(&Arc::downgrade(self), rest, progress);
         }
@@ -119,7 +119,7 @@ impl Stream {
 }
 
 /// Adds part after part, until there are enough rows, no file is left, one cannot be used, or the stream is dropped.
-fn prepare_rest(stream: &Weak<Stream>, mut rest: Preparer<'static>, progress: &dyn Fn(Progress<'_>)) {
+fn prepare_rest(stream: &Weak<Stream>, mut rest: Preparer<'static>, progress: OnProgress<'_>) {
     loop {
         let Some(held) = stream.upgrade() else { return };
         let is_enough = held.store.len() as u64 >= held.n_needed;

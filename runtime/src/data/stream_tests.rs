@@ -31,7 +31,7 @@ fn streamed(files: &[PathBuf], n_rows: u64, change: impl Fn(&mut DataConfig)) ->
     let mut config = DataConfig { stream_rows: Some(n_rows), ..DataConfig::new(datasets, S) };
     change(&mut config);
     let cache = files[0].parent().unwrap().join("cache");
-    prepare(&config, &Tokenizer::bytes(), &cache, 264, &|_| ()).map(|prepared| prepared.train)
+    prepare(&config, &Tokenizer::bytes(), &cache, 264, &|_| Ok(())).map(|prepared| prepared.train)
 }
 
 /// The names of the rows at these positions, each of two digits.
@@ -57,7 +57,7 @@ fn runs(names: &[String]) -> String {
 fn each_pass_visits_every_row_once_file_by_file_in_random_orders() {
     let dir = tempfile::tempdir().unwrap();
     let rows = streamed(&files(dir.path()), 1000, |_| ()).unwrap();
-    rows.stream().unwrap().prepare_now(&|_| ()).unwrap();
+    rows.stream().unwrap().prepare_now(&|_| Ok(())).unwrap();
     let n: u64 = ROWS.iter().sum::<usize>() as u64;
 
     let passes: Vec<Vec<String>> = (0..3).map(|pass| names(&rows, pass * n..(pass + 1) * n)).collect();
@@ -70,14 +70,14 @@ fn each_pass_visits_every_row_once_file_by_file_in_random_orders() {
     assert_ne!(passes[0], passes[1]);
     let sorted = |seed| {
         let rows = streamed(&files(dir.path()), 1000, |config| (config.shuffle, config.seed) = (false, seed)).unwrap();
-        rows.stream().unwrap().prepare_now(&|_| ()).unwrap();
+        rows.stream().unwrap().prepare_now(&|_| Ok(())).unwrap();
         names(&rows, 0..n)
     };
     assert!(sorted(1).is_sorted() && sorted(1) == sorted(2));
     let orders: BTreeSet<String> = (0..20)
         .map(|seed| {
             let rows = streamed(&files(dir.path()), 1000, |config| config.seed = seed).unwrap();
-            rows.stream().unwrap().prepare_now(&|_| ()).unwrap();
+            rows.stream().unwrap().prepare_now(&|_| Ok(())).unwrap();
             runs(&names(&rows, 0..n))
         })
         .collect();
@@ -112,9 +112,9 @@ fn file_that_cannot_be_used_is_an_error_only_for_rows_that_need_it() {
     let in_file_order = |config: &mut DataConfig| config.shuffle = false;
 
     let all = streamed(&paths, 10, in_file_order).unwrap();
-    let of_all = all.stream().unwrap().prepare_now(&|_| ());
+    let of_all = all.stream().unwrap().prepare_now(&|_| Ok(()));
     let few = streamed(&paths, 7, in_file_order).unwrap();
-    let of_few = few.stream().unwrap().prepare_now(&|_| ());
+    let of_few = few.stream().unwrap().prepare_now(&|_| Ok(()));
 
     assert!(of_all.clone().unwrap_err().to_string().contains("2.jsonl:2"), "{of_all:?}");
     assert_eq!((all.are_ready(6), all.are_ready(7)), (Ok(true), of_all.map(|()| true)));
@@ -128,7 +128,7 @@ fn empty_files_are_passed_over_and_a_stream_of_nothing_is_refused() {
     [0, 3].iter().for_each(|nth| std::fs::write(&paths[*nth], "").unwrap());
 
     let rows = streamed(&paths, 1000, |_| ()).unwrap();
-    rows.stream().unwrap().prepare_now(&|_| ()).unwrap();
+    rows.stream().unwrap().prepare_now(&|_| Ok(())).unwrap();
 
     assert_eq!(rows.len(), ROWS[1] + ROWS[2]);
     paths.iter().for_each(|path| std::fs::write(path, "").unwrap());

@@ -8,7 +8,8 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::token_cache::{TokenCacheError, cache_path, io_error};
+use super::token_cache::{cache_path, io_error};
+use super::tokenize::{Stopped, TokenizeError};
 
 /// How long the process with the turn may write nothing until others stop to wait for it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,7 +31,13 @@ pub(super) struct Turn {
 impl Turn {
     /// Waits while another process writes these tokens, at most `patience` without progress of it. The system ends the turn of a
     /// process that dies.
-    pub(super) fn wait(dir: &Path, key: &[u8; 32], patience: Duration) -> Result<Self, TokenCacheError> {
+    /// Calls `look` while it waits, whose error ends that.
+    pub(super) fn wait(
+        dir: &Path,
+        key: &[u8; 32],
+        patience: Duration,
+        look: &dyn Fn() -> Result<(), Stopped>,
+    ) -> Result<Self, TokenizeError> {
         std::fs::create_dir_all(dir).map_err(|error| io_error("create the folder of", dir, &error))?;
         let tokens = cache_path(dir, key);
         let path = tokens.with_extension("lock");
@@ -61,6 +68,7 @@ impl Turn {
                 tracing::warn!(path = %path.display(), "waiting for another process that tokenizes the same file");
                 is_told = true;
             }
+            look()?;
             std::thread::sleep(LOOK.min(patience));
         }
     }
@@ -137,16 +145,16 @@ mod tests {
     #[test]
     fn turn_to_write_is_waited_for_and_ends_when_it_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Turn::wait(dir.path(), &KEY, PATIENCE).unwrap();
+        let first = Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let path = dir.path().to_owned();
         let other = std::thread::spawn(move || {
-            let _turn = Turn::wait(&path, &KEY, PATIENCE).unwrap();
+            let _turn = Turn::wait(&path, &KEY, PATIENCE, &|| Ok(())).unwrap();
             sender.send(TokenFile::open(&path, &KEY).unwrap().is_some()).unwrap();
         });
         assert!(receiver.recv_timeout(Duration::from_millis(50)).is_err(), "two have the turn at once");
         // Another key has its own turn.
-        drop(Turn::wait(dir.path(), &[8; 32], PATIENCE).unwrap());
+        drop(Turn::wait(dir.path(), &[8; 32], PATIENCE, &|| Ok(())).unwrap());
         drop(TokenWriter::create(dir.path(), &KEY).unwrap().finish().unwrap());
 
         drop(first);
@@ -160,7 +168,7 @@ mod tests {
     #[test]
     fn process_without_progress_is_not_waited_for_without_end() {
         let dir = tempfile::tempdir().unwrap();
-        let stuck = Turn::wait(dir.path(), &KEY, PATIENCE).unwrap();
+        let stuck = Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap();
         let mut progress = Progress::new(&cache_path(dir.path(), &KEY));
         progress.silence();
         stuck.locked.as_ref().unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
@@ -169,7 +177,7 @@ mod tests {
         progress.silence();
         assert!(progress.since > before, "a sign of work is progress");
 
-        let other = Turn::wait(dir.path(), &KEY, Duration::from_millis(20)).unwrap();
+        let other = Turn::wait(dir.path(), &KEY, Duration::from_millis(20), &|| Ok(())).unwrap();
 
         assert!(other.locked.is_none());
         drop(other);
@@ -184,12 +192,12 @@ mod tests {
         let path = cache_path(dir.path(), &KEY).with_extension("lock");
         std::os::unix::fs::symlink(&target, &path).unwrap();
 
-        assert!(Turn::wait(dir.path(), &KEY, PATIENCE).unwrap().locked.is_none());
+        assert!(Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap().locked.is_none());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "content");
         std::fs::remove_file(&path).unwrap();
         // As an earlier version left it.
         File::create(&path).unwrap().set_permissions(Permissions::from_mode(0o644)).unwrap();
-        let _turn = Turn::wait(dir.path(), &KEY, PATIENCE).unwrap();
+        let _turn = Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

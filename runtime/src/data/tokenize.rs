@@ -22,6 +22,9 @@ use crate::config::datasets::FileFormat;
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TokenizeError {
+    /// The run was asked to stop.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -56,6 +59,14 @@ pub struct Progress<'a> {
     pub total_bytes: u64,
 }
 
+/// The work was asked to stop; files that were finished before stay in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("stopped while the data was tokenized")]
+pub struct Stopped;
+
+/// Is called now and then while files are tokenized, and ends that with an error.
+pub(crate) type OnProgress<'a> = &'a dyn Fn(Progress<'_>) -> Result<(), Stopped>;
+
 /// Tokenises the plain text at `path` as one document: BOS if the tokenizer begins texts with it, then every token of the
 /// file, all trained on. `file` holds the text; it is another file than that at `path` if that one is compressed.
 pub(crate) fn tokenize_text(
@@ -63,7 +74,7 @@ pub(crate) fn tokenize_text(
     file: &File,
     tokenizer: &Tokenizer,
     writer: &mut TokenWriter,
-    progress: &dyn Fn(Progress<'_>),
+    progress: OnProgress<'_>,
 ) -> Result<(), TokenizeError> {
     let read_error = |error| read_error(path, &error);
     let total_bytes = file.metadata().map_err(read_error)?.len();
@@ -80,7 +91,7 @@ pub(crate) fn tokenize_text(
         ids.clear();
         ids.extend(pieces.iter().map(|piece| piece.id | TRAINED));
         writer.push(&ids)?;
-        progress(Progress { path, done_bytes, total_bytes });
+        progress(Progress { path, done_bytes, total_bytes })?;
         Ok::<(), TokenizeError>(())
     })?;
     writer.end_document(1);
@@ -127,7 +138,7 @@ pub(crate) fn tokenize_records(
     reader: &RecordReader,
     tokenizer: &Tokenizer,
     writer: &mut TokenWriter,
-    progress: &dyn Fn(Progress<'_>),
+    progress: OnProgress<'_>,
 ) -> Result<(), TokenizeError> {
     let (path, total_bytes) = (file.path(), file.len());
     let mut records = RecordFile::open(file, format, reader.field_messages())?;
@@ -146,7 +157,7 @@ pub(crate) fn tokenize_records(
         };
         let done_bytes = records.done_bytes();
         if batch.is_empty() || choice.ends_before(n_read) {
-            progress(Progress { path, done_bytes, total_bytes });
+            progress(Progress { path, done_bytes, total_bytes })?;
             return unusable.end(true);
         }
         let first = n_read;
@@ -164,7 +175,7 @@ pub(crate) fn tokenize_records(
         if unusable.is_enough(done_bytes) {
             return unusable.end(done_bytes >= total_bytes);
         }
-        progress(Progress { path, done_bytes, total_bytes });
+        progress(Progress { path, done_bytes, total_bytes })?;
     }
 }
 
@@ -317,7 +328,7 @@ mod tests {
         .unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
         let file = DataFile::open(&path)?;
-        tokenize_records(&file, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| ())?;
+        tokenize_records(&file, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| Ok(()))?;
         Ok(writer.finish()?)
     }
 
@@ -425,7 +436,7 @@ mod tests {
         std::fs::write(&path, b"abc\xffdef").unwrap();
         let tokenize = |tokenizer: &Tokenizer| {
             let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
-            tokenize_text(&path, &File::open(&path).unwrap(), tokenizer, &mut writer, &|_| ())?;
+            tokenize_text(&path, &File::open(&path).unwrap(), tokenizer, &mut writer, &|_| Ok(()))?;
             Ok::<_, TokenizeError>(writer.finish()?.tokens().len())
         };
 

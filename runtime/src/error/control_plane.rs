@@ -44,6 +44,12 @@ pub enum ControlPlaneError {
     /// The coordinator's certificate is not for a node.
     #[error("the certificate from the coordinator is not a node certificate")]
     NotANode,
+    /// The configuration is not that of the job that another coordinator leads.
+    #[error(
+        "the configuration differs from that of the running job, {}; a standby needs the same one, because the job keeps it",
+        path.display()
+    )]
+    OtherConfiguration { path: PathBuf },
     /// The folder of a node cannot be locked.
     #[error("cannot open {}: {source}", path.display())]
     NodeFolder { path: PathBuf, source: std::io::Error },
@@ -101,7 +107,7 @@ impl ControlPlaneError {
             }
             ControlPlaneError::Trust(_) | ControlPlaneError::JoinString(_) => true,
             ControlPlaneError::NodeFolder { .. } | ControlPlaneError::NodeFolderInUse { .. } => true,
-            ControlPlaneError::NoAdvertise { .. } => true,
+            ControlPlaneError::NoAdvertise { .. } | ControlPlaneError::OtherConfiguration { .. } => true,
             ControlPlaneError::NoAddress | ControlPlaneError::JobFile { .. } | ControlPlaneError::NoJob { .. } => true,
             ControlPlaneError::Resolve { .. } | ControlPlaneError::NoHeadAddress { .. } => true,
             // The user named a job that nobody coordinates.

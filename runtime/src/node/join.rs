@@ -165,14 +165,18 @@ pub(crate) fn join(
     for note in model.device_notes(how.n_slots)? {
         on_event(&Event::Note(note));
     }
-    let data = prepare_data(&config, &model, &tokenizer, on_event)?;
+    let data = match prepare_data(&config, &model, &tokenizer, &|| leaves() != Leave::Stay, on_event) {
+        // It has no ranks yet.
+        Err(stopped) if stopped.is_stop() => return Ok(Outcome::default()),
+        prepared => prepared?,
+    };
     let inputs = RunInputs::of(&config, &model, &tokenizer, &data)?;
     drop(data);
     on_event(&Event::Note(format!("{node} of {job} ({boot}) with {} ranks", how.n_slots)));
     let listen = how.advertise.or_else(|| towards(&how.join)).ok_or(ControlPlaneError::NoAddress)?;
     let settings = LinkConfig {
         addresses: how.join.addresses.clone(),
-        published: Some(ControlPlace::of(&config.output.output_dir, &timing)?.published()),
+        published: Some(ControlPlace::of(&config.output.output_dir, &timing)?.published(job)),
         dir: how.folder.path().to_owned(),
         timing,
         n_desired_states_max: DESIRED_STATES_MAX,
@@ -264,6 +268,9 @@ impl Part {
             wakened,
             unsent: VecDeque::new(),
             drained: false,
+            knows_end: false,
+            lost_since: None,
+            patience: timing.lease + timing.takeover_grace + timing.disk_patience,
             sink: EventSink::new(is_alone),
             failures: FailureReports::default(),
             report: None,
@@ -320,6 +327,12 @@ struct NodeLoop {
     /// Events that did not fit into the supervisor's mailbox.
     unsent: VecDeque<NodeEvent>,
     drained: bool,
+    /// Whether the supervisor knows that the job is over for this node.
+    knows_end: bool,
+    /// Since when no coordinator is connected.
+    lost_since: Option<Instant>,
+    /// How long a draining node waits for a coordinator: another one may take over.
+    patience: Duration,
     sink: EventSink,
     failures: FailureReports,
     report: Option<Report>,
@@ -345,6 +358,9 @@ impl NodeLoop {
                 Leave::Now => return Ok(()),
                 Leave::Stay | Leave::Drain => {}
             }
+            if self.uplink.is_over() || self.drained && self.has_lost_coordinators() {
+                self.end();
+            }
             while let Ok(command) = self.commands.try_recv() {
                 match command {
                     Process::Spawn(worker, device) => self.processes.spawn(worker, device),
@@ -363,6 +379,20 @@ impl NodeLoop {
                 self.handle(event, on_event)?;
             }
         }
+    }
+
+    /// Lets the supervisor end with its ranks.
+    fn end(&mut self) {
+        self.knows_end = self.knows_end || self.supervisor.over();
+    }
+
+    /// Whether every coordinator is out of reach for so long that none will release this node.
+    fn has_lost_coordinators(&mut self) -> bool {
+        if self.uplink.is_connected() {
+            self.lost_since = None;
+            return false;
+        }
+        self.lost_since.get_or_insert_with(Instant::now).elapsed() >= self.patience
     }
 
     fn handle(&mut self, event: NodeEvent, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<(), JobError> {

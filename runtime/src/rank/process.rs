@@ -93,7 +93,7 @@ fn serve(
     let tokenizer = plan::tokenizer(&config)?;
     let _lock = RankLock::share(&config.output.folder());
     let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
-    let data = prepare_data(&config, &model, &tokenizer, &mut |_| {})?;
+    let data = prepare_data(&config, &model, &tokenizer, &|| false, &mut |_| {})?;
     prepare_ahead(&data)?;
     let (run, sampler) = plan::run_over(&config, &data.train)?;
     let listener = listen(&begin)?;

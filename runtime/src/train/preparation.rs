@@ -7,7 +7,7 @@ use super::vocabulary;
 use crate::config::JobConfig;
 use crate::data::end_of_turn::{self, with_ids};
 use crate::data::prepare::{PrepareError, Prepared, Summary, in_tokens, prepare, template_sources};
-use crate::data::tokenize::Progress;
+use crate::data::tokenize::{OnProgress, Progress, Stopped};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::export::ExportError;
@@ -23,13 +23,18 @@ pub(crate) fn cache_dir(config: &JobConfig) -> PathBuf {
     config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.folder().join("data"))
 }
 
+/// Prepares the rows, or stops soon once `stops` is true; tokens of files that are complete stay in the cache.
+///
+/// # Errors
+/// When the data cannot be used, or [`JobError::is_stop`].
 pub(crate) fn prepare_data(
     config: &JobConfig,
     model: &ModelPlan,
     tokenizer: &Tokenizer,
+    stops: &dyn Fn() -> bool,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
-    prepare_rows(config, model.model.vocab_size(), tokenizer, on_event)
+    prepare_rows(config, model.model.vocab_size(), tokenizer, stops, on_event)
 }
 
 /// As [`prepare_data`], for a model with a vocabulary of this size.
@@ -37,11 +42,12 @@ pub(crate) fn prepare_rows(
     config: &JobConfig,
     vocab_size: usize,
     tokenizer: &Tokenizer,
+    stops: &dyn Fn() -> bool,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
     let data = plan::data_config(config)?;
     let prepared =
-        with_progress(on_event, |progress| prepare(&data, tokenizer, &cache_dir(config), vocab_size, progress))?;
+        with_progress(stops, on_event, |progress| prepare(&data, tokenizer, &cache_dir(config), vocab_size, progress))?;
     if prepared.train.stream().is_some() {
         on_event(&Event::Note("data is streamed: further files are tokenized while the job trains".into()));
     }
@@ -61,18 +67,20 @@ pub(crate) fn prepare_rows(
 /// Prepares the files of a stream that are not prepared yet.
 pub(crate) fn prepare_rest(data: &Prepared, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<(), JobError> {
     let Some(stream) = data.train.stream() else { return Ok(()) };
-    Ok(with_progress(on_event, |progress| stream.prepare_now(progress))?)
+    Ok(with_progress(&|| false, on_event, |progress| stream.prepare_now(progress))?)
 }
 
-/// Does work whose progress becomes events.
+/// Does work whose progress becomes events, until `stops` is true.
 fn with_progress<T>(
+    stops: &dyn Fn() -> bool,
     on_event: &mut (dyn FnMut(&Event) + Send),
-    work: impl FnOnce(&dyn Fn(Progress<'_>)) -> Result<T, PrepareError>,
+    work: impl FnOnce(OnProgress<'_>) -> Result<T, PrepareError>,
 ) -> Result<T, PrepareError> {
     let listener = std::cell::RefCell::new(on_event);
     work(&|p: Progress<'_>| {
         let (done_bytes, total_bytes) = (p.done_bytes, p.total_bytes);
         listener.borrow_mut()(&Event::Preparing { path: p.path.to_owned(), done_bytes, total_bytes });
+        if stops() { Err(Stopped) } else { Ok(()) }
     })
 }
 

@@ -217,3 +217,28 @@ fn node_that_does_not_share_the_output_folder_is_refused_before_it_takes_part() 
 
     refused.refuses(&["output_dir out on this node is not that of job", "out/control/job", "checkpoint_dir"]);
 }
+
+#[test]
+fn standby_with_another_configuration_is_refused_and_the_job_goes_on() {
+    let p = Project::new();
+    let job = Job::start_with(&p, 1, &["--max_steps", "100000"]);
+    job.until_step(5);
+
+    let other = ["coordinator", "job.yaml", "--max_steps", "100000", "--learning_rate", "0.5"];
+    p.run(&other).refuses(&["the configuration differs from that of the running job", "out/control/config.yaml"]);
+
+    job.stop();
+}
+
+#[test]
+fn drained_node_ends_although_no_coordinator_is_left_to_release_it() {
+    let p = Project::new();
+    let mut job = Job::start_with(&p, 1, &["--max_steps", "100000"]);
+    job.until_step(5);
+    job.coordinator.kill().unwrap();
+    job.coordinator.wait().unwrap();
+
+    signal(job.nodes[0].id(), libc::SIGTERM);
+
+    until("the end of the node", || job.nodes[0].try_wait().unwrap());
+}

@@ -18,6 +18,9 @@
 //!   Its successor gets another device; without a free one the slot stays empty.
 //! - `SUPERVISOR-10` A node that is refused, or has too few slots with a device left, kills its processes and ends with the
 //!   reason.
+//! - `SUPERVISOR-11` The end of a job is a state, not a message: a supervisor that finds the job over ends as if a coordinator
+//!   had told it so. A node that is asked to leave before any coordinator has told it something leaves at once, since its ranks
+//!   hold no state.
 
 use super::devices::{DeviceHealth, Devices};
 use super::identity::{Incarnation, JobId, MemberId, NodeId, Stale, Worker, refuse_older};
@@ -282,7 +285,29 @@ impl Supervisor {
     /// The machine is about to be preempted.
     pub fn handle_drain(&mut self, now: Instant) {
         self.draining = true;
-        self.report(now);
+        if self.desired_state.is_none() {
+            self.handle_over(now);
+        } else {
+            self.report(now);
+        }
+    }
+
+    /// The job is over, or no coordinator is left to release this node (`SUPERVISOR-11`).
+    pub fn handle_over(&mut self, now: Instant) {
+        if self.leaving.is_some() {
+            return;
+        }
+        let known = self.desired_state.as_ref();
+        let end = DesiredState {
+            job: self.job,
+            id: DesiredStateId { stage: Stage::End, ..self.desired_state_id() },
+            world_plan: None,
+            evict: Vec::new(),
+            requests: known.map(|known| known.requests).unwrap_or_default(),
+            release: None,
+            refused: None,
+        };
+        self.take_up(now, end);
     }
 
     /// Handles all expired timers.
@@ -492,6 +517,8 @@ impl Slot {
 #[cfg(test)]
 mod device_tests;
 #[cfg(test)]
+mod end_tests;
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::elastic::identity::{Generation, Step, Term};
@@ -687,55 +714,6 @@ mod tests {
         supervisor.handle_desired_state(now, stop(1, 1, vec![])).unwrap();
 
         assert!(drain(&mut supervisor).iter().all(|command| !matches!(command, Command::Spawn(_))));
-    }
-
-    // SUPERVISOR-5
-    #[test]
-    fn supervisor_shuts_down_once_its_processes_have_exited_or_been_killed() {
-        let now = Instant::now();
-        let (mut supervisor, worker, _) = started(now);
-        let mut desired_state = stop(1, 1, vec![]);
-        desired_state.id.stage = Stage::End;
-
-        supervisor.handle_desired_state(now, desired_state).unwrap();
-        let commands = drain(&mut supervisor);
-        assert!(matches!(commands[0], Command::Tell(..)) && !commands.contains(&Command::Kill(worker)));
-        supervisor.handle_timeout(now + Timing::default().stop_grace);
-        assert!(drain(&mut supervisor).contains(&Command::Kill(worker)));
-        supervisor.handle_exited(now, worker);
-
-        let commands = drain(&mut supervisor);
-        assert_eq!(commands.last(), Some(&Command::Shutdown));
-        assert_eq!(reports(commands)[0].members, []);
-        assert_eq!(supervisor.poll_timeout(), None);
-    }
-
-    // SUPERVISOR-5
-    #[test]
-    fn released_node_kills_its_running_and_starting_processes() {
-        let now = Instant::now();
-        let mut supervisor = Supervisor::new(now, JobId(1), NodeId(0), Incarnation(5), 1, Timing::default());
-        let Some(Command::Spawn(worker)) = supervisor.poll_command() else { panic!("nothing is started") };
-
-        supervisor
-            .handle_desired_state(now, DesiredState { release: Some(Incarnation(4)), ..stop(1, 1, vec![]) })
-            .unwrap();
-        assert!(!drain(&mut supervisor).contains(&Command::Kill(worker)), "the release was for the previous boot");
-        supervisor
-            .handle_desired_state(now, DesiredState { release: Some(Incarnation(5)), ..stop(1, 1, vec![]) })
-            .unwrap();
-        assert!(drain(&mut supervisor).contains(&Command::Kill(worker)));
-        let status_report = Member::new(JobId(1), worker, None, Schedule::default()).report();
-        supervisor.handle_started(now, status_report);
-        assert!(
-            drain(&mut supervisor).contains(&Command::Kill(worker)),
-            "a process that starts after its kill is killed again"
-        );
-        supervisor.handle_exited(now, worker);
-
-        let commands = drain(&mut supervisor);
-        assert_eq!(commands.last(), Some(&Command::Shutdown));
-        assert!(reports(commands)[0].draining);
     }
 
     // SUPERVISOR-8

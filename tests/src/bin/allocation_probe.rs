@@ -139,7 +139,7 @@ fn rows(dir: &std::path::Path) -> Result<Rows> {
     std::fs::write(&path, (0..200).map(line).collect::<String>())?;
     let mut config = DataConfig::new(vec![DatasetConfig::new(path, DatasetType::Completion)], BATCH.seq_len);
     config.sample_packing = true;
-    Ok(prepare(&config, &Tokenizer::bytes(), &dir.join("cache"), 4096, &|_| {})?.train)
+    Ok(prepare(&config, &Tokenizer::bytes(), &dir.join("cache"), 4096, &|_| Ok(()))?.train)
 }
 
 /// Allocations of [`N_STEPS`] steps after [`N_WARM_UP`] steps that create threads and queues.

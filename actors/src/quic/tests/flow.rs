@@ -5,7 +5,7 @@ use super::fixture::{
 };
 use crate::quic::QuicError;
 use crate::quic::ask::Operator;
-use crate::quic::link::{Link, LinkState};
+use crate::quic::link::{Link, LinkConfig, LinkState, Published};
 use crate::quic::listener::{Listener, OPERATOR};
 use crate::transport::{Downlink, Inbound, NotSent, Uplink};
 use crate::trust::credential::Credential;
@@ -261,6 +261,26 @@ fn closed_link_disconnects_its_node_at_once() {
     });
     assert!(why.contains("closed by peer"), "{why}");
     assert_eq!(*link.state().borrow(), LinkState::Closed);
+}
+
+#[test]
+fn link_without_a_coordinator_learns_the_end_of_its_job_from_the_record() {
+    let machine = Machine::new();
+    let coordinator = Coordinator::new();
+    let (addresses, credential) = (coordinator.addresses(), machine.enrol(&coordinator.invite()).unwrap());
+    drop(coordinator);
+    let ended = LinkConfig {
+        addresses,
+        published: Some(Published::new(|| None, || true)),
+        dir: machine.dir.path().to_path_buf(),
+        timing: Timing::derive(Duration::from_millis(300)),
+        n_desired_states_max: 4,
+    };
+
+    let (link, _desired_states) = Link::start(ended, credential).unwrap();
+
+    until("the end", || link.is_over().then_some(()));
+    assert!(!link.is_connected());
 }
 
 // QUIC-3
