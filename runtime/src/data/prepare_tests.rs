@@ -5,6 +5,7 @@ use crate::config::datasets::ExcessLength;
 use crate::config::split::Split;
 use crate::data::rows::{BatchMut, IGNORED};
 use crate::data::token_cache::cache_path;
+use crate::data::tokenize::Stopped;
 use std::cell::Cell;
 
 struct Files {
@@ -201,7 +202,10 @@ fn second_run_reads_the_cache_and_gives_the_same_rows() {
     let first = files.prepare(&config).unwrap();
 
     let tokenised_again = Cell::new(false);
-    let second = prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|_| tokenised_again.set(true)).unwrap();
+    let second = prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|_| {
+        tokenised_again.set(true);
+        Ok(())
+    }).unwrap();
 
     assert!(!tokenised_again.get() && second.summaries[0].from_cache && !first.summaries[0].from_cache);
     assert_eq!(batch(&second.train, 0..4), batch(&first.train, 0..4));
@@ -232,7 +236,11 @@ fn another_tokenizer_or_mask_finds_no_stale_tokens() {
     std::fs::write(files.path("tokenizer_config.json"), r#"{"eos_token": null}"#).unwrap();
     let other = Tokenizer::from_dir(files.dir.path()).unwrap();
 
+<<<<<<< HEAD
     let without_eos = prepare(&config, &other, &files.cache(), 264, &|_| Ok(())).unwrap();
+=======
+    let without_bos = prepare(&config, &other, &files.cache(), 264, &|_| Ok(())).unwrap();
+>>>>>>> h/signals
     let with_inputs = files.prepare(&DataConfig { train_on_inputs: true, ..config }).unwrap();
 
     assert_eq!(without_eos.summaries[0].n_tokens, first.summaries[0].n_tokens - 1);
@@ -449,7 +457,10 @@ fn progress_ends_at_the_length_of_the_file() {
     let config = files.config(DatasetType::Completion, &["data.jsonl"], 8);
     let last = Cell::new((0, 0));
 
-    prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|p| last.set((p.done_bytes, p.total_bytes))).unwrap();
+    prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|p| {
+        last.set((p.done_bytes, p.total_bytes));
+        Ok(())
+    }).unwrap();
 
     let len = std::fs::metadata(files.path("data.jsonl")).unwrap().len();
     assert_eq!(last.get(), (len, len));

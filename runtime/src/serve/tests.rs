@@ -178,8 +178,8 @@ fn long_numbers_of_a_request_stay_exact() {
 
     let request = of(&format!(r#""temperature": -0, "chat_template_kwargs": {{"n": {LONG}}}"#)).unwrap();
 
-    let Prompt::Chat(conversation, variables) = &request.prompts[0] else { panic!("{request:?}") };
-    for kept in [&conversation.messages[0].0["n"], &variables["n"]] {
+    let Prompt::Chat(conversation) = &request.prompts[0] else { panic!("{request:?}") };
+    for kept in [&conversation.messages[0].0["n"], &conversation.variables["n"]] {
         assert_eq!(exact_json::number(kept), Some(LONG));
     }
     assert_eq!(request.completion.sampling.temperature, 0.0);
