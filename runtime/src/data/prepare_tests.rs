@@ -205,7 +205,8 @@ fn second_run_reads_the_cache_and_gives_the_same_rows() {
     let second = prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|_| {
         tokenised_again.set(true);
         Ok(())
-    }).unwrap();
+    })
+    .unwrap();
 
     assert!(!tokenised_again.get() && second.summaries[0].from_cache && !first.summaries[0].from_cache);
     assert_eq!(batch(&second.train, 0..4), batch(&first.train, 0..4));
@@ -236,11 +237,7 @@ fn another_tokenizer_or_mask_finds_no_stale_tokens() {
     std::fs::write(files.path("tokenizer_config.json"), r#"{"eos_token": null}"#).unwrap();
     let other = Tokenizer::from_dir(files.dir.path()).unwrap();
 
-<<<<<<< HEAD
     let without_eos = prepare(&config, &other, &files.cache(), 264, &|_| Ok(())).unwrap();
-=======
-    let without_bos = prepare(&config, &other, &files.cache(), 264, &|_| Ok(())).unwrap();
->>>>>>> h/signals
     let with_inputs = files.prepare(&DataConfig { train_on_inputs: true, ..config }).unwrap();
 
     assert_eq!(without_eos.summaries[0].n_tokens, first.summaries[0].n_tokens - 1);
@@ -460,7 +457,8 @@ fn progress_ends_at_the_length_of_the_file() {
     prepare(&config, &Tokenizer::bytes(), &files.cache(), 264, &|p| {
         last.set((p.done_bytes, p.total_bytes));
         Ok(())
-    }).unwrap();
+    })
+    .unwrap();
 
     let len = std::fs::metadata(files.path("data.jsonl")).unwrap().len();
     assert_eq!(last.get(), (len, len));

@@ -7,11 +7,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-<<<<<<< HEAD
 use phalanx_storage::foreign_file;
 
-=======
->>>>>>> h/signals
 use super::token_cache::{cache_path, io_error};
 use super::tokenize::{Stopped, TokenizeError};
 
@@ -28,12 +25,7 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Waits while another process writes these tokens, at most `patience` without progress of it. The system ends the turn of a
-<<<<<<< HEAD
     /// process that dies. Calls `look` while it waits, whose error ends that.
-=======
-    /// process that dies.
-    /// Calls `look` while it waits, whose error ends that.
->>>>>>> h/signals
     pub(super) fn wait(
         dir: &Path,
         key: &[u8; 32],
@@ -67,32 +59,6 @@ impl Turn {
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "the token cache is not locked; other processes may tokenize the same file");
             }
-<<<<<<< HEAD
-=======
-        };
-        let mut progress = Progress::new(&tokens);
-        let mut is_told = false;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self { path, locked: Some(file) }),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => {
-                    tracing::debug!(path = %path.display(), %error, "the token cache is not locked");
-                    return Ok(Self { path, locked: None });
-                }
-            }
-            let silence = progress.silence();
-            if silence >= patience {
-                tracing::warn!(path = %path.display(), "the process that tokenizes this file makes no progress; tokenizing it here, too");
-                return Ok(Self { path, locked: None });
-            }
-            if !is_told && silence >= patience / UNTIL_TOLD {
-                tracing::warn!(path = %path.display(), "waiting for another process that tokenizes the same file");
-                is_told = true;
-            }
-            look()?;
-            std::thread::sleep(LOOK.min(patience));
->>>>>>> h/signals
         }
         Ok(Self { locked: taken.ok().flatten(), path })
     }
@@ -162,11 +128,6 @@ mod tests {
     fn process_without_progress_is_not_waited_for_without_end() {
         let dir = tempfile::tempdir().unwrap();
         let stuck = Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap();
-<<<<<<< HEAD
-=======
-        let mut progress = Progress::new(&cache_path(dir.path(), &KEY));
-        progress.silence();
->>>>>>> h/signals
         stuck.locked.as_ref().unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let before = progress(&cache_path(dir.path(), &KEY));
         stuck.goes_on();
@@ -189,13 +150,5 @@ mod tests {
 
         assert!(Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap().locked.is_none());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "content");
-<<<<<<< HEAD
-=======
-        std::fs::remove_file(&path).unwrap();
-        // As an earlier version left it.
-        File::create(&path).unwrap().set_permissions(Permissions::from_mode(0o644)).unwrap();
-        let _turn = Turn::wait(dir.path(), &KEY, PATIENCE, &|| Ok(())).unwrap();
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
->>>>>>> h/signals
     }
 }
