@@ -13,7 +13,7 @@ use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::plan::bound::{Bound, MeshBound};
 use phalanx_strategies::plan::cost::{post_duration, trace_on};
 use phalanx_strategies::plan::workload::input_bytes;
-use phalanx_strategies::plan::{Candidate, Evaluation, Hardware, MeshSizes, Workload};
+use phalanx_strategies::plan::{Candidate, Evaluation, Hardware, MeshSizes, Overhead, Workload};
 use phalanx_strategies::target::Nowhere;
 use phalanx_strategies::trace::{Ranks, world};
 use phalanx_strategies::world::{Links, WorldError};
@@ -122,7 +122,8 @@ impl Case {
             let mut forward = self.model.forward(batch, Head::Loss).unwrap();
             forward.mesh_rank = mesh_rank;
             let compiled = compile_step(forward, &spec, &self.target).unwrap();
-            let own = compiled.layout.total_bytes() as u64;
+            let outside = Overhead::of(&self.hardware, &compiled.program).bytes();
+            let own = compiled.layout.total_bytes() as u64 + outside;
             if own > bytes {
                 (bytes, inputs) = (own, input_bytes(&compiled.program));
             }

@@ -38,8 +38,9 @@ pub(super) const HELP: &str = "Examples:
 A job for GPUs (`device: cuda`) needs no GPU here. Its time follows from
 measurements of this machine's GPU, or of the GPU that `--gpu` names: from the
 results of `phalanx-gpu`, else from published figures. Rates of processors are
-measured here, and kept for a week (`--remeasure` replaces them). Memory of buffers
-is exact; CUDA's context and the buffers of NCCL follow from published figures.";
+measured here, and kept for a week (`--remeasure` replaces them). Memory of
+buffers is exact; CUDA's context and the buffers of NCCL follow from published
+figures.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -79,14 +79,14 @@ pub fn wait_for_lock<S: PartialEq>(
     mut sign: impl FnMut() -> io::Result<S>,
     tell: impl FnOnce(),
 ) -> io::Result<bool> {
-    let (mut seen, mut since, mut tell) = (sign()?, Instant::now(), Some(tell));
+    let (mut seen, mut since, mut tell) = (None, Instant::now(), Some(tell));
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(true),
             Err(TryLockError::Error(error)) => return Err(error),
             Err(TryLockError::WouldBlock) => {}
         }
-        let now = sign()?;
+        let now = Some(sign()?);
         if now != seen {
             (seen, since) = (now, Instant::now());
         }
