@@ -42,7 +42,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -247,13 +247,9 @@ impl Part {
         let (commands, taken) = channel();
         let [waker, wakened, polled] = waker().map_err(ControlPlaneError::cannot("make a pair of sockets"))?;
         processes.wake_on(OwnedFd::from(polled));
-        let wake = move |command| {
-            let _ = commands.send(command);
-            // If the socket is full, the reader is already being woken.
-            let _ = (&waker).write(&[1]);
-        };
         let settings = Settings { job, node, boot, n_slots, n_slots_min, devices, inputs, timing };
-        let starting = Node::start(thread, settings, Arc::clone(&self.uplink), self.desired_states, wake);
+        let starting =
+            Node::start(thread, settings, Arc::clone(&self.uplink), self.desired_states, waking(commands, waker));
         let supervisor = block_on(starting)
             .map_err(ControlPlaneError::cannot("start an event loop"))?
             .map_err(ControlPlaneError::from)?;
@@ -287,6 +283,15 @@ impl Part {
 fn yaml_of_ranks(config: &JobConfig, model: &ModelPlan) -> String {
     let precision = PrecisionSection { device: choice_of(&*model.device), ..config.precision.clone() };
     JobConfig { precision, ..config.clone() }.to_yaml()
+}
+
+/// Sends commands to the loop of the node, and wakes it.
+fn waking(commands: Sender<Process>, waker: UnixStream) -> impl Fn(Process) + Send + 'static {
+    move |command| {
+        let _ = commands.send(command);
+        // If the socket is full, the reader is already being woken.
+        let _ = (&waker).write(&[1]);
+    }
 }
 
 /// A socket that wakes the node loop, the end that the loop drains, and a copy of that end for polling.
