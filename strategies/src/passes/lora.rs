@@ -414,8 +414,7 @@ fn adapter(program: &mut Program, target: &Target, part: &str, shape: &[usize], 
     let name = format!("{}.{part}", target.module);
     let value = program.add_value(name.clone(), shape, DType::F32, Kind::Parameter);
     let parts = vec![ParamPart::whole(name, shape)];
-    // PEFT's lengths of DoRA are vectors, and neither biases nor of a norm, so transformers' trainer decays them.
-    program.params.push(Param { decay: true, ..Param::whole(value, shape, parts, init) });
+    program.params.push(Param::whole(value, shape, parts, init));
     value
 }
 
