@@ -82,7 +82,7 @@ impl Journal {
     }
 
     /// Opens the file again if its path names another one, or none (JOURNAL-3).
-    fn look(&mut self) {
+    pub(crate) fn look(&mut self) {
         self.looked = Instant::now();
         if self.file.is_some() && identity(&self.path) != self.identity {
             tracing::warn!(path = %self.path.display(), "the file was removed or replaced; further records go to a new one");

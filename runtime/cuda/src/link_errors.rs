@@ -39,7 +39,7 @@ impl LinkErrors {
         LinkErrors(vec![OfGpu::default(); n_gpus])
     }
 
-    /// A GPU reports an error, of a kind of which it may have fewer than `n_max`.
+    /// A GPU reports an error. `n_max` such errors fail it.
     pub(crate) fn handle(&mut self, now: Instant, gpu: usize, text: &str, n_max: u32) {
         let gpu = &mut self.0[gpu];
         gpu.latest = Some(now);

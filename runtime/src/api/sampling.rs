@@ -189,6 +189,18 @@ mod tests {
     }
 
     #[test]
+    fn rules_that_are_not_followed_are_named_if_they_change_something() {
+        let named = json!({"bad_words_ids": [[4]], "no_repeat_ngram_size": 3, "num_beams": 4, "top_p": 0.9});
+        let neutral =
+            json!({"suppress_tokens": [], "sequence_bias": {}, "min_length": 0, "typical_p": 1.0, "min_p": null});
+
+        let note = Sampling::unfollowed(&named).unwrap();
+
+        assert!(note.contains("sets bad_words_ids, no_repeat_ngram_size, num_beams,"), "{note}");
+        assert_eq!((Sampling::unfollowed(&neutral), Sampling::unfollowed(&Value::Null)), (None, None));
+    }
+
+    #[test]
     fn sampling_follows_the_probabilities_within_top_k_and_top_p() {
         let logits = [4f32.ln(), 3f32.ln(), 2f32.ln(), 1f32.ln()];
         let count = |s: Sampling| {

@@ -78,7 +78,8 @@ fn with_contents(
     Err(refused)
 }
 
-/// What the template prints when texts of which it prints nothing are lists of parts, if it prints those; else `rendered`.
+/// Renders texts that the template has not printed again as lists of parts. Returns `rendered` if the template prints none of these
+/// either.
 fn with_lost_texts(
     template: &ChatTemplate,
     conversation: &mut Conversation,

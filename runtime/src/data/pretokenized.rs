@@ -133,7 +133,7 @@ fn missing(record: &Value) -> RecordError {
     }
 }
 
-/// A field that is a list of whole numbers, of which truth values count as 1 and 0; `None` if it is absent or null.
+/// Reads a list of whole numbers; truth values count as 1 and 0. `None` if the field is absent or null.
 fn numbers(record: &Value, name: &str) -> Result<Option<Vec<i64>>, RecordError> {
     const WANTED: &str = "a list of whole numbers";
     let value = match record.get(name) {

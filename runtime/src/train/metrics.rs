@@ -40,14 +40,19 @@ impl MetricsFiles {
     pub fn open(dir: &Path, resumed_step: u64, fence: Option<Fence>) -> MetricsFiles {
         let path = dir.join("metrics.jsonl");
         let generation = fence.as_ref().map_or(0, Fence::generation);
-        let open_kept = move |path: &Path| open_kept(path, resumed_step, fence.as_ref());
-        let first = open_kept(&path);
+        let first = open_kept(&path, resumed_step, fence.as_ref());
         let unknown = LastLines { step: resumed_step, evaluation: resumed_step };
         let last = first.as_ref().map_or(unknown, |(_, last)| *last);
         let mut first = first.ok();
-        let jsonl = Journal::new(path, move |path| match first.take() {
-            Some((file, _)) => Ok(Box::new(file)),
-            None => Ok(Box::new(open_kept(path)?.0)),
+        let mut last_kept = resumed_step;
+        let jsonl = Journal::new(path, move |path| {
+            let file = match first.take() {
+                Some((file, _)) => file,
+                None => open_kept(path, last_kept, fence.as_ref())?.0,
+            };
+            // A file that somebody puts in place of this one has lines of this world, which stay.
+            last_kept = u64::MAX;
+            Ok(Box::new(file))
         });
         let events = EventWriter::create(dir, generation, resumed_step);
         MetricsFiles { jsonl, line: Vec::with_capacity(LINE_BYTES), events, last }
@@ -238,6 +243,24 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
         assert_eq!(steps, [1, 2]);
+    }
+
+    // JOURNAL-3
+    #[test]
+    fn lines_of_this_world_stay_in_a_file_that_replaces_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, edited) = (dir.path().join("metrics.jsonl"), dir.path().join("edited"));
+        let mut files = MetricsFiles::open(dir.path(), 0, None);
+        (1..=2).for_each(|s| files.step(&step(s)));
+        std::fs::copy(&path, &edited).unwrap();
+        std::fs::rename(&edited, &path).unwrap();
+
+        files.jsonl.look();
+        files.step(&step(3));
+
+        let text = std::fs::read_to_string(&path).unwrap();
+        let steps: Vec<u64> = text.lines().map(|l| serde_json::from_str::<StepMetrics>(l).unwrap().step).collect();
+        assert_eq!(steps, [1, 2, 3]);
     }
 
     #[test]

@@ -83,12 +83,16 @@ impl ModelSource {
 
     /// The architecture; with the rows that an adapter's own embedding has, if the job that trained it added tokens.
     pub(crate) fn model(&self) -> Result<ModelConfig, JobError> {
-        let mut model = plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())?;
+        let mut model = self.base_model()?;
         if let Some(dir) = &self.adapter {
             let rows = AdapterWeights::open(dir)?.vocabulary().unwrap_or_default();
             model.vocab_size = model.vocab_size.max(rows);
         }
         Ok(model)
+    }
+
+    fn base_model(&self) -> Result<ModelConfig, JobError> {
+        plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())
     }
 
     /// The recommended settings of generation, those of an adapter if it has some; null if there are none.
@@ -133,8 +137,7 @@ impl ModelSource {
     /// When a tensor is missing or does not fit, or the adapter cannot be merged.
     pub(crate) fn load(&self, machine: &mut dyn Machine, c: &Compiled, model: &ModelConfig) -> Result<(), JobError> {
         let source = Some(TensorSource::open(&self.base)?);
-        let in_files = plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())?.vocab_size;
-        let grown = Grown { from: in_files, to: model.vocab_size, mean: true };
+        let grown = Grown { from: self.base_model()?.vocab_size, to: model.vocab_size, mean: true };
         let grown = (grown.to > grown.from).then_some(grown);
         let first = FirstValues { model: Some(model), params: &[], source, grown, adapter: None, seed: 0 };
         weights::initialise(machine, c, &first, |_| true)?;

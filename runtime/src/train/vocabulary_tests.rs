@@ -69,3 +69,13 @@ fn reinitialised_model_has_the_shape_of_its_directory_and_none_of_its_weights() 
     assert_eq!((&random.weights, &random.hf_config), (&None, &kept.hf_config));
     assert_eq!((grown.grown, &grown.hf_config["vocab_size"]), (None, &json!(353)));
 }
+
+#[test]
+fn ends_of_turns_that_no_token_spells_are_told() {
+    let told = |keys: &str| notes(&job(keys), &adjusted(keys).2).join("\n");
+
+    let misspelt = told("tokens: [<|end|>]\neot_tokens: [<|end|>, <|end_of_trun|>]");
+
+    assert!(misspelt.contains("eot_tokens has <|end_of_trun|>, which the vocabulary has no token for"), "{misspelt}");
+    assert!(!told("tokens: [<|end|>]\neot_tokens: [<|end|>]").contains("eot_tokens"));
+}

@@ -195,7 +195,7 @@ fn every_argument_of_the_three_tools_is_known() {
 
 #[test]
 fn file_that_writes_out_a_default_of_its_tool_is_the_same_job() {
-    // What only the number of printed lines depends on, and what says of which kind the records are.
+    // Keys that set how many lines are printed, and keys that name the kind of the records.
     const OTHER: [&str; 3] = ["logging_steps", "dataset_text_field", "assistant_only_loss"];
     let info = ("data/dataset_info.json", DATASET_INFO);
     let mut differing = Vec::new();

@@ -218,7 +218,7 @@ impl Bucket {
         self.delete_all(vec![claim])
     }
 
-    /// Whether the marker of this size is a seal. A seal stays for ever: its directory's writer may be suspended.
+    /// Whether a marker of this size is a seal. Nobody removes a seal, because the writer of its directory may only be suspended.
     fn is_sealed(&self, commit: &Key, n_bytes: Option<u64>) -> io::Result<bool> {
         match n_bytes {
             Some(1..=COMMIT_BYTES_MAX) => {
