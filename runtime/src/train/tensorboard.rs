@@ -33,7 +33,9 @@ impl EventWriter {
         let [message, summary, mut event, record] = [(); 4].map(|()| Vec::with_capacity(RECORD_BYTES));
         double(&mut event, 1, now);
         bytes(&mut event, 3, b"brain.Event:2");
-        let file = Journal::new(dir.join(name), |path| Ok(Box::new(File::create(path)?)));
+        // What a file that replaces this one has stays.
+        let file =
+            Journal::new(dir.join(name), |path| Ok(Box::new(File::options().append(true).create(true).open(path)?)));
         let mut writer = EventWriter { file, message, summary, event, record };
         writer.write();
         writer.restart_after(resumed_step);
