@@ -9,6 +9,7 @@ pub mod nccl_jobs;
 mod operations;
 mod peers;
 mod rates;
+mod recovery;
 mod steps;
 
 use crate::{cases, open, step};

@@ -55,7 +55,8 @@ async fn kills(args: &NcclJobs, report: &mut Report) -> Result<()> {
         (0..args.kills).map(|kill| (5 + 5 * kill, (kill * 7 % 5 % 2) as usize, "KILL")).collect();
     let undisturbed = scenario(&args.folder, "undisturbed", n_steps, keys, &[]).await?;
     let ended = scenario(&args.folder, "killed", n_steps, keys, &signals).await?;
-    let is_equal = undisturbed.losses == ended.losses && undisturbed.weights == ended.weights;
+    let is_equal =
+        undisturbed.losses == ended.losses && undisturbed.weights.is_some() && undisturbed.weights == ended.weights;
     let name = format!("a job, {} ranks killed", args.kills);
     let figures = format!("{} incidents, weights {}", ended.n_incidents, if is_equal { "equal" } else { "differ" });
     report.row(&[&name, &2, &format!("{:.1}", ended.seconds), &figures]);
