@@ -52,7 +52,7 @@ def quantise(model, device):
         for parent in (layer.self_attn, layer.mlp):
             for name, linear in [(n, m) for n, m in parent.named_children() if isinstance(m, nn.Linear)]:
                 small = Linear4bit(linear.in_features, linear.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
-                small.weight = Params4bit(linear.weight.data.cpu(), requires_grad=False, quant_type="nf4")
+                small.weight = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4")
                 setattr(parent, name, small.to(device))
 
 
