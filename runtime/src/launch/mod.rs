@@ -14,7 +14,8 @@
 //! - **LAUNCH-2** The kernel reports an exit at once (pidfd). The launcher reports it after all earlier output of the rank.
 //! - **LAUNCH-3** The size of a rank's output is limited: a frame that is too long ends the rank. The launcher never blocks on
 //!   a rank.
-//! - **LAUNCH-4** A rank whose liveness pipe has closed counts as ended, even if the system takes longer to release it.
+//! - **LAUNCH-4** A rank whose liveness pipe has closed counts as ended, even if the system takes longer to release it. The launcher
+//!   waits for the exit, which tells how the rank ended, only until the caller forgoes that.
 //! - **LAUNCH-5** Requests to end concern the launcher alone, which saves before it ends its ranks: ranks ignore them from
 //!   their first instruction. Batch systems and service managers signal every process of a job.
 //!

@@ -19,8 +19,12 @@ const READ_BYTES: usize = 4 << 10;
 /// Bytes read from a rank after it exited: more than sockets and pipes hold, and a bound on the output of a child process that
 /// outlives the rank.
 const REST_BYTES_MAX: usize = 1 << 20;
-/// Wait for the exit of a rank whose liveness pipe has closed. Without a device that takes longer, both come at once.
+/// Wait for the exit of a rank whose liveness pipe has closed, which tells how it ended. A driver that tears a context down takes
+/// longer.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
+/// The same for a rank of which only the end matters. Its other threads, which were told to end with the one that held the pipe, may
+/// still be in the middle of an instruction.
+const THREADS_WAIT: Duration = Duration::from_millis(2);
 /// Maximum bytes that wait for the rank to read.
 const WAITING_BYTES_MAX: usize = 2 << 20;
 
@@ -33,6 +37,8 @@ pub(super) struct RankProcess {
     stderr: Option<ChildStderr>,
     /// Closed when the rank ends; see [`super::liveness`].
     liveness: Option<PipeReader>,
+    /// Wait for its exit after its liveness pipe has closed.
+    release_wait: Duration,
     /// When the rank counts as ended, after its liveness pipe has closed.
     given_up_at: Option<Instant>,
     cutter: FrameCutter,
@@ -89,6 +95,7 @@ impl RankProcess {
             fd_channel: Some(fd_channel),
             stderr,
             liveness: Some(liveness),
+            release_wait: RELEASE_WAIT,
             given_up_at: None,
             cutter: FrameCutter::default(),
             waiting: VecDeque::new(),
@@ -129,6 +136,11 @@ impl RankProcess {
         self.given_up_at
     }
 
+    /// From now on, the end of the process is reported without a wait for how it ended (LAUNCH-4).
+    pub(super) const fn forgo_ending(&mut self) {
+        self.release_wait = THREADS_WAIT;
+    }
+
     /// Reads from each ready descriptor once and writes waiting bytes. If the process has ended, reads all remaining output and
     /// returns its ending.
     pub(super) fn attend(&mut self, is_ready: [bool; 4]) -> (Received, Option<Ending>) {
@@ -137,7 +149,7 @@ impl RankProcess {
             // A process that has only closed the pipe ends too.
             let _ = self.signal(libc::SIGKILL);
             self.liveness = None;
-            self.given_up_at = Some(Instant::now() + RELEASE_WAIT);
+            self.given_up_at = Some(Instant::now() + self.release_wait);
         }
         let has_ended = has_exited || self.given_up_at.is_some_and(|at| Instant::now() >= at);
         let n_bytes = if has_ended { REST_BYTES_MAX } else { 1 };

@@ -127,6 +127,14 @@ impl Slots {
         sent.map_err(|error| LaunchError::system("signal a rank", &error))
     }
 
+    /// From now on, the end of the process in a slot is reported as soon as it is known, even if it is not known yet how it ended: the
+    /// system may take long to release a process with a device.
+    pub fn forgo_ending(&mut self, slot: u32) {
+        if let Some(process) = self.processes.get_mut(slot as usize).and_then(Option::as_mut) {
+            process.forgo_ending();
+        }
+    }
+
     /// Kills the process in a slot and waits for its exit, which is still reported.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::channel;
@@ -269,6 +269,15 @@ fn tracer() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
+/// As a driver does, a tracer holds one thread of the process where it has begun to exit and its descriptors are open, until the
+/// tracer's standard input is closed.
+fn held_in_exit(pid: u32) -> Child {
+    let mut tracer = myself("tracer", &pid.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(tracer.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("seized 0")), "the process cannot be traced");
+    tracer
+}
+
 // LAUNCH-4
 #[test]
 fn process_that_the_system_does_not_release_is_reported_when_its_liveness_pipe_closes() {
@@ -276,10 +285,7 @@ fn process_that_the_system_does_not_release_is_reported_when_its_liveness_pipe_c
     assert_eq!(next(&mut slots), message(0, "\"ready\""));
     let pid = slots.pid(0).unwrap();
     let process = sys::pidfd_open(pid).unwrap();
-    // As a driver does, a tracer holds one thread of the process where it has begun to exit and its descriptors are open.
-    let mut tracer = myself("tracer", &pid.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(tracer.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("seized 0")), "the process cannot be traced");
+    let mut tracer = held_in_exit(pid);
     let killed = Instant::now();
     slots.signal(0, libc::SIGKILL).unwrap();
 
@@ -293,6 +299,25 @@ fn process_that_the_system_does_not_release_is_reported_when_its_liveness_pipe_c
     drop(tracer.stdin.take());
     tracer.wait().unwrap();
     assert!(has_ended(&process, PATIENCE));
+}
+
+// LAUNCH-4
+#[test]
+fn end_of_a_process_is_reported_before_its_release_once_its_ending_is_forgone() {
+    let mut slots = Slots::new(2);
+    slots.start(0, &[], |channel, _| myself("a_rank", &format!("holds-liveness {channel}"))).unwrap();
+    assert_eq!(next(&mut slots), message(0, "\"ready\""));
+    let mut tracer = held_in_exit(slots.pid(0).unwrap());
+    slots.forgo_ending(0);
+
+    slots.signal(0, libc::SIGKILL).unwrap();
+    // Ends within the wait for a release.
+    slots.start(1, &[], |_, _| shell("sleep 0.05")).unwrap();
+    let events = rest(&mut slots);
+    drop(tracer.stdin.take());
+    tracer.wait().unwrap();
+
+    assert_eq!(events, [exited(0, Ending::Unreleased), exited(1, Ending::Code(0))]);
 }
 
 // LAUNCH-4

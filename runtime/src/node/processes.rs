@@ -287,6 +287,10 @@ impl Node {
                     Ok(FromRank::StatusReport(status_report)) if status_report.worker == worker => {
                         let first = self.started.insert(slot, worker) != Some(worker);
                         self.has_served = true;
+                        if first {
+                            // From now on others wait for it: its end matters more than how it ended.
+                            self.slots.forgo_ending(slot);
+                        }
                         self.events.push_back(if first {
                             NodeEvent::Started(status_report)
                         } else {

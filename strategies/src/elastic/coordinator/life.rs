@@ -12,6 +12,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Most ranks of a world that is planned as soon as it has enough members.
+const AT_ONCE_MAX: usize = 64;
+
 impl Coordinator {
     /// `COORDINATOR-5`
     pub(super) fn forgive_own_sleep(&mut self, now: Instant) {
@@ -65,12 +68,22 @@ impl Coordinator {
                 _ => {}
             }
         }
-        let soon = now + self.timing.heartbeat / 60;
+        if !is_news {
+            return;
+        }
+        let soon = if self.is_complete() { now } else { now + self.timing.heartbeat / 60 };
         match &mut self.phase {
-            Phase::Regrouping { retry, .. } if is_news => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
-            Phase::Running { .. } if is_news => self.schedule_growth_check(now),
+            Phase::Regrouping { retry, .. } => *retry = Some(retry.map_or(soon, |at| at.min(soon))),
+            Phase::Running { .. } => self.schedule_growth_check(now),
             _ => {}
         }
+    }
+
+    /// Whether the successor of a world can be planned now. The nodes of a new job come within moments of each other, and so do the
+    /// acknowledgements of a large world, whose plan takes time: planning waits for more of them.
+    fn is_complete(&self) -> bool {
+        let n_wanted = self.policy.wanted.size();
+        self.record.world_plan.is_some() && n_wanted <= AT_ONCE_MAX && self.n_candidates() >= n_wanted
     }
 
     /// Whether a worker has a part in the latest world.

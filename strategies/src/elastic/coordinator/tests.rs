@@ -8,6 +8,7 @@ mod growth;
 mod inputs;
 mod lost_world;
 mod quarantine;
+mod spares;
 mod stopping;
 
 use super::*;

@@ -107,6 +107,7 @@ fn node_that_was_declared_gone_is_refused_when_it_returns_and_takes_part_after_a
     job.run_until("silence", |job| job.coordinator.membership.is_silent(NodeId(gone)));
 
     job.coordinator.handle_gone(job.now, NodeId(gone)).unwrap();
+    job.run_until("the record", |job| job.coordinator.record().gone.contains_key(&NodeId(gone)));
     job.run_until("the whole mesh", |job| job.running(Mesh { dp_replicate: 2, ..Mesh::ONE }));
     job.succeed();
     job.nodes.extend(away);
