@@ -29,7 +29,10 @@ pub fn of(device: DeviceChoice) -> Result<Arc<dyn Device>, JobError> {
 /// [`JobError::Gpu`] if the job requests a GPU or cuDNN, and this machine has none that works; [`JobError::CpuIsa`].
 pub fn chosen(config: &PrecisionSection) -> Result<Chosen, JobError> {
     phalanx_cpu::isa::limit().map_err(JobError::CpuIsa)?;
+    // Both let ranks that share a GPU use NCCL; read here as those of `gpu`.
+    let permits_sharing = ["NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"].map(var_os).iter().any(Option::is_some);
     let collectives = match config.gpu_collectives {
+        GpuCollectives::Auto if permits_sharing => Choice::BestOfAny,
         GpuCollectives::Auto => Choice::Best,
         GpuCollectives::Nccl => Choice::Nccl,
         GpuCollectives::Staged => Choice::Staged,

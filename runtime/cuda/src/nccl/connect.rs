@@ -20,6 +20,8 @@ pub enum Choice {
     /// NCCL where all members have the same version of it and GPUs of their own, else copies in host memory.
     #[default]
     Best,
+    /// The same, but members that share a GPU try NCCL too, because its settings may permit that. One such member suffices.
+    BestOfAny,
     /// NCCL, or an error.
     Nccl,
     /// Copies in host memory.
@@ -43,6 +45,11 @@ pub(crate) fn connect(
         return Ok(Box::new(Staged::new(gpu.clone(), host)));
     }
     let is_required = choice == Choice::Nccl;
+    let (sharing, is_tried) = sharing(gpu, &mut *host, choice != Choice::Best)?;
+    if let Some(pair) = sharing.filter(|_| !is_tried) {
+        // NCCL would refuse it only after all members have loaded it and met.
+        return Ok(staged_for(gpu, host, pair));
+    }
     let library = library();
     let versions = gathered(&mut *host, library.as_ref().map_or(0, |nccl| nccl.version()))?;
     let nccl = match of_all(library, &versions) {
@@ -63,18 +70,20 @@ pub(crate) fn connect(
         Err(codes) => codes,
     };
     // Members with a GPU of their own may still wait for those that share one, or have lost their connection to them.
-    let sharing = if codes.contains(&(INVALID_USAGE as i32)) { sharing(gpu, &mut *host)? } else { None };
-    match sharing {
+    match sharing.filter(|_| codes.contains(&(INVALID_USAGE as i32))) {
         Some([a, b]) if is_required => {
             let reason = format!("positions {a} and {b} share a GPU, which NCCL refuses");
             Err(CollectiveError::Library { call: "ncclCommInitRankConfig", reason })
         }
-        Some([a, b]) => {
-            tracing::info!(a, b, "ranks share a GPU, which NCCL refuses: collectives are copied through host memory");
-            Ok(Box::new(Staged::new(gpu.clone(), host)))
-        }
+        Some(pair) => Ok(staged_for(gpu, host, pair)),
         None => Err(failure(gpu, nccl, &*host, &codes)),
     }
+}
+
+/// A communicator for members two of which share a GPU.
+fn staged_for(gpu: &Arc<Gpu>, host: Box<dyn Collective>, [a, b]: [usize; 2]) -> Box<dyn Collective> {
+    tracing::info!(a, b, "ranks share a GPU, which NCCL refuses: collectives are copied through host memory");
+    Box::new(Staged::new(gpu.clone(), host))
 }
 
 /// The library, if all members have the same version of it.
@@ -100,15 +109,15 @@ fn version_text(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// Two members whose processes use the same GPU, or parts of it. Every member calls it.
-fn sharing(gpu: &Gpu, host: &mut dyn Collective) -> Result<Option<[usize; 2]>, CollectiveError> {
+/// Two members whose processes use the same GPU, or parts of it, and whether a member tries NCCL all the same. Every member calls it.
+fn sharing(gpu: &Gpu, host: &mut dyn Collective, tries: bool) -> Result<(Option<[usize; 2]>, bool), CollectiveError> {
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let own = digest(machine.bytes().chain(gpu.pci_address.bytes()).map(u64::from));
-    let mut all = vec![0; 2 * host.size() as usize];
-    host.all_gather(&[own as i32, (own >> 32) as i32], &mut all, 2)?;
-    let all: Vec<&[i32]> = all.chunks(2).collect();
-    let pair = |(a, of_a): (usize, &&[i32])| all[..a].iter().position(|of_b| of_b == of_a).map(|b| [b, a]);
-    Ok(all.iter().enumerate().find_map(pair))
+    let mut all = vec![0; 3 * host.size() as usize];
+    host.all_gather(&[own as i32, (own >> 32) as i32, i32::from(tries)], &mut all, 3)?;
+    let all: Vec<(&[i32], bool)> = all.chunks(3).map(|of_one| (&of_one[..2], of_one[2] != 0)).collect();
+    let pair = |(a, of_a): (usize, &(&[i32], bool))| all[..a].iter().position(|of_b| of_b.0 == of_a.0).map(|b| [b, a]);
+    Ok((all.iter().enumerate().find_map(pair), all.iter().any(|(_, tries)| *tries)))
 }
 
 /// The error of an initialisation that ended with these codes.
