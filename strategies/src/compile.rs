@@ -342,8 +342,9 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     tensor_parallel(forward, spec.parallel.sequence_parallel)?;
     exchange_keys(forward, spec.parallel.cp_comm);
     precision(forward, spec.precision);
-    if let Some(packing) = spec.lora.as_ref().and_then(|lora| lora.packing) {
-        pack(forward, packing, spec.precision)?;
+    // Without adapters, a run exports frozen weights, with all bits that they began with.
+    if let Some(adapters) = &spec.lora {
+        pack(forward, adapters.packing, spec.precision)?;
     }
     Ok(())
 }

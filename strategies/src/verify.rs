@@ -8,7 +8,8 @@
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
 //!   then its results are not touched and its operands not written;
 //! - VERIFY-6 every output that the host reads is written;
-//! - VERIFY-7 a view has the bytes of a parameter that no instruction writes.
+//! - VERIFY-7 a view has the bytes of a parameter that no instruction writes, or of an activation; VERIFY-2 and VERIFY-5 hold for
+//!   the viewed value when the view is used.
 
 mod shapes;
 
@@ -28,8 +29,8 @@ pub enum VerifyError {
         /// What is wrong, and what was expected.
         problem: String,
     },
-    /// A view has other bytes than a parameter, or those of one that is written.
-    #[error("`{value}` must view a frozen parameter of equal size")]
+    /// A view has other bytes than a parameter or an activation, or those of a parameter that is written.
+    #[error("`{value}` must view a frozen parameter or an activation of equal size")]
     View {
         /// The value.
         value: String,
@@ -78,9 +79,12 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
 fn views(program: &Program) -> Result<(), VerifyError> {
     for (index, value) in program.values.iter().enumerate() {
         let Kind::View(of) = value.kind else { continue };
-        let fits = |of: &Value| of.kind == Kind::Parameter && of.size_bytes() == value.size_bytes();
-        let is_written = program.instrs.iter().any(|instr| instr.writes.contains(&of));
-        if is_written || !program.values.get(of.0 as usize).is_some_and(fits) {
+        let is_written = || program.instrs.iter().any(|instr| instr.writes.contains(&of));
+        let fits = |of: &Value| match of.kind {
+            Kind::Parameter => of.size_bytes() == value.size_bytes() && !is_written(),
+            kind => kind == Kind::Activation && of.size_bytes() == value.size_bytes(),
+        };
+        if !program.values.get(of.0 as usize).is_some_and(fits) {
             return Err(VerifyError::View { value: program.describe_value(ValueId(index as u32)) });
         }
     }
@@ -107,7 +111,7 @@ impl<'a> State<'a> {
         if let Some(v) = instr.reads.iter().chain(&instr.writes).find(|v| v.0 as usize >= p.values.len()) {
             return Err(format!("{} does not exist", p.describe_value(*v)));
         }
-        if let Some(v) = instr.reads.iter().find(|v| !self.written[v.0 as usize]) {
+        if let Some(v) = instr.reads.iter().find(|v| !self.written[p.storage(**v).0 as usize]) {
             return Err(format!("`{}` is read before it is written", p.describe_value(*v)));
         }
         if !self.in_flight.is_empty() && !matches!(instr.op, Op::Await(_)) {
@@ -123,7 +127,7 @@ impl<'a> State<'a> {
 
     fn untouched(&self, instr: &Instr) -> Result<(), String> {
         for flight in self.in_flight.values() {
-            let busy = |v: &&ValueId| flight.results.contains(v);
+            let busy = |v: &&ValueId| flight.results.contains(&self.program.storage(**v));
             if let Some(v) = instr.reads.iter().chain(&instr.writes).find(busy) {
                 return Err(format!("`{}` is used before its collective is awaited", self.program.describe_value(*v)));
             }
@@ -208,7 +212,8 @@ mod tests {
             p.values[view.0 as usize].kind = kind;
             verify(&p).map_err(|error| error.to_string())
         };
-        let refused = Err("`%3 w as bf16 bf16[3, 16]` must view a frozen parameter of equal size".into());
+        let refused =
+            Err("`%3 w as bf16 bf16[3, 16]` must view a frozen parameter or an activation of equal size".into());
         assert_eq!(view_of(&p, Kind::View(ValueId(0))), refused, "an input");
         assert_eq!(view_of(&p, Kind::View(view)), refused, "itself");
         p.values[view.0 as usize].shape = vec![3, 15];
@@ -216,6 +221,36 @@ mod tests {
         p.values[view.0 as usize].shape = vec![3, 16];
         p.push(Op::Add, vec![w, w], vec![w], SITE);
         assert_eq!(view_of(&p, Kind::View(w)), refused, "a parameter that is updated");
+    }
+
+    // VERIFY-7
+    #[test]
+    fn view_of_an_activation_is_refused_before_the_activation_is_there() {
+        let gather = Collective::new(CollectiveKind::AllGather, Group::over(&[Axis::DpShard]));
+        let with = |ops: &[Op]| {
+            let mut p = Program::default();
+            let part = p.add_value("part", &[3, 4], DType::I32, Kind::Parameter);
+            let whole = p.add_value("whole", &[3, 4], DType::I32, Kind::Activation);
+            let view = p.add_value("whole as bf16", &[3, 8], DType::Bf16, Kind::View(whole));
+            let x = p.add_value("x", &[4, 8], DType::F32, Kind::Input);
+            let y = p.add_value("y", &[4, 3], DType::F32, Kind::Activation);
+            for op in ops {
+                let (reads, writes) = match op {
+                    Op::Start(_) => (vec![part], vec![whole]),
+                    Op::Await(_) => (vec![whole], vec![]),
+                    _ => (vec![x, view], vec![y]),
+                };
+                p.push(op.clone(), reads, writes, SITE);
+            }
+            verify(&p).map_err(|error| error.to_string())
+        };
+        let [start, product, wait] = [Op::Start(gather), Op::MatMul(MatMul::nt()), Op::Await(gather)];
+
+        assert_eq!(with(&[start.clone(), wait.clone(), product.clone()]), Ok(()));
+        let early = with(&[product.clone(), start.clone(), wait.clone()]).unwrap_err();
+        assert!(early.contains("is read before it is written"), "{early}");
+        let in_flight = with(&[start, product, wait]).unwrap_err();
+        assert!(in_flight.contains("is used before its collective is awaited"), "{in_flight}");
     }
 
     #[test]

@@ -7,8 +7,9 @@ use super::setting::{AT_LEAST_ONE, POSITIVE, THREADS};
 section! {
     /// Number formats, device, memory and threads.
     pub struct PrecisionSection {
-        /// Activations and matrix products in bfloat16, weights and sums in f32; auto: only if the machine has fast
-        /// bfloat16 products; full: as true, and frozen matrices beside adapters are stored in bfloat16 too.
+        /// Activations and matrix products in bfloat16, sums and weights in f32, except frozen matrices beside adapters that only
+        /// products read; auto: only if the machine has fast bfloat16 products; full: as true, and the matrices that DoRA adapts are
+        /// stored in bfloat16 too.
         pub bf16: Bf16 = Bf16::Off;
         /// Activations in float16, weights and sums in f32; the loss is scaled so that small gradients do not
         /// underflow.
@@ -45,7 +46,7 @@ choices! {
         Off = "false";
         /// Yes.
         On = "true";
-        /// Yes, and so are frozen matrices that only products read, which round them anyway.
+        /// Yes, and so are frozen matrices that DoRA adapts, whose lengths change.
         Full = "full";
         /// Only if the machine has fast bfloat16 matrix products.
         Auto = "auto";

@@ -6,7 +6,7 @@ use super::inputs::{INPUTS_JSON, RunInputs};
 use super::located;
 use super::packed_weights::{read_unpacked, rounded};
 use super::preparation::cache_dir;
-use super::saving::read;
+use super::restoring::read;
 use super::weights::{self, FirstValues, Tensor, name_in};
 use crate::config::JobConfig;
 use crate::error::JobError;
@@ -41,7 +41,8 @@ impl CheckpointWeights<'_> {
         packed: &Packed,
     ) -> Result<(), JobError> {
         for tensor in weights::parameters(c).iter().filter(|tensor| !self.is_missing(&tensor.name)) {
-            match packed.get(&tensor.name) {
+            let is_as_here = self.checkpoint.tensor(&tensor.name)?.shape == tensor.shape;
+            match packed.get(&tensor.name).filter(|_| !is_as_here) {
                 Some(packing) => read_unpacked(self.checkpoint, tensor, *packing, machine, c)?,
                 None => read(self.checkpoint, tensor, machine, c)?,
             }

@@ -18,9 +18,12 @@ use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{
     Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, dtype_of, export_model,
 };
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
+use phalanx_strategies::compile::{CompileError, Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::lora::LoraSpec;
+use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::program::Program;
+use phalanx_strategies::target::Target;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -125,9 +128,9 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, options: ExportOptions<'
         parallel: Parallel::default(),
         ..plan::step_spec(&job, &model, &*device)?
     };
-    let packed = packed_tensors(&compile_step(forward.clone(), &trained, device.target())?);
+    let packed = packed_tensors(&forward, &trained, device.target())?;
     let lora = trained.lora.clone().map(|lora| LoraSpec { packing: None, ..lora });
-    let compiled = compile_step(forward, &StepSpec { lora, ..trained }, device.target())?;
+    let compiled = compile_step(forward, &StepSpec { lora, precision: Precision::F32, ..trained }, device.target())?;
     let mut machine = device.machine(&[&compiled], &Backing::default())?;
     let weights = CheckpointWeights { checkpoint: &opened, job: &job, model: &model, base_model };
     let lora = job.adapter.lora();
@@ -142,10 +145,14 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, options: ExportOptions<'
     export_as(dir, &ExportFrom { machine: &*machine, compiled: &compiled }, &extras, merge, dtype)
 }
 
-/// The tensors that this step holds packed.
-fn packed_tensors(c: &Compiled) -> Packed {
+/// The tensors that a step holds packed because its job asks for it. Other ones that it rounds keep the bits of the base model.
+fn packed_tensors(forward: &Program, spec: &StepSpec, target: &dyn Target) -> Result<Packed, CompileError> {
+    if spec.lora.as_ref().is_none_or(|lora| lora.packing.is_none()) {
+        return Ok(Packed::new());
+    }
+    let c = compile_step(forward.clone(), spec, target)?;
     let params = c.program.params.iter().filter_map(|param| Some((param, param.packing?)));
-    params.flat_map(|(param, packing)| param.parts.iter().map(move |part| (part.name.clone(), packing))).collect()
+    Ok(params.flat_map(|(param, packing)| param.parts.iter().map(move |part| (part.name.clone(), packing))).collect())
 }
 
 /// Merges the adapters of a program.

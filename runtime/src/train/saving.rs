@@ -5,6 +5,7 @@ use super::best::Best;
 use super::export::JOB_YAML;
 use super::inputs::{INPUTS_JSON, RunInputs};
 use super::planted::flip_bit;
+use super::restoring::{self, read};
 use super::same_run::{Changes, changes};
 use super::state_copy::StateCopy;
 use super::team::Team;
@@ -17,7 +18,6 @@ use crate::control_place::RecordedGeneration;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use phalanx_device::progress_counter::ProgressCounter;
-use phalanx_device::span::STAGING_BYTES;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
 use phalanx_storage::checkpoint::catalog::{Keep, Skipped, latest_compared, latest_valid, list};
@@ -484,7 +484,7 @@ impl Saving {
         for tensor in parameters.chain(weights::optimizer_state(c)) {
             self.progress_counter.tick();
             let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
-            if *found != tensor.shape {
+            if restoring::form(&checkpoint, &tensor, c)?.is_none() {
                 let (name, ours) = (&tensor.name, &tensor.shape);
                 return Err(mismatch(format!("`{name}` has shape {found:?}, but this run needs {ours:?}")));
             }
@@ -513,11 +513,7 @@ impl Saving {
                 continue;
             }
             self.progress_counter.tick();
-            let mut saved = vec![0.0f32; tensor.held.n_elements()];
-            checkpoint.read_into(&tensor.name, &tensor.held.region, bytemuck::cast_slice_mut(&mut saved))?;
-            if bytemuck::cast_slice::<f32, u8>(&saved)
-                != bytemuck::cast_slice::<f32, u8>(&weights::packed(machine, c, tensor))
-            {
+            if !restoring::is_equal(checkpoint, tensor, machine, c)? {
                 let reason = format!(
                     "its run trained `{}`, which this run leaves as `base_model` has it; export the checkpoint, and name the \
                      export as `base_model`",
@@ -585,45 +581,4 @@ fn copy_to(
 
 const fn writer_rank(team: &Team) -> WriterRank {
     WriterRank { writer: team.mesh_rank.rank as u32, n_writers: team.n_ranks() as u32 }
-}
-
-/// Reads one tensor of a checkpoint into the machine.
-pub(crate) fn read(
-    checkpoint: &Checkpoint,
-    tensor: &Tensor,
-    machine: &mut dyn Machine,
-    c: &Compiled,
-) -> Result<(), CheckpointError> {
-    let held = &tensor.held;
-    if let Some(bytes) = machine.host_mut(c, tensor.value).filter(|_| tensor.elements.len() == held.n_elements()) {
-        let width = size_of::<f32>();
-        let to = &mut bytes[tensor.elements.start * width..tensor.elements.end * width];
-        return checkpoint.read_into(&tensor.name, &held.region, to);
-    }
-    let mut staging = Vec::new();
-    for slab in slabs(&held.region) {
-        staging.resize(slab.n_elements(), 0.0f32);
-        checkpoint.read_into(&tensor.name, &slab, bytemuck::cast_slice_mut(&mut staging))?;
-        let mut first = 0;
-        for run in held.runs_of(&slab) {
-            machine.write(c, tensor.value, run.start, &staging[first..first + run.len()]);
-            first += run.len();
-        }
-    }
-    Ok(())
-}
-
-/// Splits a box into whole rows of its first dim, each part at most as large as the staging buffer unless one row is
-/// larger.
-fn slabs(region: &TensorBox) -> Vec<TensorBox> {
-    let Some(n_rows) = region.extent.first().copied() else { return vec![region.clone()] };
-    let row_bytes = region.extent[1..].iter().product::<usize>().max(1) * size_of::<f32>();
-    let n_at_once = (STAGING_BYTES / row_bytes).max(1);
-    let slab = |first: usize| {
-        let mut slab = region.clone();
-        slab.offset[0] += first;
-        slab.extent[0] = n_at_once.min(n_rows - first);
-        slab
-    };
-    (0..n_rows).step_by(n_at_once).map(slab).collect()
 }

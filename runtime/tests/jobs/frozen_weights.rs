@@ -103,3 +103,40 @@ fn checkpoint_that_trained_more_than_a_run_is_refused_even_if_it_is_named() {
         train(&p, "same", &named).succeeds();
     }
 }
+
+/// Without a base model, checkpoints hold frozen weights: as f32 in f32, and where products round them, as bf16.
+#[test]
+fn run_in_bf16_continues_alike_from_frozen_weights_of_32_bits_and_of_16() {
+    let p = Project::new();
+    let data = crate::support::YAML
+        .replace("learning_rate: 1e-2", "adapter: lora\nlora_r: 4\nlora_target_linear: true\noptimizer: sgd");
+    p.write("drawn.yaml", &data);
+    let train = |to: &str, more: &[&str]| {
+        let keys = ["train", "drawn.yaml", "--output_dir", to, "--lr_scheduler", "constant", "--reproducible", "true"];
+        p.run(&[&keys[..], more].concat()).succeeds()
+    };
+    // A rate of zero leaves adapters as they began.
+    let begin = |to: &str, bf16: &str| {
+        train(to, &["--bf16", bf16, "--max_steps", "2", "--learning_rate", "0"]);
+        p.checkpoints(to).pop().unwrap().display().to_string()
+    };
+    let [wide, narrow] = [("wide", "false"), ("narrow", "true")].map(|(to, bf16)| begin(to, bf16));
+    let go_on = |to: &str, from: &str, bf16: &str, more: &[&str]| {
+        let keys = ["--bf16", bf16, "--resume_from_checkpoint", from, "--max_steps", "5", "--learning_rate", "0.1"];
+        train(to, &[&keys[..], more].concat());
+        (p.metrics(to), weights(&p, &format!("{to}/model")))
+    };
+    let two_ranks = ["--dp_shard_size", "2", "--gradient_accumulation_steps", "1"];
+
+    let from_narrow = go_on("a", &narrow, "true", &[]);
+
+    assert!(go_on("b", &wide, "true", &[]) == from_narrow);
+    assert!(go_on("c", &wide, "true", &two_ranks).1 == from_narrow.1, "on two ranks");
+    go_on("d", &narrow, "false", &[]);
+    let loss = |dir: &str| -> f64 {
+        let eval = ["eval", "drawn.yaml", "--val_set_size", "20", "--bf16", "true", "--model", dir, "--json"];
+        let json: serde_json::Value = serde_json::from_str(&p.run(&eval).succeeds().stdout).unwrap();
+        json["loss"].as_f64().unwrap()
+    };
+    assert_eq!(loss(&wide), loss(&narrow));
+}

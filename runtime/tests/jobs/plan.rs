@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Jobs with one and several ranks, on every axis.
-const JOBS: [&str; 16] = [
+const JOBS: [&str; 17] = [
     "--bf16 false",
     "--bf16 true --gradient_checkpointing full --val_set_size 0.1 --eval_steps 2",
     "--adapter lora --lora_r 4 --lora_target_linear true --gradient_checkpointing selective",
@@ -20,6 +20,7 @@ const JOBS: [&str; 16] = [
     "--pipeline_parallel_size 2 --gradient_accumulation_steps 4 --pipeline_schedule zero_bubble",
     "--pipeline_parallel_size 2 --dp_shard_size 2 --tensor_parallel_size 2 --bf16 true --gradient_checkpointing full",
     "--dp_replicate_size 2 --context_parallel_size 2 --adapter lora --lora_r 4 --lora_target_linear true",
+    "--dp_shard_size 2 --adapter lora --lora_r 4 --lora_target_linear true --bf16 true --val_set_size 0.1 --eval_steps 2",
     "--optimizer lion --dp_shard_size 2 --offload_optimizer true",
     "--optimizer adafactor --dp_shard_size 2 --tensor_parallel_size 2",
     "--optimizer adafactor --pipeline_parallel_size 2 --dp_shard_size 2 --offload_optimizer true",
@@ -166,6 +167,11 @@ fn estimate_for_gpus_needs_no_gpu_and_tells_memory_by_kind() {
     // All parameters are multiples of the alignment.
     assert_eq!((bytes(&full, "parameters"), bytes(&full, "optimizer state")), (4 * n_params, 8 * n_params));
     assert_eq!((bytes(&sharded, "parameters"), bytes(&sharded, "optimizer state")), (n_params / 2, n_params));
+    // Frozen matrices in bf16, embeddings and adapters in f32.
+    assert!(
+        bytes(&lora, "parameters") < n_params * 23 / 10
+            && bytes(&lora, "half-width weights, at the peak") < n_params / 1000
+    );
     assert!(bytes(&lora, "optimizer state") < n_params / 10 && bytes(&lora, "gradients, at the peak") < n_params / 10);
     for estimate in [&full, &lora, &sharded] {
         let parts: u64 = estimate["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();

@@ -141,16 +141,16 @@ pub fn memory(program: &Program, target: &dyn Target) -> Layout {
         }
         region_bytes.insert(region, offset);
     }
-    for (i, value) in program.values.iter().enumerate() {
-        if let Kind::View(of) = value.kind {
-            locations[i] = locations[of.0 as usize];
-        }
-    }
     // The first one of equals.
     let work = Fit::ALL.map(|fit| Work::placed(program, align, fit));
     let work = work.into_iter().min_by_key(|work| work.free.high_water).expect("there are ways to fit");
     for (location, offset) in locations.iter_mut().zip(&work.offsets) {
         *location = location.or(offset.map(|offset| BufferLocation { region: Region::Work, offset }));
+    }
+    for (i, value) in program.values.iter().enumerate() {
+        if let Kind::View(of) = value.kind {
+            locations[i] = locations[of.0 as usize];
+        }
     }
     let scratch = program.instrs.iter().map(|i| target.scratch_bytes(program, i)).max().unwrap_or(0);
     let scratch = scratch.next_multiple_of(align);
@@ -248,7 +248,7 @@ impl Work {
         let mut last_use = vec![0; program.values.len()];
         let mut awaited_at = BTreeMap::new();
         for (i, instr) in program.instrs.iter().enumerate() {
-            instr.reads.iter().chain(&instr.writes).for_each(|v| last_use[v.0 as usize] = i);
+            instr.reads.iter().chain(&instr.writes).for_each(|v| last_use[program.storage(*v).0 as usize] = i);
             if let Op::Await(c) = instr.op {
                 awaited_at.insert((c.stream(), c.sequence), i);
             }
@@ -292,10 +292,11 @@ impl Work {
             self.peak = self.live;
         }
         if let Op::Start(c) = instr.op {
-            self.keep_operands(instr, (c.stream(), c.sequence), &taken_over);
+            self.keep_operands(program, instr, (c.stream(), c.sequence), &taken_over);
         }
         let freed = self.in_use.remove(&i).unwrap_or_default();
-        let mut touched: Vec<ValueId> = instr.reads.iter().chain(&instr.writes).copied().chain(freed).collect();
+        let used = instr.reads.iter().chain(&instr.writes).map(|v| program.storage(*v));
+        let mut touched: Vec<ValueId> = used.chain(freed).collect();
         touched.sort_unstable();
         touched.dedup();
         for v in touched {
@@ -309,12 +310,12 @@ impl Work {
     }
 
     /// Operands live at least until their collective is awaited, except those whose location the result took over.
-    fn keep_operands(&mut self, instr: &Instr, collective: (Stream, u32), taken_over: &[ValueId]) {
+    fn keep_operands(&mut self, program: &Program, instr: &Instr, collective: (Stream, u32), taken_over: &[ValueId]) {
         let Some(at) = self.awaited_at.get(&collective).copied() else { return };
-        for v in instr.reads.iter().filter(|v| !taken_over.contains(v)) {
+        for v in instr.reads.iter().map(|v| program.storage(*v)).filter(|v| !taken_over.contains(v)) {
             if self.last_use[v.0 as usize] <= at {
                 self.last_use[v.0 as usize] = at;
-                self.in_use.entry(at).or_default().push(*v);
+                self.in_use.entry(at).or_default().push(v);
             }
         }
     }
@@ -322,7 +323,7 @@ impl Work {
     fn may_take_over(&self, program: &Program, i: usize, instr: &Instr, old: ValueId, new: ValueId) -> bool {
         let (a, b) = (program.value(old), program.value(new));
         let transient = matches!(a.kind, Kind::Activation | Kind::Gradient) && region_of(b) == Region::Work;
-        let once = instr.reads.iter().filter(|v| **v == old).count() == 1;
+        let once = instr.reads.iter().filter(|v| program.storage(**v) == old).count() == 1;
         let dies = self.last_use[old.0 as usize] == i;
         transient && once && dies && a.size_bytes() == b.size_bytes() && self.offsets[new.0 as usize].is_none()
     }

@@ -1,10 +1,12 @@
 //! Packed weights: frozen matrices are stored in fewer bits, and unpacked just before each product that reads them.
 //!
-//! [`pack`] changes what parameters are stored as, before anything is sharded: ranks then hold, gather and save words. [`unpack`]
+//! [`pack`] changes what parameters are stored as, before anything is sharded: ranks then hold, gather and save words. Frozen
+//! matrices that only products in bf16 read are stored in bf16 in any case: the products would round them in each step. [`unpack`]
 //! inserts the instructions that unpack a weight, after everything else is in its place: a weight is unpacked anew for each
 //! product inside a block, so that no more than one of them exists in full at a time. Weights outside blocks, such as that of
-//! the head, are unpacked once for adjacent products. Products in bf16 read weights that are stored in bf16 where they are; so do
-//! products in f32 on devices that widen operands. [`pack_halves`] stores weights so that need no more than bf16 and are never updated.
+//! the head, are unpacked once for adjacent products. Products in bf16 read weights that are stored in bf16 where they are, or where
+//! they were gathered; so do products in f32 on devices that widen operands. [`pack_halves`] stores weights so that need no more than
+//! bf16 and are never updated.
 //!
 //! Source: Dettmers et al. 2023, QLoRA, §3 (arXiv:2305.14314). We differ in that the scales of double quantisation are stored
 //! as the f32 numbers that it gives, so that any 64 weights can be unpacked by themselves.
@@ -13,7 +15,7 @@ use crate::passes::precision::Precision;
 use crate::program::{
     CollectiveKind, Compute, DType, Instr, Kind, Op, Packing, Param, ParamPart, Program, Site, ValueId,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Why weights cannot be packed.
@@ -32,28 +34,34 @@ pub struct CutBlocks {
     pub packing: Packing,
 }
 
-/// Packs the frozen matrices that only products read: those of blocks as `packing` says, and others as bf16 if products are. Beside
-/// weights of fewer bits, so are tables of embeddings. The choice depends on whole tensors only, so that it is the same on every mesh.
+/// Packs the frozen matrices that only products read: those of blocks as `packing` says, and all others as bf16 if products are;
+/// without `packing`, those of blocks too, unless lengths of their rows are read. Beside weights of fewer bits, tables of embeddings
+/// are bf16 too. The choice depends on whole tensors, so that it is the same on every rank; and on every mesh, except that bf16 is not
+/// chosen where tensor parallelism does not cut rows into equal parts of whole words.
 ///
 /// # Errors
-/// When a block of weights would be on two ranks.
-pub fn pack(program: &mut Program, packing: Packing, precision: Precision) -> Result<(), CutBlocks> {
+/// When a block of weights, as `packing` has them, would be on two ranks.
+pub fn pack(program: &mut Program, packing: Option<Packing>, precision: Precision) -> Result<(), CutBlocks> {
     let half = (precision == Precision::Bf16).then_some(Packing::Bf16);
-    let uses = uses(program);
+    let (uses, measured) = (uses(program), measured(program));
     for at in 0..program.params.len() {
         let param = &program.params[at];
         let wanted = match uses.get(&param.value) {
-            Some(Use::InBlock) => [Some(packing), half],
+            // Products round what they read, but lengths of f32 numbers would change.
+            _ if param.trainable || packing.is_none() && measured.contains(&param.value) => continue,
+            Some(Use::InBlock) => [packing, half],
             Some(Use::Outside) => [half, None],
-            // Products round what they read, but a table of f32 numbers would change.
-            Some(Use::Table) if packing != Packing::Bf16 => [half, None],
+            // So would a table of f32 numbers.
+            Some(Use::Table) if packing.is_some_and(|packing| packing != Packing::Bf16) => [half, None],
             Some(Use::Table | Use::TableAndHead | Use::Other) | None => continue,
         };
-        if let Some(packing) =
-            wanted.into_iter().flatten().find(|packing| !param.trainable && has_blocks(param, *packing))
-        {
-            check_columns(param, packing)?;
-            store(program, at, packing);
+        let Some(fitting) = wanted.into_iter().flatten().find(|packing| has_blocks(param, *packing)) else { continue };
+        match check_columns(param, fitting) {
+            Err(cut) if packing == Some(fitting) => return Err(cut),
+            Ok(()) if packing == Some(fitting) || has_equal_columns(param, program.mesh_rank.mesh.tp) => {
+                store(program, at, fitting);
+            }
+            _ => {}
         }
     }
     Ok(())
@@ -97,7 +105,7 @@ pub fn unpack(program: &mut Program, widens: bool) {
             let dtype = dtype(&instr);
             // Words of two bf16 numbers are a matrix of bf16 numbers in memory.
             let is_in_place = dtype == DType::Bf16 || (widens && matches!(instr.op, Op::MatMul(_)));
-            if is_in_place && (packing, program.value(weight).kind) == (Packing::Bf16, Kind::Parameter) {
+            if is_in_place && packing == Packing::Bf16 {
                 instr.reads[at] = *views.entry(weight).or_insert_with(|| view(program, weight));
                 program.instrs.push(instr);
                 continue;
@@ -150,6 +158,12 @@ fn uses(program: &Program) -> BTreeMap<ValueId, Use> {
     uses
 }
 
+/// Weights whose rows' lengths are read.
+fn measured(program: &Program) -> BTreeSet<ValueId> {
+    let lengths = program.instrs.iter().filter(|instr| matches!(instr.op, Op::RowLengths(_)));
+    lengths.map(|instr| instr.reads[0]).collect()
+}
+
 /// Whether a parameter is a matrix whose rows are blocks.
 fn has_blocks(param: &Param, packing: Packing) -> bool {
     let part_fits = |part: &ParamPart| part.shape.len() == 2 && packing.has_blocks(0, part.shape[1]);
@@ -163,6 +177,12 @@ fn check_columns(param: &Param, packing: Packing) -> Result<(), CutBlocks> {
         Some((part, range)) => Err(CutBlocks { name: part.name.clone(), columns: range.clone(), packing }),
         None => Ok(()),
     }
+}
+
+/// Whether all tensor-parallel ranks have as many columns, and whole words of bf16, of what is cut along its rows.
+fn has_equal_columns(param: &Param, tp: usize) -> bool {
+    let mut cut = param.parts.iter().filter(|part| part.dim == 1);
+    cut.all(|part| part.shape[1].is_multiple_of(tp * Packing::Bf16.n_weights()))
 }
 
 fn store(program: &mut Program, at: usize, packing: Packing) {

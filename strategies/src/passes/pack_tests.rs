@@ -1,8 +1,10 @@
 use super::*;
+use crate::mesh::{Mesh, MeshRank};
 use crate::passes::compact::compact;
 use crate::passes::memory::{Region, memory};
-use crate::program::{Collective, CollectiveKind, Init, MatMul, Phase};
+use crate::program::{AdaptedRows, Collective, CollectiveKind, Columns, Init, MatMul, Phase};
 use crate::target::Nowhere;
+use std::slice;
 
 const NF4: Packing = Packing::Nf4 { double: true };
 const BF16: MatMul = MatMul { compute: Compute::Bf16, ..MatMul::nt() };
@@ -39,7 +41,7 @@ fn frozen_matrices_of_blocks_are_packed_and_the_head_is_bf16() {
     [block, odd, trained].into_iter().for_each(|weight| product(&mut p, weight, Some(0)));
     product(&mut p, head, None);
 
-    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
 
     let found = ["block", "head", "odd", "trained"].map(|name| packing_of(&p, name));
     assert_eq!(found, [Some(NF4), Some(Packing::Bf16), Some(Packing::Bf16), None]);
@@ -57,11 +59,55 @@ fn other_reads_than_products_keep_a_weight_as_it_is() {
     let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
     p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, tied], vec![x], site(None));
 
-    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
     unpack(&mut p, false);
 
     assert_eq!(packing_of(&p, "tied"), None);
     assert_eq!(p.instrs.len(), 2);
+}
+
+/// Matrices of a block with rows of one weight, with lengths of rows, and trained; a head, a table, and a weight that is both.
+#[test]
+fn frozen_matrices_that_only_products_in_bf16_read_are_stored_in_bf16() {
+    for (precision, half) in [(Precision::Bf16, Some(Packing::Bf16)), (Precision::F32, None), (Precision::F16, None)] {
+        let mut p = Program::default();
+        let [block, odd, measured, head, table, tied, trained] =
+            [("block", 62), ("odd", 61), ("measured", 64), ("head", 64), ("table", 64), ("tied", 64), ("trained", 64)]
+                .map(|(name, columns)| frozen(&mut p, name, &[64, columns]));
+        p.params.last_mut().unwrap().trainable = true;
+        [block, odd, measured, trained].into_iter().for_each(|weight| product(&mut p, weight, Some(0)));
+        [head, tied].into_iter().for_each(|weight| product(&mut p, weight, None));
+        let lengths = p.add_value("lengths", &[64], DType::F32, Kind::Activation);
+        let rows = AdaptedRows { columns: Columns { start: 0, len: 64 }, factor: 1.0, trans_b: true };
+        p.push(Op::RowLengths(rows), vec![measured], vec![lengths], site(Some(0)));
+        let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
+        for of in [table, tied] {
+            p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, of], vec![x], site(None));
+        }
+
+        pack(&mut p, None, precision).unwrap();
+
+        let found = p.params.iter().map(|param| (&param.parts[0].name[..], param.packing)).collect::<BTreeMap<_, _>>();
+        let stored = |name| if ["block", "head"].contains(&name) { half } else { None };
+        assert_eq!(found, found.keys().map(|name| (*name, stored(name))).collect(), "{precision:?}");
+    }
+}
+
+/// Columns of the last of three ranks, which are whole words: of 60, 20 for each rank, or of 52, where the first one has 17.
+#[test]
+fn matrix_whose_columns_ranks_cannot_share_alike_is_not_stored_in_bf16_unless_it_was_to_be() {
+    let of_last = |packing, columns: usize| {
+        let mesh = Mesh { tp: 3, ..Mesh::ONE };
+        let mut p = Program { mesh_rank: MeshRank { mesh, rank: 2 }, ..Program::default() };
+        let weight = frozen(&mut p, "w", &[128, columns]);
+        p.params[0].cut(1, slice::from_ref(&(columns * 2 / 3..columns)));
+        product(&mut p, weight, Some(0));
+        pack(&mut p, packing, Precision::Bf16).unwrap();
+        packing_of(&p, "w")
+    };
+
+    assert_eq!([60, 52].map(|columns| of_last(None, columns)), [Some(Packing::Bf16), None]);
+    assert_eq!(of_last(Some(Packing::Bf16), 52), Some(Packing::Bf16));
 }
 
 #[test]
@@ -76,7 +122,7 @@ fn frozen_table_is_packed_as_bf16_beside_weights_of_fewer_bits() {
         let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
         p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, table], vec![x], site(None));
 
-        pack(&mut p, packing, precision).unwrap();
+        pack(&mut p, Some(packing), precision).unwrap();
         unpack(&mut p, false);
 
         assert_eq!(packing_of(&p, "table"), expected, "{packing} {precision:?}");
@@ -128,7 +174,7 @@ fn columns_of_a_rank_are_packed_or_refused_if_they_are_no_blocks() {
         p.values[weight.0 as usize].shape = vec![128, end - first];
         product(&mut p, weight, Some(0));
 
-        let packed = pack(&mut p, NF4, Precision::F32);
+        let packed = pack(&mut p, Some(NF4), Precision::F32);
 
         if fits {
             assert_eq!((packed, packing_of(&p, "w")), (Ok(()), Some(NF4)));
@@ -149,7 +195,7 @@ fn weight_is_unpacked_for_each_product_of_a_block_and_read_where_it_is_outside()
     for _ in 0..2 {
         product(&mut p, outside, None);
     }
-    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
 
     unpack(&mut p, false);
 
@@ -170,7 +216,7 @@ fn weight_is_unpacked_once_for_adjacent_products_in_f32_outside_blocks() {
     for _ in 0..2 {
         product(&mut p, weight, None);
     }
-    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
     for instr in &mut p.instrs {
         instr.op = Op::MatMul(MatMul::nt());
     }
@@ -187,7 +233,7 @@ fn view_has_the_place_of_its_weight_which_stays_in_the_program() {
     let unused = frozen(&mut p, "unused", &[128, 128]);
     let weight = frozen(&mut p, "w", &[128, 128]);
     product(&mut p, weight, None);
-    pack(&mut p, NF4, Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
     p.params.retain(|param| param.value != unused);
     unpack(&mut p, false);
 
@@ -206,7 +252,7 @@ fn gathered_words_are_unpacked_where_they_are_gathered() {
     let mut p = Program::default();
     let weight = frozen(&mut p, "w", &[128, 128]);
     product(&mut p, weight, Some(0));
-    pack(&mut p, NF4, Precision::F32).unwrap();
+    pack(&mut p, Some(NF4), Precision::F32).unwrap();
     let whole = p.add_value("w", &[128, 18], DType::I32, Kind::Activation);
     let gather = Collective::new(CollectiveKind::AllGather, crate::passes::fully_sharded::GROUP);
     p.instrs[0].reads[1] = whole;
@@ -217,4 +263,38 @@ fn gathered_words_are_unpacked_where_they_are_gathered() {
 
     let ops: Vec<(&str, ValueId)> = p.instrs.iter().map(|i| (i.op.name(), i.reads[0])).collect();
     assert_eq!(ops[..2], [("start", weight), ("unpack", whole)]);
+}
+
+/// Two blocks gather a weight each, which products of their forward pass read in two ways.
+#[test]
+fn weight_in_bf16_is_read_where_it_was_gathered_and_its_memory_is_free_after_the_last_product() {
+    let mut p = Program::default();
+    let gather = Collective::new(CollectiveKind::AllGather, crate::passes::fully_sharded::GROUP);
+    let mut gathered = Vec::new();
+    for block in 0..2 {
+        let weight = frozen(&mut p, &format!("w{block}"), &[128, 128]);
+        product(&mut p, weight, Some(block));
+        product(&mut p, weight, Some(block));
+        pack(&mut p, None, Precision::Bf16).unwrap();
+        let whole = p.add_value("whole", &[128, 64], DType::I32, Kind::Activation);
+        let products = p.instrs.split_off(p.instrs.len() - 2);
+        p.push(Op::Start(gather), vec![weight], vec![whole], site(Some(block)));
+        p.push(Op::Await(gather), vec![whole], vec![], site(Some(block)));
+        p.instrs.extend(products.into_iter().map(|i| Instr { reads: vec![i.reads[0], whole], ..i }));
+        gathered.push(whole);
+    }
+
+    unpack(&mut p, false);
+
+    let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
+    assert_eq!(ops, ["start", "await", "matmul", "matmul"].repeat(2));
+    let layout = memory(&p, &Nowhere::default());
+    let place = |v: ValueId| layout.locations[v.0 as usize];
+    for (block, whole) in gathered.iter().enumerate() {
+        let views = [2, 3].map(|i| p.instrs[4 * block + i].reads[1]);
+        assert_eq!(views[0], views[1]);
+        assert_eq!(p.value(views[0]).kind, Kind::View(*whole));
+        assert_eq!(place(views[0]), place(*whole));
+    }
+    assert_eq!(place(gathered[0]), place(gathered[1]));
 }

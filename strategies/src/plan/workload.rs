@@ -95,7 +95,9 @@ impl Workload {
         let kept = [&step, &compile(Recompute::Selective)?, &compile(Recompute::Full)?].map(keeps);
         let [embedding_params, layer_params, head_params] = parameters(forward);
         let activation_bytes = if spec.precision == Precision::F32 { 4 } else { 2 };
-        let packing = spec.lora.as_ref().and_then(|lora| lora.packing);
+        // The fewest bits: the bound of a candidate is below what its program needs.
+        let packings = step.params.iter().filter_map(|param| param.packing);
+        let packing = packings.min_by_key(|packing| 32 * packing.n_words() / packing.n_weights());
         let blocks = streamed_bytes(&step, batch.n_tokens(), true);
         Ok(Workload {
             n_layers: model.n_layers,

@@ -43,7 +43,7 @@ pub enum Kind {
     OffloadedState,
     /// A table computed once (rotary angles); kept between steps, never written.
     Constant,
-    /// The bytes of this parameter, as elements of another type; never written.
+    /// The bytes of this frozen parameter, or of an activation that holds a gathered one, as elements of another type; never written.
     View(ValueId),
     /// Keys and values of earlier tokens; kept between runs. Unlike other state, it is not part of what a step commits.
     Cache,
@@ -249,6 +249,14 @@ impl Program {
     /// If the program has no such value.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
+    }
+
+    /// The value that has the memory of this one: another one for views.
+    pub fn storage(&self, id: ValueId) -> ValueId {
+        match self.value(id).kind {
+            Kind::View(of) => of,
+            _ => id,
+        }
     }
 
     /// Adds a value.

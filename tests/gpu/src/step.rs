@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use phalanx_device::groups::Groups;
-use phalanx_device::{Backing, Device, Machine, Run};
+use phalanx_device::{Backing, Device, Machine, Run, packed};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{
     BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
@@ -11,7 +11,7 @@ use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Hyper, Init, Kind, Param, Role, ValueId};
+use phalanx_strategies::program::{Hyper, Init, Kind, Packing, Param, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use std::time::Instant;
 
@@ -108,7 +108,7 @@ fn spec() -> StepSpec {
 }
 
 /// Writes `number(i)` to each element `i` of a run that begins with element `first`; all processors share the work.
-fn fill_run(first: usize, run: &mut [f32], number: &(impl Fn(usize) -> f32 + Sync)) {
+fn fill_run<T: Send>(first: usize, run: &mut [T], number: &(impl Fn(usize) -> T + Sync)) {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let len = run.len().div_ceil(n_threads).max(1 << 14);
     std::thread::scope(|scope| {
@@ -172,6 +172,15 @@ pub fn all() -> Vec<StepCase> {
     let offload = StepSpec { offload_optimizer: true, ..spec() };
     cases.push(case("llama with offloaded state".into(), llama, offload));
     cases
+}
+
+/// The numbers of a parameter.
+fn weights(machine: &dyn Machine, c: &Compiled, param: &Param) -> Vec<f32> {
+    let Some(packing) = param.packing else { return machine.read(c, param.value) };
+    let words: Vec<u32> = machine.read(c, param.value);
+    let mut weights = vec![0.0; packing.weights(words.len())];
+    packed::unpack(packing, &words, &mut weights);
+    weights
 }
 
 fn case(name: String, model: ModelConfig, spec: StepSpec) -> StepCase {
@@ -274,11 +283,11 @@ impl StepCase {
             self.fill(&mut *machine, &c);
             let start = |p: &Param| TrainedParam {
                 name: p.parts[0].name.clone(),
-                start: machine.read(&c, p.value),
+                start: weights(&*machine, &c, p),
                 end: Vec::new(),
             };
-            let weights = c.program.params.iter().map(start).collect();
-            let mut trained = Trained { losses: Vec::new(), grad_norms: Vec::new(), weights };
+            let params = c.program.params.iter().map(start).collect();
+            let mut trained = Trained { losses: Vec::new(), grad_norms: Vec::new(), weights: params };
             for step in 1..=n_steps {
                 self.put_scalars(&mut *machine, &c, step);
                 self.put_tokens(&mut *machine, &c, step);
@@ -289,7 +298,7 @@ impl StepCase {
                 trained.grad_norms.extend(norm.map(|v| machine.first::<f64>(&c, v)));
             }
             for (p, param) in c.program.params.iter().zip(&mut trained.weights) {
-                param.end = machine.read(&c, p.value);
+                param.end = weights(&*machine, &c, p);
             }
             Ok(trained)
         })?
@@ -340,9 +349,19 @@ impl StepCase {
                 Init::Ones | Init::RowLengths { .. } => 1.0,
                 Init::Zeros => 0.0,
             };
-            machine.fill(c, p.value, 0..c.program.value(p.value).n_elements(), |first, run| {
-                fill_run(first, run, &number);
-            });
+            let word = |i: usize| {
+                let mut words = [0];
+                packed::pack(Packing::Bf16, &[2 * i, 2 * i + 1].map(number), 0.0, &mut words);
+                words[0]
+            };
+            let all = 0..c.program.value(p.value).n_elements();
+            match p.packing {
+                None => machine.fill(c, p.value, all, |first, run| fill_run(first, run, &number)),
+                Some(packing) => {
+                    assert_eq!(packing, Packing::Bf16, "a step that asks for no packing has no other");
+                    machine.fill(c, p.value, all, |first, run| fill_run(first, run, &word));
+                }
+            }
         }
         for (i, v) in c.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {
             let table = self.model.constant(&v.name, &v.shape).expect("the model knows its tables");

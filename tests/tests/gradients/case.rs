@@ -2,14 +2,14 @@
 
 use phalanx::devices;
 use phalanx_device::groups::Groups;
-use phalanx_device::{Backing, Machine};
+use phalanx_device::{Backing, Machine, packed};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, FAMILIES, Family, Head, HfConfig, ModelConfig, RopeScaling};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Hyper, Init, Instr, Kind, Program, Role, ValueId};
+use phalanx_strategies::program::{DType, Hyper, Init, Instr, Kind, Op, Packing, Program, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::target::Target;
 use proptest::prelude::*;
@@ -127,7 +127,8 @@ impl Case {
                 Init::Ones | Init::RowLengths { .. } => 1.0 + 0.2 * normal(i),
                 Init::Zeros => 0.2 * normal(i),
             };
-            (value.name.clone(), (0..value.n_elements()).map(element).collect())
+            let n_weights = p.packing.map_or(value.n_elements(), |packing| packing.weights(value.n_elements()));
+            (value.name.clone(), (0..n_weights).map(element).collect())
         };
         compiled.program.params.iter().map(of).collect()
     }
@@ -153,6 +154,19 @@ impl Case {
 
     pub fn compile_train(&self) -> Compiled {
         self.compile_train_for(devices::host().target())
+    }
+
+    /// The training program in which something reads every frozen matrix as f32, so that all are stored as f32.
+    pub fn compile_train_in_f32(&self) -> Compiled {
+        let mut forward = self.forward();
+        let mut program = Program { instrs: Vec::new(), ..forward.clone() };
+        let site = forward.instrs[0].site;
+        for param in forward.params.iter().filter(|param| param.shape.len() == 2) {
+            let copy = program.add_value("copy", &param.shape, DType::F16, Kind::Activation);
+            program.push(Op::Cast, vec![param.value], vec![copy], site);
+        }
+        program.instrs.append(&mut forward.instrs);
+        compile_step(program, &self.spec(), devices::host().target()).expect("every case compiles")
     }
 
     fn compile_train_for(&self, target: &dyn Target) -> Compiled {
@@ -220,15 +234,22 @@ impl Bench {
     /// Sets the weights of the program's parameters and ignores others, such as those of an adapter.
     pub fn set_weights(&mut self, weights: &Tensors) {
         for p in &self.train.program.params {
-            let name = &self.train.program.value(p.value).name;
-            self.machine.write(&self.train, p.value, 0, &weights[name]);
+            let weights = &weights[&self.train.program.value(p.value).name];
+            match p.packing {
+                Some(packing) => self.machine.write(&self.train, p.value, 0, &words(packing, weights)),
+                None => self.machine.write(&self.train, p.value, 0, weights),
+            }
         }
     }
 
     pub fn weights(&self) -> Tensors {
         let of = |p: &phalanx_strategies::program::Param| {
             let name = self.train.program.value(p.value).name.clone();
-            (name, self.machine.read(&self.train, p.value))
+            let Some(packing) = p.packing else { return (name, self.machine.read(&self.train, p.value)) };
+            let words: Vec<u32> = self.machine.read(&self.train, p.value);
+            let mut weights = vec![0.0; packing.weights(words.len())];
+            packed::unpack(packing, &words, &mut weights);
+            (name, weights)
         };
         self.train.program.params.iter().map(of).collect()
     }
@@ -288,6 +309,14 @@ impl Bench {
             }
         }
     }
+}
+
+/// Weights of bf16 as words.
+fn words(packing: Packing, weights: &[f32]) -> Vec<u32> {
+    let mut words = vec![0; packing.words(weights.len())];
+    let blocks = words.chunks_mut(packing.n_words()).zip(weights.chunks(packing.n_weights()));
+    blocks.for_each(|(words, weights)| packed::pack(packing, weights, packed::scale_of(packing, weights), words));
+    words
 }
 
 /// L2 norm of a tensor.
