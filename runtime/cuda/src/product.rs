@@ -266,7 +266,8 @@ impl Product {
         [self.b, self.a, added, self.c].map(Matrix::alignment)
     }
 
-    fn kind(&self) -> Kind {
+    /// What its fastest algorithm depends on.
+    pub(crate) fn kind(&self) -> Kind {
         let Product { m, n, k, a, b, c, added, bias, .. } = *self;
         let flags = [a.is_transposed, b.is_transposed, added.is_some(), added == Some(c.address), bias.is_some()];
         let matrices = [a, b, c];
