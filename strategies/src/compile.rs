@@ -298,7 +298,7 @@ pub fn compile_cached(
 }
 
 fn without_gradients(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Program, CompileError> {
-    let lora = spec.lora.as_ref().map(LoraSpec::without_dropout);
+    let lora = spec.lora.as_ref().map(LoraSpec::evaluated);
     prepare(&mut forward, &StepSpec { lora, ..spec.clone() })?;
     erase(&mut forward);
     let (mesh_rank, parallel) = (forward.mesh_rank, &spec.parallel);

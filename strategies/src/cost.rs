@@ -63,7 +63,7 @@ fn bytes(program: &Program, value: ValueId) -> f64 {
     program.value(value).size_bytes() as f64
 }
 
-/// Bytes of operands and results; only the columns in use of packed values.
+/// Bytes of operands and results; only the columns in use of packed values. The other columns of a residual stay where they are.
 fn product_bytes(program: &Program, instr: &Instr, m: &MatMul) -> f64 {
     let unused = |v: ValueId, columns: Option<Columns>| {
         let (value, used) = (program.value(v), columns.map(|c| c.len));
@@ -71,7 +71,11 @@ fn product_bytes(program: &Program, instr: &Instr, m: &MatMul) -> f64 {
             (value.n_columns() - used) as f64 / value.n_columns() as f64 * value.size_bytes() as f64
         })
     };
-    touched_bytes(program, instr) - unused(instr.reads[0], m.a_columns) - unused(instr.writes[0], m.c_columns)
+    let residual = instr.reads.last().filter(|_| m.residual);
+    let unused_residual =
+        residual.map_or(0.0, |v| if m.replaces { bytes(program, *v) } else { unused(*v, m.c_columns) });
+    let unused_operands = unused(instr.reads[0], m.a_columns) + unused(instr.reads[1], m.b_columns);
+    touched_bytes(program, instr) - unused_operands - unused_residual - unused(instr.writes[0], m.c_columns)
 }
 
 fn attention(program: &Program, instr: &Instr, a: &Attention, n_products: f64) -> Cost {

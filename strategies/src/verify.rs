@@ -2,8 +2,10 @@
 //!
 //! Rules:
 //! - VERIFY-1 every id refers to a value of the program;
-//! - VERIFY-2 no value is read before it is written (state, views of it, constants and inputs are there from the start);
-//! - VERIFY-3 a value is written once; of the values there from the start, only parameters, optimizer state and caches are written;
+//! - VERIFY-2 no value, and no column of one, is read before it is written (state, views of it, constants and inputs are
+//!   there from the start);
+//! - VERIFY-3 a value, or each column of one, is written once; of the values there from the start, only parameters, optimizer
+//!   state and caches are written;
 //! - VERIFY-4 operands and results have the number, shapes and element types of the operation (`shapes`);
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
 //!   then its results are not touched and its operands not written;
@@ -13,7 +15,7 @@
 
 mod shapes;
 
-use crate::program::{Collective, Instr, Kind, Op, Program, Stream, Value, ValueId};
+use crate::program::{Collective, Columns, Instr, Kind, MatMul, Op, Program, Stream, Value, ValueId};
 use std::collections::BTreeMap;
 
 /// Why a program cannot run.
@@ -52,6 +54,7 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
     let mut state = State {
         program,
         written: program.values.iter().map(|v| v.kind.is_given()).collect(),
+        columns: BTreeMap::new(),
         in_flight: BTreeMap::new(),
         next: BTreeMap::new(),
     };
@@ -70,7 +73,8 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
             problem: format!("{} is never awaited", flight.collective),
         });
     }
-    match program.bindings.iter().find(|b| !state.written[b.value.0 as usize]) {
+    let is_incomplete = |v: ValueId| !state.written[v.0 as usize] || state.columns.contains_key(&v);
+    match program.bindings.iter().find(|b| is_incomplete(b.value)) {
         Some(b) => Err(VerifyError::Unwritten { value: program.describe_value(b.value) }),
         None => Ok(()),
     }
@@ -94,6 +98,8 @@ fn views(program: &Program) -> Result<(), VerifyError> {
 struct State<'a> {
     program: &'a Program,
     written: Vec<bool>,
+    /// The written columns of values of which some columns are not written.
+    columns: BTreeMap<ValueId, Vec<Columns>>,
     /// Collectives that were started and not yet awaited.
     in_flight: BTreeMap<(Stream, u32), Flight<'a>>,
     next: BTreeMap<Stream, u32>,
@@ -114,10 +120,17 @@ impl<'a> State<'a> {
         if let Some(v) = instr.reads.iter().find(|v| !self.written[p.storage(**v).0 as usize]) {
             return Err(format!("`{}` is read before it is written", p.describe_value(*v)));
         }
+        // A product that replaces columns of its residual needs no others of it.
+        let replaced = usize::from(matches!(instr.op, Op::MatMul(MatMul { replaces: true, .. })));
+        let n_whole = instr.reads.len().saturating_sub(replaced);
+        if let Some(v) = instr.reads[..n_whole].iter().find(|v| self.columns.contains_key(&p.storage(**v))) {
+            return Err(format!("columns of `{}` are read before they are written", p.describe_value(*v)));
+        }
         if !self.in_flight.is_empty() && !matches!(instr.op, Op::Await(_)) {
             self.untouched(instr)?;
         }
         shapes::check(p, instr)?;
+        self.write_columns(instr)?;
         self.collective(instr)?;
         for v in &instr.writes {
             self.write(instr, *v)?;
@@ -148,6 +161,27 @@ impl<'a> State<'a> {
         let written = std::mem::replace(&mut self.written[v.0 as usize], true);
         if written && !updates {
             return Err(format!("`{}` is written a second time", self.program.describe_value(v)));
+        }
+        Ok(())
+    }
+
+    /// Records a result of which the instruction leaves some columns unwritten.
+    fn write_columns(&mut self, instr: &Instr) -> Result<(), String> {
+        let Op::MatMul(MatMul { c_columns: Some(here), residual, .. }) = instr.op else { return Ok(()) };
+        let before = instr.reads.last().filter(|_| residual).map(|residual| self.columns.get(residual));
+        let mut written = match before {
+            // Of a whole residual.
+            Some(None) => return Ok(()),
+            Some(Some(columns)) => columns.clone(),
+            None => Vec::new(),
+        };
+        if written.iter().any(|c| c.start < here.start + here.len && here.start < c.start + c.len) {
+            return Err(format!("columns {}..{} are written a second time", here.start, here.start + here.len));
+        }
+        written.push(here);
+        let y = instr.writes[0];
+        if written.iter().map(|c| c.len).sum::<usize>() < self.program.value(y).n_columns() {
+            self.columns.insert(y, written);
         }
         Ok(())
     }
@@ -268,6 +302,36 @@ mod tests {
         p.instrs.push(p.instrs[0].clone());
         let err = verify(&p).unwrap_err().to_string();
         assert!(err.contains("instruction 1") && err.contains("written a second time"), "{err}");
+    }
+
+    // VERIFY-2, VERIFY-3
+    #[test]
+    fn products_write_columns_of_a_result_once_and_all_of_them_before_it_is_read() {
+        let product_into = |first: usize, replaces: bool| {
+            Op::MatMul(MatMul {
+                residual: replaces,
+                c_columns: Some(Columns { start: first, len: 3 }),
+                replaces,
+                ..MatMul::nt()
+            })
+        };
+        let joined = |second: usize, reads_early: bool| {
+            let mut p = product(8);
+            let (x, w) = (ValueId(0), ValueId(1));
+            let [left, both, sum] =
+                ["left", "both", "sum"].map(|n| p.add_value(n, &[4, 6], DType::F32, Kind::Activation));
+            p.push(product_into(0, false), vec![x, w], vec![left], SITE);
+            p.push(product_into(second, true), vec![x, w, left], vec![both], SITE);
+            let read = if reads_early { left } else { both };
+            p.push(Op::Add, vec![read, read], vec![sum], SITE);
+            verify(&p).map_err(|error| error.to_string())
+        };
+
+        assert_eq!(joined(3, false), Ok(()));
+        let early = joined(3, true).unwrap_err();
+        assert!(early.contains("columns of `%3 left f32[4, 6]` are read before they are written"), "{early}");
+        let twice = joined(2, false).unwrap_err();
+        assert!(twice.contains("columns 2..5 are written a second time"), "{twice}");
     }
 
     #[test]

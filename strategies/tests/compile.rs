@@ -6,14 +6,14 @@ mod support;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::cost::program_cost;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
-use phalanx_strategies::model::{BatchShape, FAMILIES, Head, HfConfig, ModelConfig};
+use phalanx_strategies::model::{BatchShape, FAMILIES, Family, Head, HfConfig, ModelConfig};
 use phalanx_strategies::passes::fuse::fuse;
 use phalanx_strategies::passes::lora::{LoraSpec, lora};
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{
-    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site,
+    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId,
 };
 use phalanx_strategies::target::{Nowhere, Target};
 use proptest::prelude::*;
@@ -133,7 +133,7 @@ fn logits_of_a_target_with_chunks_have_the_tokens_of_a_chunk() {
         [Mesh::ONE, Mesh { tp: 2, ..Mesh::ONE }, Mesh { dp_shard: 2, ..Mesh::ONE }, Mesh { pp: 2, ..Mesh::ONE }];
     for (family, tied) in FAMILIES.iter().flat_map(|f| [(f.model_type, false), (f.model_type, true)]) {
         for (mesh, sequence_parallel) in meshes.into_iter().flat_map(|mesh| [(mesh, false), (mesh, true)]) {
-            let lora = (!tied).then(|| support::adapters(family));
+            let lora = (!tied).then(|| support::adapters(family, 0.1));
             let parallel = Parallel { sequence_parallel, ..Parallel::default() };
             let spec = StepSpec { lora, parallel, ..spec(2, Precision::Bf16, Recompute::None) };
             let forward = || {
@@ -259,7 +259,8 @@ fn adapter_run_updates_only_adapters_and_computes_no_base_gradient() {
     let p = &step.program;
     let updated: Vec<&str> =
         p.instrs.iter().filter(|i| matches!(i.op, Op::Update(_))).map(|i| p.value(i.writes[0]).name.as_str()).collect();
-    assert_eq!(updated.len(), 2 * 3 * 2);
+    // A of q and v, their two B, and A and B of down.
+    assert_eq!(updated.len(), 2 * 5);
     assert!(updated.iter().all(|n| n.contains("lora_")), "{updated:?}");
     let base_grads = p
         .values
@@ -267,6 +268,52 @@ fn adapter_run_updates_only_adapters_and_computes_no_base_gradient() {
         .filter(|v| v.kind == Kind::Gradient && !v.name.contains("lora_") && v.name.starts_with("d."))
         .count();
     assert_eq!(base_grads, 0);
+}
+
+/// Adapters on all seven layers of a Llama's blocks.
+fn step_with_adapters(dropout: f32, precision: Precision) -> Compiled {
+    let forward = model("llama", 3, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    let target_modules = Family::named("llama").unwrap().linears.iter().map(ToString::to_string).collect();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules, dropout, ..LoraSpec::default() };
+    let spec = StepSpec { lora: Some(lora), ..spec(1, precision, Recompute::None) };
+    compile_step(forward, &spec, &Nowhere::default()).unwrap()
+}
+
+#[test]
+fn adapters_of_layers_that_are_computed_together_share_their_products_with_the_input_and_its_gradient() {
+    let products = |dropout, phase| {
+        let step = step_with_adapters(dropout, Precision::F32);
+        let is_counted = |i: &&Instr| i.site.phase == phase && i.site.block == Some(1) && matches!(i.op, Op::MatMul(_));
+        step.program.instrs.iter().filter(is_counted).count()
+    };
+
+    // The base has 4 products in a block, and as many for gradients of inputs.
+    assert_eq!(products(0.0, Phase::Forward), 4 + 4 + 7, "4 of A and 7 of B");
+    assert_eq!(products(0.0, Phase::Backward), 4 + 2 * (4 + 7));
+    // Inputs with draws of their own share nothing.
+    assert_eq!(products(0.1, Phase::Forward), 4 + 2 * 7);
+    assert_eq!(products(0.1, Phase::Backward), 4 + 2 * (2 * 7));
+}
+
+#[test]
+fn gradient_of_what_several_adapters_read_is_written_in_columns_without_a_copy() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let step = step_with_adapters(0.0, precision);
+
+        assert_no_live_buffer_is_overwritten(&step);
+        let (p, at) = (&step.program, |v: ValueId| step.layout.locations[v.0 as usize]);
+        let written = p.instrs.iter().filter_map(|i| match i.op {
+            Op::MatMul(m) if p.value(i.writes[0]).name == "d.lora.down" => {
+                let in_place = m.residual.then(|| at(i.reads[2]) == at(i.writes[0]));
+                m.c_columns.map(|c| (c.start, m.replaces, in_place))
+            }
+            _ => None,
+        });
+        let of_gate_up = [(4, false, None), (0, true, Some(true))];
+        let of_qkv = [(8, false, None), (4, true, Some(true)), (0, true, Some(true))];
+        let of_block = [&of_gate_up[..], &of_qkv].concat();
+        assert_eq!(written.collect::<Vec<_>>(), of_block.repeat(3), "{precision:?}");
+    }
 }
 
 #[test]

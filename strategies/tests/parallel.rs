@@ -43,13 +43,13 @@ proptest! {
     #[test]
     fn every_model_compiles_for_every_rank_of_every_mesh(
         family in families(),
-        kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool, n in 1usize..4,
+        kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, dropout in prop::option::of(support::dropouts()), n in 1usize..4,
         mesh in any_mesh(), parallel in any_parallel(),
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
         optimizer in support::optimizers(), target in support::targets(),
     ) {
-        let lora = adapters.then(|| support::adapters(family));
+        let lora = dropout.map(|dropout| support::adapters(family, dropout));
         let optimizer = support::fitting(optimizer, &[mesh]);
         let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
 
@@ -68,10 +68,10 @@ proptest! {
     /// Includes key/value heads that several tensor-parallel ranks hold, in their own tensor or packed with others.
     #[test]
     fn every_element_of_a_model_and_of_the_optimizers_state_is_saved_by_one_rank(
-        family in families(), kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
+        family in families(), kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, dropout in prop::option::of(support::dropouts()),
         mesh in any_mesh(), optimizer in support::optimizers(),
     ) {
-        let lora = adapters.then(|| support::adapters(family));
+        let lora = dropout.map(|dropout| support::adapters(family, dropout));
         let optimizer = support::fitting(optimizer, &[mesh]);
         let spec = StepSpec { lora, optimizer, ..spec(2, Precision::F32, Recompute::None) };
         let mut saved: BTreeMap<String, Vec<u32>> = BTreeMap::new();
@@ -92,7 +92,7 @@ proptest! {
         for part in forward.params.iter().flat_map(|p| &p.parts) {
             prop_assert!(saved.contains_key(&part.name), "{}", part.name);
             let state = optimizer.state(part.shape.len()).iter().map(|tensor| format!("{}.{}", tensor.name, part.name));
-            for name in state.filter(|_| !adapters) {
+            for name in state.filter(|_| dropout.is_none()) {
                 prop_assert!(saved.contains_key(&name), "{}", name);
             }
         }

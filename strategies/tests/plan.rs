@@ -55,8 +55,8 @@ const TRAINED: [Trained; 5] =
     [Trained::All, Trained::All, Trained::Adapters, Trained::AdaptersOfTheLastBlock, Trained::AdaptersAndHead];
 
 impl Trained {
-    fn adapters(self, family: &str, n_layers: usize, has_head: bool) -> Option<LoraSpec> {
-        let adapters = support::adapters(family);
+    fn adapters(self, family: &str, dropout: f32, n_layers: usize, has_head: bool) -> Option<LoraSpec> {
+        let adapters = support::adapters(family, dropout);
         match self {
             Trained::All => None,
             Trained::AdaptersOfTheLastBlock => Some(LoraSpec { blocks: vec![n_layers - 1], ..adapters }),
@@ -74,19 +74,20 @@ fn any_case() -> impl Strategy<Value = Option<Case>> {
     let model = (family, 1usize..7, kv_heads, any::<bool>());
     let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
     let comm = prop::sample::select(vec![CpComm::Ring, CpComm::AllGather]);
-    let how = (precision, prop::sample::select(TRAINED.to_vec()), comm, any::<bool>(), any::<bool>());
+    let trained = (prop::sample::select(TRAINED.to_vec()), support::dropouts());
+    let how = (precision, trained, comm, any::<bool>(), any::<bool>());
     let world_size = prop::sample::select(vec![1usize, 2, 4, 8, 16, 32]);
     (model, how, world_size, any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
         |(
             (family, n_layers, kv_heads, tied),
-            (precision, trained, comm, sequence, is_gpu),
+            (precision, (trained, dropout), comm, sequence, is_gpu),
             world_size,
             which,
             chosen,
         )| {
             let model = self::model(family, n_layers, kv_heads, tied);
             let has_head = !tied && family != "gpt2";
-            let lora = trained.adapters(family, n_layers, has_head);
+            let lora = trained.adapters(family, dropout, n_layers, has_head);
             let plain = spec(1, precision, Recompute::None);
             let parallel =
                 phalanx_strategies::compile::Parallel { sequence_parallel: sequence, cp_comm: comm, ..plain.parallel };

@@ -90,10 +90,10 @@ proptest! {
     #[test]
     fn every_element_that_a_rank_needs_is_in_a_piece_that_the_plan_names(
         family in families(),
-        kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, adapters: bool,
+        kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, dropout in prop::option::of(support::dropouts()),
         from in any_mesh(), to in any_mesh(), parallel in any_parallel(), optimizer in support::optimizers(),
     ) {
-        let lora = adapters.then(|| support::adapters(family));
+        let lora = dropout.map(|dropout| support::adapters(family, dropout));
         let optimizer = support::fitting(optimizer, &[from, to]);
         let spec = StepSpec { parallel, lora, optimizer, ..spec(2, Precision::F32, Recompute::None) };
 

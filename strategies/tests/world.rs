@@ -39,10 +39,11 @@ fn any_case() -> impl Strategy<Value = Case> {
     let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
     let model = (family, kv_heads, any::<bool>());
-    let how = (1usize..6, precision, recompute, any::<bool>(), support::optimizers());
+    let dropout = prop::option::of(support::dropouts());
+    let how = (1usize..6, precision, recompute, dropout, support::optimizers());
     (model, any_mesh(), any_parallel(), how, support::targets()).prop_map(
-        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, adapters, optimizer), target)| {
-            let lora = adapters.then(|| support::adapters(family));
+        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, dropout, optimizer), target)| {
+            let lora = dropout.map(|dropout| support::adapters(family, dropout));
             let optimizer = support::fitting(optimizer, &[mesh]);
             let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
             Case { model: model_of(family, kv_heads, tied), mesh, spec, target }

@@ -423,7 +423,6 @@ pub(crate) fn rank_plan(
     config: &JobConfig,
     tokenizer: &Tokenizer,
     make: Option<&MakeModel>,
-    device: impl FnOnce() -> Result<Chosen, JobError>,
 ) -> Result<ModelPlan, JobError> {
     let described = config.model.model.as_ref().map(|d| Value::Object(d.0.clone())).unwrap_or_default();
     match make.filter(|_| is_user_defined(&described)) {
@@ -431,7 +430,7 @@ pub(crate) fn rank_plan(
             let user = make(config).map_err(|source| PlanError::Make { source })?;
             user_plan(config, tokenizer, &Arc::new(user))
         }
-        None => model_plan_on(config, tokenizer, device),
+        None => model_plan(config, tokenizer),
     }
 }
 
@@ -593,6 +592,7 @@ fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError
         blocks: lora.section.peft_layers_to_transform.clone(),
         modules_to_save: lora.section.lora_modules_to_save.clone(),
         dropout: lora.section.lora_dropout as f32,
+        in_evaluation: false,
         magnitudes: lora.section.peft_use_dora,
         rate_ratio: lora.section.loraplus_lr_ratio,
         packing: lora.section.packing(),

@@ -281,6 +281,33 @@ fn new_rows_of_the_embedding_are_the_mean_of_the_others_on_every_rank() {
     }
 }
 
+#[test]
+fn adapters_start_alike_whether_or_not_they_share_products() {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
+    });
+    let device = &*devices::host();
+    let drawn = |dropout| {
+        let target_modules = ["q_proj", "k_proj", "v_proj", "up_proj"].map(String::from).to_vec();
+        let lora = LoraSpec { rank: 4, alpha: 8.0, target_modules, dropout, ..LoraSpec::default() };
+        let (model, c) = compile_with(device, &config, MeshRank::default(), Some(lora));
+        let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
+        let first = FirstValues { model: Some(&model), params: &[], source: None, grown: None, adapter: None, seed: 1 };
+        initialise(&mut *machine, &c, &first, |_| true).unwrap();
+        let trained = parameters(&c).into_iter().filter(|tensor| tensor.trainable);
+        let values: BTreeMap<String, (Vec<usize>, Vec<f32>)> =
+            trained.map(|t| (t.name.clone(), (t.shape.clone(), elements(&*machine, &c, &t).into_owned()))).collect();
+        (c.program.params.iter().filter(|param| param.trainable).count(), values)
+    };
+
+    let ((n_shared, shared), (n_apart, apart)) = (drawn(0.0), drawn(0.1));
+
+    assert_eq!((n_shared, n_apart), (2 * 6, 2 * 8));
+    assert_eq!(shared.len(), 2 * 8);
+    assert!(shared == apart);
+}
+
 /// The words of all packed tensors on a rank: tensor, index in the whole tensor, word.
 fn packed_words(config: &Value, mesh_rank: MeshRank, packing: Packing, dir: &Path) -> BTreeMap<(String, usize), u32> {
     let device = &*devices::host();

@@ -12,7 +12,7 @@ use crate::program::{
     AttentionPart, Binding, Collective, CollectiveKind, Columns, DType, Instr, Kind, MatMul, NormKind, Op, Phase,
     Program, QkColumns, QkNorm, Role, Site, ValueId,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a program cannot be differentiated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +88,7 @@ pub fn backward(forward: &Program, needs: &[bool], carry: Carry) -> Result<Diffe
         needs: needs.to_vec(),
         grads: vec![None; forward.values.len()],
         merged: BTreeMap::new(),
+        in_columns: BTreeSet::new(),
         apart: carry.apart.then(Vec::new),
         out: Program { instrs: Vec::new(), ..forward.clone() },
         site: Site { phase: Phase::Backward, block: None, microbatch: 0 },
@@ -122,6 +123,8 @@ struct Backward {
     grads: Vec<Option<ValueId>>,
     /// Output of an attention part → output and statistics of all parts together.
     merged: BTreeMap<ValueId, (ValueId, ValueId)>,
+    /// Gradients whose columns are written by the adjoints of products that read these columns.
+    in_columns: BTreeSet<ValueId>,
     /// Gradients of parameters, one per use from the last use on, if they are kept apart.
     apart: Option<Vec<(ValueId, ValueId)>>,
     site: Site,
@@ -357,19 +360,32 @@ impl Backward {
                 compute: m.compute,
                 residual: carried.is_some(),
                 a_columns: m.c_columns,
+                c_columns: m.a_columns,
+                replaces: carried.is_some_and(|dx| self.in_columns.contains(&dx)),
                 ..layout
             };
             let dx = self.grad_of(x);
             self.emit(Op::MatMul(op), [dy, w].into_iter().chain(carried).collect(), &[dx]);
+            if m.a_columns.is_some() && (carried.is_none() || op.replaces) {
+                self.in_columns.insert(dx);
+            }
             self.give(x, dx);
         }
         if self.needs[w.0 as usize] {
             let carried = self.take(w);
-            let op = MatMul { alpha: m.alpha, compute: m.compute, residual: carried.is_some(), ..MatMul::tn() };
+            let (x, dy) = ((x, m.a_columns), (dy, m.c_columns));
             // `W [out, in]`: dW = dy^T x; `W [in, out]`: dW = x^T dy.
-            let (op, a, b) = if m.trans_b { (MatMul { a_columns: m.c_columns, ..op }, dy, x) } else { (op, x, dy) };
+            let (a, b) = if m.trans_b { (dy, x) } else { (x, dy) };
+            let op = MatMul {
+                alpha: m.alpha,
+                compute: m.compute,
+                residual: carried.is_some(),
+                a_columns: a.1,
+                b_columns: b.1,
+                ..MatMul::tn()
+            };
             let dw = self.grad_of(w);
-            self.emit(Op::MatMul(op), [a, b].into_iter().chain(carried).collect(), &[dw]);
+            self.emit(Op::MatMul(op), [a.0, b.0].into_iter().chain(carried).collect(), &[dw]);
             self.give(w, dw);
         }
         if m.residual {

@@ -63,7 +63,7 @@ impl Head {
         let logits_value = instrs[loss].reads[0];
         let logits = instrs.iter().position(|i| i.writes.contains(&logits_value))?;
         let is_plain =
-            |m: &MatMul| !(m.trans_a || m.bias || m.residual) && m.a_columns.is_none() && m.c_columns.is_none();
+            |m: &MatMul| !(m.trans_a || m.bias || m.residual) && m.a_columns.or(m.b_columns).or(m.c_columns).is_none();
         let Op::MatMul(product) = &instrs[logits].op else { return None };
         let input = instrs[logits].reads[0];
         let readers =

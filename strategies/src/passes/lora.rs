@@ -3,6 +3,11 @@
 //! Source: Hu et al. 2021, LoRA, §4.1 (arXiv:2106.09685). A starts with normal variates of standard deviation
 //! `1/sqrt(in)` (the reference implementation's Kaiming-uniform has the same variance up to a constant), B with zeros, so
 //! that the first step computes the base model. B of a target within a fused projection adds only to the target's columns.
+//!
+//! Targets of one projection read the same input, so their matrices A are one parameter, stacked like the weights of the
+//! projection: a step then reads the input once for `x A^T` and once for the gradient of A, and adds once to the gradient of the
+//! input. The product with B of a target reads the target's columns of `x A^T`. Each target has a parameter A of its own with
+//! dropout, since each has draws of its own in PEFT, and with DoRA, which takes the lengths of the rows of one target.
 
 use crate::program::{
     AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart,
@@ -28,6 +33,8 @@ pub struct LoraSpec {
     pub modules_to_save: Vec<String>,
     /// Probability with which an element of an adapter's input is zeroed in training.
     pub dropout: f32,
+    /// Nothing is zeroed. The parameters are those of training.
+    pub in_evaluation: bool,
     /// Scale the rows of each adapted weight to trained lengths. Source: Liu et al. 2024, DoRA (arXiv:2402.09353).
     pub magnitudes: bool,
     /// Learning rate of B, and of vectors that are trained whole, over that of matrices, if they differ.
@@ -137,7 +144,7 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
     }
     let instrs = std::mem::take(&mut program.instrs);
     let mut renamed: Vec<ValueId> = (0..program.values.len() as u32).map(ValueId).collect();
-    let mut n_targets = 0;
+    let mut n_groups = 0;
     for mut instr in instrs {
         for v in instr.reads.iter_mut() {
             *v = renamed.get(v.0 as usize).copied().unwrap_or(*v);
@@ -151,14 +158,14 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
         let site = instr.site;
         let original = y;
         program.instrs.push(instr);
-        for target in targets {
+        for group in targets.chunks(if spec.dropout > 0.0 { 1 } else { targets.len().max(1) }) {
             let (Some(x), Some(before)) = (x, y) else { continue };
-            let input = match spec.dropout > 0.0 {
-                true => dropped_out(program, x, spec.dropout, n_targets, site),
+            let input = match spec.dropout > 0.0 && !spec.in_evaluation {
+                true => dropped_out(program, x, spec.dropout, n_groups, site),
                 false => x,
             };
-            n_targets += 1;
-            y = Some(adapt(program, &target, input, before, site));
+            n_groups += 1;
+            y = Some(adapt(program, group, input, before, site));
         }
         if let (Some(original), Some(y)) = (original, y) {
             renamed[original.0 as usize] = y;
@@ -236,8 +243,8 @@ impl LoraSpec {
 
     /// The same adapters in evaluation.
     #[must_use]
-    pub fn without_dropout(&self) -> LoraSpec {
-        LoraSpec { dropout: 0.0, ..self.clone() }
+    pub fn evaluated(&self) -> LoraSpec {
+        LoraSpec { in_evaluation: true, ..self.clone() }
     }
 }
 
@@ -327,37 +334,60 @@ fn targets_of(program: &Program, instr: &Instr, spec: &LoraSpec) -> Vec<Target> 
     targets
 }
 
-/// Emits `u = x A^T; z = y + factor u B^T` and returns `z`.
-fn adapt(program: &mut Program, target: &Target, x: ValueId, y: ValueId, site: Site) -> ValueId {
-    let [a, b] = matrices(program, target, program.value(x).n_columns());
+/// Emits `u = x A^T` for targets that read the same input, and `z = y + factor u B^T` for each; returns the last `z`.
+fn adapt(program: &mut Program, targets: &[Target], x: ValueId, y: ValueId, site: Site) -> ValueId {
     let kind = program.value(y).kind;
     program.values[y.0 as usize].kind = Kind::Activation;
-    let z = add_product(program, target, [x, a, b], y, site);
+    let a = matrix_a(program, targets, program.value(x).n_columns());
+    let u = down(program, [x, a], site);
+    let mut z = y;
+    for (at, target) in targets.iter().enumerate() {
+        let b = matrix_b(program, target);
+        let own = Columns { start: at * target.rank, len: target.rank };
+        z = up(program, target, [u, b, z], (targets.len() > 1).then_some(own), site);
+    }
     program.values[z.0 as usize].kind = kind;
     program.bindings.iter_mut().filter(|bound| bound.value == y).for_each(|bound| bound.value = z);
     z
 }
 
-/// Creates A and B.
-fn matrices(program: &mut Program, target: &Target, n_in: usize) -> [ValueId; 2] {
+/// Creates A, stacked for all targets.
+fn matrix_a(program: &mut Program, targets: &[Target], n_in: usize) -> ValueId {
     let std = 1.0 / (n_in as f32).sqrt();
-    let a = adapter(program, target, "lora_A.weight", &[target.rank, n_in], Init::Normal { std });
-    let b = adapter(program, target, "lora_B.weight", &[target.columns.len, target.rank], Init::Zeros);
+    adapter(program, targets, "lora_A.weight", &[targets[0].rank, n_in], Init::Normal { std })
+}
+
+/// Creates B.
+fn matrix_b(program: &mut Program, target: &Target) -> ValueId {
+    let shape = [target.columns.len, target.rank];
+    let b = adapter(program, slice::from_ref(target), "lora_B.weight", &shape, Init::Zeros);
     if let Some(param) = program.params.last_mut().filter(|_| target.own_rate) {
         param.rate = Hyper::ADAPTER_LEARNING_RATE;
     }
-    [a, b]
+    b
 }
 
-/// Emits the adapter's product, which adds to the target's columns of `y`.
-fn add_product(program: &mut Program, target: &Target, [x, a, b]: [ValueId; 3], y: ValueId, site: Site) -> ValueId {
-    let n = program.value(x).n_rows();
-    let shape = program.value(y).shape.clone();
-    let u = program.add_value("lora.down", &[n, target.rank], DType::F32, Kind::Activation);
-    let z = program.add_value("lora.up", &shape, DType::F32, Kind::Activation);
+/// Emits `u = x A^T`.
+fn down(program: &mut Program, [x, a]: [ValueId; 2], site: Site) -> ValueId {
+    let shape = [program.value(x).n_rows(), program.value(a).n_rows()];
+    let u = program.add_value("lora.down", &shape, DType::F32, Kind::Activation);
     program.push(Op::MatMul(MatMul::nt()), vec![x, a], vec![u], site);
-    let up = MatMul { residual: true, alpha: target.factor, c_columns: Some(target.columns), ..MatMul::nt() };
-    program.push(Op::MatMul(up), vec![u, b, y], vec![z], site);
+    u
+}
+
+/// Emits the product of columns of `u` with B, which adds to the target's columns of `y`.
+fn up(
+    program: &mut Program,
+    target: &Target,
+    [u, b, y]: [ValueId; 3],
+    a_columns: Option<Columns>,
+    site: Site,
+) -> ValueId {
+    let shape = program.value(y).shape.clone();
+    let z = program.add_value("lora.up", &shape, DType::F32, Kind::Activation);
+    let c_columns = Some(target.columns);
+    let op = MatMul { residual: true, alpha: target.factor, a_columns, c_columns, ..MatMul::nt() };
+    program.push(Op::MatMul(op), vec![u, b, y], vec![z], site);
     z
 }
 
@@ -372,16 +402,19 @@ fn adapt_with_magnitudes(program: &mut Program, targets: &[Target], instr: Instr
     program.push(Op::MatMul(MatMul { bias: false, residual: false, ..m }), vec![x, w], vec![sum], site);
     let is_last = |at: usize| at + 1 == targets.len() && !m.bias && !m.residual;
     for (at, target) in targets.iter().enumerate() {
-        let [a, b] = matrices(program, target, program.value(x).n_columns());
+        let alone = slice::from_ref(target);
+        let a = matrix_a(program, alone, program.value(x).n_columns());
+        let b = matrix_b(program, target);
         let init = Init::RowLengths { of_columns: !m.trans_b };
-        let magnitude = adapter(program, target, "lora_magnitude_vector", &[target.columns.len], init);
+        let magnitude = adapter(program, alone, "lora_magnitude_vector", &[target.columns.len], init);
         if let Some(param) = program.params.last_mut().filter(|_| target.own_rate) {
             param.rate = Hyper::ADAPTER_LEARNING_RATE;
         }
         let lengths = program.add_value("row_lengths", &[target.columns.len], DType::F32, Kind::Activation);
         let rows = AdaptedRows { columns: target.columns, factor: target.scale, trans_b: m.trans_b };
         program.push(Op::RowLengths(rows), vec![w, a, b], vec![lengths], site);
-        let adapted = add_product(program, target, [x, a, b], sum, site);
+        let u = down(program, [x, a], site);
+        let adapted = up(program, target, [u, b, sum], None, site);
         let scaled = if is_last(at) { y } else { like(program, "scaled") };
         program.push(Op::Magnitude(target.columns), vec![adapted, magnitude, lengths], vec![scaled], site);
         sum = scaled;
@@ -410,11 +443,14 @@ fn dropped_out(program: &mut Program, x: ValueId, rate: f32, stream: u32, site: 
     y
 }
 
-fn adapter(program: &mut Program, target: &Target, part: &str, shape: &[usize], init: Init) -> ValueId {
-    let name = format!("{}.{part}", target.module);
-    let value = program.add_value(name.clone(), shape, DType::F32, Kind::Parameter);
-    let parts = vec![ParamPart::whole(name, shape)];
-    program.params.push(Param::whole(value, shape, parts, init));
+/// Creates a parameter that has a tensor of this shape for each target.
+fn adapter(program: &mut Program, targets: &[Target], tensor: &str, shape: &[usize], init: Init) -> ValueId {
+    let names = || targets.iter().map(|target| format!("{}.{tensor}", target.module));
+    let stacked = [&[targets.len() * shape[0]], &shape[1..]].concat();
+    let name = names().collect::<Vec<_>>().join(" + ");
+    let value = program.add_value(name, &stacked, DType::F32, Kind::Parameter);
+    let parts = names().map(|name| ParamPart::whole(name, shape)).collect();
+    program.params.push(Param::whole(value, &stacked, parts, init));
     value
 }
 
@@ -530,6 +566,42 @@ mod tests {
 
         assert_eq!(plain.scale(), 2.0);
         assert_eq!(LoraSpec { rank_stabilised: true, ..plain }.scale(), 4.0);
+    }
+
+    /// For each matrix A, the modules whose matrices it stacks.
+    fn stacked(program: &Program) -> Vec<Vec<&str>> {
+        fn module(part: &ParamPart) -> Option<&str> {
+            part.name.strip_suffix(".lora_A.weight")?.rsplit('.').next()
+        }
+        let modules = program.params.iter().map(|param| param.parts.iter().filter_map(module).collect::<Vec<_>>());
+        modules.filter(|modules| !modules.is_empty()).collect()
+    }
+
+    #[test]
+    fn targets_of_one_projection_share_products_unless_each_has_draws_or_lengths_of_its_own() {
+        let targets = spec(&["q_proj", "v_proj", "o_proj", "up_proj"], &[]);
+        let [mut together, mut drawn, mut evaluated, mut scaled] = [(); 4].map(|()| model(""));
+
+        lora(&mut together, &targets).unwrap();
+        lora(&mut drawn, &LoraSpec { dropout: 0.1, ..targets.clone() }).unwrap();
+        lora(&mut evaluated, &LoraSpec { dropout: 0.1, ..targets.clone() }.evaluated()).unwrap();
+        lora(&mut scaled, &LoraSpec { magnitudes: true, ..targets }).unwrap();
+
+        assert_eq!(stacked(&together)[..3], [vec!["q_proj", "v_proj"], vec!["o_proj"], vec!["up_proj"]]);
+        assert_eq!(stacked(&drawn)[..4], ["q_proj", "v_proj", "o_proj", "up_proj"].map(|module| vec![module]));
+        assert_eq!([&evaluated, &scaled].map(stacked), [(); 2].map(|()| stacked(&drawn)));
+        // Training and evaluation share the memory of parameters.
+        let tensors = |p: &Program| p.params.iter().map(|param| param.parts.clone()).collect::<Vec<_>>();
+        assert_eq!(tensors(&evaluated), tensors(&drawn));
+        assert!(!evaluated.instrs.iter().any(|i| matches!(i.op, Op::Dropout(_))));
+        let columns_of_u = |start| Some(Columns { start, len: 4 });
+        let ups = together.instrs.iter().filter_map(|i| match i.op {
+            Op::MatMul(m) if m.c_columns.is_some() => Some((m.a_columns, m.c_columns.map(|c| (c.start, c.len)))),
+            _ => None,
+        });
+        let v = (columns_of_u(4), Some((64, 32)));
+        let expected = [(columns_of_u(0), Some((0, 32))), v, (None, Some((0, 32))), (None, Some((40, 40)))];
+        assert_eq!(ups.take(4).collect::<Vec<_>>(), expected);
     }
 
     #[test]

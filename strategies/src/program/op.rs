@@ -47,8 +47,12 @@ pub struct MatMul {
     pub compute: Compute,
     /// Use only these columns of `a` as stored.
     pub a_columns: Option<Columns>,
-    /// Add the product to these columns of the residual only.
+    /// Use only these columns of `b` as stored.
+    pub b_columns: Option<Columns>,
+    /// Write only these columns of `c`. The others are those of the residual; without a residual, later products write them.
     pub c_columns: Option<Columns>,
+    /// The product replaces `c_columns` of the residual, which need not be written yet, instead of being added to them.
+    pub replaces: bool,
 }
 
 impl MatMul {
@@ -62,7 +66,9 @@ impl MatMul {
             residual: false,
             compute: Compute::F32,
             a_columns: None,
+            b_columns: None,
             c_columns: None,
+            replaces: false,
         }
     }
 

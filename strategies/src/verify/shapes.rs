@@ -158,7 +158,8 @@ impl Signature<'_> {
         let (a_rows, a_stored) = self.matrix(self.reads[0])?;
         let a_columns = columns(m.a_columns, a_stored)?;
         let (rows, k) = if m.trans_a { (a_columns, a_rows) } else { (a_rows, a_columns) };
-        let (b_rows, b_columns) = self.matrix(self.reads[1])?;
+        let (b_rows, b_stored) = self.matrix(self.reads[1])?;
+        let b_columns = columns(m.b_columns, b_stored)?;
         let (k_b, n) = if m.trans_b { (b_columns, b_rows) } else { (b_rows, b_columns) };
         if k != k_b {
             return Err(format!("inner dims {k} and {k_b} differ"));
@@ -168,8 +169,8 @@ impl Signature<'_> {
         if (c_rows, c_columns) != (rows, n) {
             return Err(format!("the product is [{rows}, {n}], its result [{c_rows}, {c_columns}]"));
         }
-        if m.c_columns.is_some() && !m.residual {
-            return Err("some columns of the result are never written: c_columns needs a residual".into());
+        if m.replaces && !(m.residual && m.c_columns.is_some()) {
+            return Err("nothing to replace: replaces needs a residual and c_columns".into());
         }
         if m.bias {
             self.shape(self.reads[2], &[n], Some(DType::F32))?;

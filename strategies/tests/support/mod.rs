@@ -50,12 +50,17 @@ pub fn fitting(optimizer: OptimizerSpec, meshes: &[Mesh]) -> OptimizerSpec {
     if cuts { OptimizerSpec::AdamW(AdamW::default()) } else { optimizer }
 }
 
+/// Without dropout, adapters of layers that are computed together share products.
+pub fn dropouts() -> impl Strategy<Value = f32> {
+    prop::sample::select(vec![0.0, 0.1])
+}
+
 /// Adapters on the first two linear layers of a family's blocks, which may be parts of one product, and on the last.
-pub fn adapters(family: &str) -> LoraSpec {
+pub fn adapters(family: &str, dropout: f32) -> LoraSpec {
     let linears = Family::named(family).unwrap().linears;
     let targets = linears[..2].iter().chain(linears.last());
     let target_modules = targets.map(ToString::to_string).collect();
-    LoraSpec { rank: 2, alpha: 4.0, target_modules, dropout: 0.1, ..LoraSpec::default() }
+    LoraSpec { rank: 2, alpha: 4.0, target_modules, dropout, ..LoraSpec::default() }
 }
 
 pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -> StepSpec {

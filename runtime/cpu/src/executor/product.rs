@@ -40,10 +40,11 @@ pub(super) fn product_scratch(p: &Program, m: &MatMul, a: ValueId, c: ValueId) -
 pub(super) unsafe fn product(m: &MatMul, a: Buffer, b: Buffer, bias: Option<Buffer>, c: Buffer, scratch: &mut [u8]) {
     let (rows, n, k) = sizes(m, (a.rows, a.cols), (c.rows, c.cols));
     // SAFETY: the caller's contract.
-    let (a, b, c, bias) =
-        unsafe { (a.mat(m.a_columns), b.mat(None), c.mat_mut(m.c_columns), bias.map(|bias| bias.slice::<f32>())) };
+    let (a, b, c, bias) = unsafe {
+        (a.mat(m.a_columns), b.mat(m.b_columns), c.mat_mut(m.c_columns), bias.map(|bias| bias.slice::<f32>()))
+    };
     let a = if m.trans_a { a.t() } else { a };
     let b = if m.trans_b { b.t() } else { b };
-    let epilogue = Epilogue { accumulate: m.residual, bias, alpha: m.alpha };
+    let epilogue = Epilogue { accumulate: m.residual && !m.replaces, bias, alpha: m.alpha };
     matmul(compute(m), rows, n, k, a, b, c, epilogue, scratch);
 }

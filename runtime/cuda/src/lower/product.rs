@@ -18,6 +18,7 @@ impl Lowering {
         };
         let (a, b) = (self.in_precision(a, compute), self.in_precision(b, compute));
         let a_columns = m.a_columns.map_or((0, a.cols), |columns| (columns.start, columns.len));
+        let b_first = m.b_columns.map_or(0, |columns| columns.start);
         let c_columns = m.c_columns.map_or((0, c.cols), |columns| (columns.start, columns.len));
         let covers_c = c_columns == (0, c.cols);
         let (rows, k) = if m.trans_a { (a_columns.1, a.rows) } else { (a.rows, a_columns.1) };
@@ -35,19 +36,19 @@ impl Lowering {
         let sum = if is_direct { c } else { self.take(c.rows, c.cols, DType::F32) };
         let workspace = self.take(1, WORKSPACE_BYTES / size_of::<f32>(), DType::F32);
         let to = matrix(sum, c_columns.0, false);
-        let added = m.residual.then(|| self.reads[self.reads.len() - 1]).map(|residual| {
+        let added = m.residual.then(|| self.reads[self.reads.len() - 1]).and_then(|residual| {
             if covers_c && residual.dtype == sum.dtype {
-                return residual.address;
+                return (!m.replaces).then_some(residual.address);
             }
             self.cast(residual, sum);
-            to.address
+            (!m.replaces).then_some(to.address)
         });
         self.push(Command::Product(Product {
             m: rows,
             n: c_columns.1,
             k,
             a: matrix(a, a_columns.0, m.trans_a),
-            b: matrix(b, 0, m.trans_b),
+            b: matrix(b, b_first, m.trans_b),
             c: to,
             alpha: m.alpha,
             added,

@@ -3,7 +3,6 @@
 mod ceilings;
 mod driver;
 mod faults;
-mod large;
 mod libraries;
 mod nccl;
 pub mod nccl_jobs;
@@ -92,13 +91,11 @@ pub enum Stage {
     Rates,
     /// Measures the whole step beside PyTorch.
     Peers,
-    /// Measures steps of a model with 8 billion parameters.
-    Large,
 }
 
 impl Stage {
     /// All stages, in the order in which they run.
-    pub const ALL: [Stage; 11] = [
+    pub const ALL: [Stage; 10] = [
         Stage::Libraries,
         Stage::Nccl,
         Stage::Compile,
@@ -109,7 +106,6 @@ impl Stage {
         Stage::Ceilings,
         Stage::Rates,
         Stage::Peers,
-        Stage::Large,
     ];
 
     /// Its name on the command line.
@@ -125,7 +121,6 @@ impl Stage {
             Stage::Faults => "faults",
             Stage::Rates => "rates",
             Stage::Peers => "peers",
-            Stage::Large => "large",
         }
     }
 
@@ -163,7 +158,7 @@ impl Stage {
         match self {
             Stage::Libraries | Stage::Driver => 0.5,
             Stage::Ceilings | Stage::Compile => 1.0,
-            Stage::Operations | Stage::Steps | Stage::Faults | Stage::Rates | Stage::Peers | Stage::Large => 3.0,
+            Stage::Operations | Stage::Steps | Stage::Faults | Stage::Rates | Stage::Peers => 3.0,
             Stage::Nccl => 6.0,
         }
     }
@@ -261,6 +256,5 @@ pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> R
         Stage::Rates => rates::run(&gpu),
         Stage::Compile => peers::compile(&gpu, options.python.as_deref(), out),
         Stage::Peers => peers::run(&gpu, options.python.as_deref(), out),
-        Stage::Large => large::run(&gpu),
     }
 }

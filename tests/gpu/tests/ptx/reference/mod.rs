@@ -141,14 +141,16 @@ fn product(m: &MatMul, x: &[Matrix]) -> Vec<f64> {
     let used = m.a_columns.unwrap_or(Columns { start: 0, len: a.cols });
     let (rows, k) = if m.trans_a { (used.len, a.n_rows()) } else { (a.n_rows(), used.len) };
     let left = |i: usize, x: usize| if m.trans_a { a.row(x)[used.start + i] } else { a.row(i)[used.start + x] };
-    let right = |x: usize, j: usize| if m.trans_b { b.row(j)[x] } else { b.row(x)[j] };
-    let n = if m.trans_b { b.n_rows() } else { b.cols };
+    let of_b = m.b_columns.unwrap_or(Columns { start: 0, len: b.cols });
+    let right = |x: usize, j: usize| if m.trans_b { b.row(j)[of_b.start + x] } else { b.row(x)[of_b.start + j] };
+    let n = if m.trans_b { b.n_rows() } else { of_b.len };
     let cols = if m.residual { x[x.len() - 1].cols } else { n };
     let written = m.c_columns.unwrap_or(Columns { start: 0, len: cols });
     let mut c = if m.residual { x[x.len() - 1].at.clone() } else { vec![0.0; rows * cols] };
     for (i, j) in (0..rows).flat_map(|i| (0..n).map(move |j| (i, j))) {
         let sum: f64 = (0..k).map(|x| operand(left(i, x)) * operand(right(x, j))).sum();
-        c[i * cols + written.start + j] += f64::from(m.alpha) * sum;
+        let at = i * cols + written.start + j;
+        c[at] = f64::from(m.alpha) * sum + if m.replaces { 0.0 } else { c[at] };
     }
     if m.bias {
         c.chunks_exact_mut(cols).for_each(|row| row.iter_mut().zip(&x[2].at).for_each(|(c, bias)| *c += bias));
