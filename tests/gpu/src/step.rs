@@ -118,6 +118,18 @@ fn fill_run<T: Send>(first: usize, run: &mut [T], number: &(impl Fn(usize) -> T 
     });
 }
 
+/// The word at `i` of random packed weights of at most 0.04.
+fn packed_word(packing: Packing, i: usize, random: u32) -> u32 {
+    // Two bf16 numbers between 2^-7 and 2^-5 of either sign.
+    const SIGNS: u32 = 0x80ff_80ff;
+    const EXPONENTS: u32 = 0x3c00_3c00;
+    match packing {
+        Packing::Bf16 => random & SIGNS | EXPONENTS,
+        Packing::Int8 | Packing::Nf4 { .. } if i.is_multiple_of(packing.n_words()) => 0.04f32.to_bits(),
+        Packing::Int8 | Packing::Nf4 { .. } => random,
+    }
+}
+
 /// Steps of every kind of model, precision and memory option.
 pub fn all() -> Vec<StepCase> {
     let llama = small_model();
@@ -354,16 +366,11 @@ impl StepCase {
                 Init::Ones | Init::RowLengths { .. } => 1.0,
                 Init::Zeros => 0.0,
             };
-            let word = |i: usize| {
-                let mut words = [0];
-                packed::pack(Packing::Bf16, &[2 * i, 2 * i + 1].map(number), 0.0, &mut words);
-                words[0]
-            };
             let all = 0..c.program.value(p.value).n_elements();
             match p.packing {
                 None => machine.fill(c, p.value, all, |first, run| fill_run(first, run, &number)),
                 Some(packing) => {
-                    assert_eq!(packing, Packing::Bf16, "a step that asks for no packing has no other");
+                    let word = |i: usize| packed_word(packing, i, stream.bits(i as u64) as u32);
                     machine.fill(c, p.value, all, |first, run| fill_run(first, run, &word));
                 }
             }
