@@ -7,8 +7,10 @@
 //! Targets of one projection read the same input, so their matrices A are one parameter, stacked like the weights of the
 //! projection: a step then reads the input once for `x A^T` and once for the gradient of A, and adds once to the gradient of the
 //! input. The product with B of a target reads the target's columns of `x A^T`. Each target has a parameter A of its own with
-//! dropout, since each has draws of its own in PEFT, and with DoRA, which takes the lengths of the rows of one target.
+//! dropout, since each has draws of its own in PEFT; with DoRA, which takes the lengths of the rows of one target; and where shards
+//! of a stack would begin within blocks of optimizer state ([`crate::program::blocks`]).
 
+use crate::program::blocks::can_be_stacked;
 use crate::program::{
     AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart,
     Program, Role, Site, ValueId,
@@ -158,7 +160,9 @@ pub fn lora(program: &mut Program, spec: &LoraSpec) -> Result<(), LoraError> {
         let site = instr.site;
         let original = y;
         program.instrs.push(instr);
-        for group in targets.chunks(if spec.dropout > 0.0 { 1 } else { targets.len().max(1) }) {
+        let n_in = x.map_or(0, |x| program.value(x).n_columns());
+        let share = spec.dropout == 0.0 && can_be_stacked(spec.rank * n_in);
+        for group in targets.chunks(if share { targets.len().max(1) } else { 1 }) {
             let (Some(x), Some(before)) = (x, y) else { continue };
             let input = match spec.dropout > 0.0 && !spec.in_evaluation {
                 true => dropped_out(program, x, spec.dropout, n_groups, site),
@@ -602,6 +606,18 @@ mod tests {
         let v = (columns_of_u(4), Some((64, 32)));
         let expected = [(columns_of_u(0), Some((0, 32))), v, (None, Some((0, 32))), (None, Some((40, 40)))];
         assert_eq!(ups.take(4).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn matrices_that_are_not_whole_blocks_of_optimizer_state_are_not_stacked() {
+        let n_matrices = |rank| {
+            let mut p = model("");
+            lora(&mut p, &LoraSpec { rank, ..spec(&["q_proj", "v_proj"], &[]) }).unwrap();
+            stacked(&p).len()
+        };
+
+        // 4128 elements are a part of a block more than 4096; 3 x 32 are too few for blocks.
+        assert_eq!([3, 128, 129].map(n_matrices), [3, 3, 6]);
     }
 
     #[test]

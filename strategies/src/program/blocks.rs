@@ -14,6 +14,12 @@ use std::ops::Range;
 /// Tensors with fewer elements are not stored in blocks.
 pub const CODED_MIN: usize = 4096;
 
+/// Whether tensors of this many elements can be stacked in one parameter: a shard that begins at a block of the parameter then begins
+/// at a block of its tensor.
+pub fn can_be_stacked(n_elements: usize) -> bool {
+    n_elements < CODED_MIN || n_elements.is_multiple_of(BLOCK)
+}
+
 /// Elements whose state is stored alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRun {
