@@ -18,6 +18,7 @@ pub const UNSUPPORTED_PTX_VERSION: Code = 222;
 pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
 pub const NOT_READY: Code = 600;
+pub const ILLEGAL_ADDRESS: Code = 700;
 pub const CONTEXT_IS_DESTROYED: Code = 709;
 pub const ALREADY_REGISTERED: Code = 712;
 pub const NOT_REGISTERED: Code = 713;

@@ -4,8 +4,8 @@
 //! library, and names the implementation as a dependency: `dlsym` on its handle finds the implementation's functions,
 //! and all of them share one engine, however many are loaded.
 
-use std::ffi::{CStr, CString, OsStr, c_char};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{CStr, CString, OsStr, c_char, c_void};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -103,21 +103,42 @@ impl Installation {
     /// [`InstallError::Load`] when the library does not load; [`InstallError::Setting`] when the name or the value is unknown.
     pub fn set(&self, name: &str, value: &str) -> Result<(), InstallError> {
         let refused = || InstallError::Setting { setting: format!("{name}={value}") };
-        let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|_| refused());
-        let path = text(self.dir.join(IMPLEMENTATION).as_os_str())?;
-        let (name, value) = (text(name.as_ref())?, text(value.as_ref())?);
-        // Programs load the library, which has settings of its own: those of this crate's copy do not count.
-        // SAFETY: loading the library runs nothing; it stays loaded, and its function has this signature.
+        let text = |text: &str| CString::new(text).map_err(|_| refused());
+        let (name, value) = (text(name)?, text(value)?);
+        // SAFETY: the function has this signature.
         let code = unsafe {
-            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
-            let set = if library.is_null() { library } else { libc::dlsym(library, c"softgpu_set".as_ptr()) };
-            if set.is_null() {
-                return Err(InstallError::Load { log: CStr::from_ptr(libc::dlerror()).to_string_lossy().into_owned() });
-            }
-            let set: unsafe extern "C" fn(*const c_char, *const c_char) -> u32 = std::mem::transmute(set);
+            let set: unsafe extern "C" fn(*const c_char, *const c_char) -> u32 =
+                std::mem::transmute(self.function(c"softgpu_set")?);
             set(name.as_ptr(), value.as_ptr())
         };
         if code == 0 { Ok(()) } else { Err(refused()) }
+    }
+
+    /// A counter of this process's software GPU, such as `products`; `u64::MAX` if there is none of this name.
+    ///
+    /// # Errors
+    /// [`InstallError::Load`].
+    pub fn stat(&self, name: &CStr) -> Result<u64, InstallError> {
+        // SAFETY: the function has this signature.
+        unsafe {
+            let stat: unsafe extern "C" fn(*const c_char) -> u64 = std::mem::transmute(self.function(c"softgpu_stat")?);
+            Ok(stat(name.as_ptr()))
+        }
+    }
+
+    /// A function of the library that programs load, which has settings and counters of its own: those of this crate's copy do not
+    /// count.
+    fn function(&self, name: &CStr) -> Result<*mut c_void, InstallError> {
+        let path = CString::new(self.dir.join(IMPLEMENTATION).into_os_string().into_vec()).expect("it names a file");
+        // SAFETY: loading the library runs nothing, and it stays loaded.
+        unsafe {
+            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            let function = if library.is_null() { library } else { libc::dlsym(library, name.as_ptr()) };
+            if function.is_null() {
+                return Err(InstallError::Load { log: CStr::from_ptr(libc::dlerror()).to_string_lossy().into_owned() });
+            }
+            Ok(function)
+        }
     }
 
     fn of(libraries: Vec<&'static str>) -> Result<Installation, InstallError> {

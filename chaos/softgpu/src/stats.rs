@@ -1,6 +1,8 @@
 //! Counters for tests.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Something that is counted.
@@ -14,17 +16,35 @@ pub enum Stat {
     Compilations,
     CacheHits,
     Executions,
+    Loads,
 }
 
-const NAMES: [&str; 8] =
-    ["kernels", "copies", "products", "host_functions", "graph_launches", "compilations", "cache_hits", "executions"];
-static COUNTS: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+const NAMES: [&str; 9] = [
+    "kernels",
+    "copies",
+    "products",
+    "host_functions",
+    "graph_launches",
+    "compilations",
+    "cache_hits",
+    "executions",
+    "loads",
+];
+static COUNTS: [AtomicU64; 9] = [const { AtomicU64::new(0) }; 9];
+
+/// A library loads this kernel, unless it has done so before.
+pub fn load(kernel: String) {
+    static LOADED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if LOADED.lock().expect("nothing panics here").insert(kernel) {
+        count(Stat::Loads);
+    }
+}
 
 pub fn count(what: Stat) {
     COUNTS[what as usize].fetch_add(1, Relaxed);
 }
 
-/// Value of a counter: `kernels`, `copies` (memory sets too), `products`, `host_functions`, `graph_launches`, `executions` (cuDNN's)
+/// Value of a counter: `loads` are kernels of cuBLASLt and cuDNN that a call, also in a capture, was the first to need; `kernels`, `copies` (memory sets too), `products`, `host_functions`, `graph_launches`, `executions` (cuDNN's)
 /// count what was executed; `compilations` and `cache_hits` what NVRTC did; `streams`, `events`, `graphs`, `graph_execs`, `modules`,
 /// `device_allocations`, `device_bytes`, `pinned_allocations`, `cudnn_descriptors` and `cudnn_handles` are what exists now. Unknown names give `u64::MAX`.
 ///

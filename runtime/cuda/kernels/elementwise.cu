@@ -1,19 +1,9 @@
-// Elementwise operations. X, Y: element types of the operand and of the result; Z: that of a second operand.
+// Elementwise arithmetic. X, Y: element types of the operand and of the result; Z: that of a second operand.
 #ifndef Z
 #define Z X
 #endif
 // Elements of a thread at a time: 16 bytes of the narrowest type.
 constexpr int WIDTH = 8;
-
-// y = x, converted.
-extern "C" __global__ void __launch_bounds__(256) cast(const X* __restrict__ x, Y* __restrict__ y, long long n) {
-    GRID_STRIDE(i, n / WIDTH) {
-        float v[WIDTH];
-        load_vector(v, x + i * WIDTH);
-        store_vector(y + i * WIDTH, v);
-    }
-    GRID_REST(i, n, WIDTH) y[i] = from_float<Y>(to_float(x[i]));
-}
 
 // y = x + z; y may be x or z.
 extern "C" __global__ void __launch_bounds__(256) add(const X* x, const Z* z, Y* y, long long n) {

@@ -60,7 +60,7 @@ pub(crate) fn check_alike(own: &str, host: &mut dyn Collective) -> Result<(), Co
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::library::Search;
+    use crate::library::{Dnn, Search};
     use phalanx_collective::local::LocalWorld;
     use phalanx_device::world::{World, WorldId};
 
@@ -79,7 +79,7 @@ mod tests {
         let installation = phalanx_softgpu::Installation::new().unwrap();
         let search = Search::only(vec![installation.dir().to_owned()]);
         let gpu = Gpu::open(&search, 0).unwrap();
-        let cudnn = Cudnn::open(&gpu, &search).unwrap();
+        let cudnn = Cudnn::open(&gpu, Dnn::find(&search).unwrap()).unwrap();
 
         let text = arithmetic_of(&gpu, Some(&cudnn));
 

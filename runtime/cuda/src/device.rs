@@ -3,12 +3,12 @@
 use crate::alike::{arithmetic_of, check_alike};
 use crate::command::Launch;
 use crate::cudnn::Cudnn;
-use crate::error::OpenError;
+use crate::error::{DnnError, OpenError};
 use crate::gpu::{self, Gpu};
 use crate::gpu_info::GpuInfo;
 use crate::health::{self, Monitor};
 use crate::kernels::{CompileError, Kernels};
-use crate::library::{LibraryError, Nccl, Search};
+use crate::library::{Dnn, LibraryError, Nccl, Search};
 use crate::lower::{ALIGN_BYTES, scratch_bytes};
 use crate::machine::{self, CudaMachine};
 use crate::nccl::{Choice, connect};
@@ -182,21 +182,25 @@ impl CudaDevice {
 
     fn shared(&self) -> Result<&Arc<Shared>, OpenError> {
         let open = || {
-            let gpu = Arc::new(Gpu::open(&self.search, 0)?);
+            // The loader maps cuDNN, which is large, while the driver makes a context.
+            let (gpu, dnn) = std::thread::scope(|scope| {
+                let wants_cudnn = self.attention != AttentionChoice::Own;
+                let dnn = wants_cudnn.then(|| scope.spawn(|| Dnn::find(&self.search)));
+                let gpu = Gpu::open(&self.search, 0);
+                (gpu, dnn.map(|dnn| dnn.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+            });
+            let gpu = Arc::new(gpu?);
             let products = Products::open(&gpu, self.cache.clone()).map_err(OpenError::Context)?;
             let kernels = Kernels::new(self.cache.clone());
-            let cudnn = self.open_cudnn(&gpu)?;
+            let cudnn = dnn.map_or(Ok(None), |dnn| self.open_cudnn(&gpu, dnn))?;
             let (memory, nccl) = (Arc::new(GpuMemory::new(gpu.clone())), OnceLock::new());
             Ok(Arc::new(Shared { gpu, memory, kernels, products, cudnn, nccl }))
         };
         self.shared.get_or_init(open).as_ref().map_err(OpenError::clone)
     }
 
-    fn open_cudnn(&self, gpu: &Gpu) -> Result<Option<Cudnn>, OpenError> {
-        if self.attention == AttentionChoice::Own {
-            return Ok(None);
-        }
-        match Cudnn::open(gpu, &self.search) {
+    fn open_cudnn(&self, gpu: &Gpu, dnn: Result<&'static Dnn, LibraryError>) -> Result<Option<Cudnn>, OpenError> {
+        match dnn.map_err(DnnError::from).and_then(|dnn| Cudnn::open(gpu, dnn)) {
             Ok(cudnn) => Ok(Some(cudnn)),
             Err(reason) if self.attention == AttentionChoice::Cudnn => Err(OpenError::Cudnn(reason)),
             Err(reason) => {
@@ -277,6 +281,14 @@ impl Device for CudaDevice {
         check_alike(&arithmetic_of(&shared.gpu, shared.cudnn.as_ref()), &mut *host)?;
         let nccl = || shared.nccl.get_or_init(|| Nccl::find(&self.search)).clone();
         connect(&shared.gpu, nccl, host, self.collectives)
+    }
+
+    fn open_ahead(&self) {
+        // Whoever needs it is told why it cannot be opened.
+        let Ok(shared) = self.shared() else { return };
+        if self.collectives != Choice::Staged {
+            let _ = shared.nccl.get_or_init(|| Nccl::find(&self.search));
+        }
     }
 
     fn activity(&self) -> Option<Activity> {

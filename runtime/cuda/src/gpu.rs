@@ -4,7 +4,7 @@ use crate::error::{CudaError, OpenError};
 use crate::estimate::Rates;
 use crate::gpu_info::GpuInfo;
 use crate::health;
-use crate::library::{Libraries, Search};
+use crate::library::{Driver, Libraries, Search};
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream};
 use phalanx_device::{Activity, RawBuffer};
 use std::ffi::{CStr, c_int, c_void};
@@ -115,16 +115,22 @@ unsafe impl Sync for Gpu {}
 /// # Errors
 /// See [`OpenError`].
 pub(crate) fn find(search: &Search) -> Result<(Libraries, Vec<GpuInfo>), OpenError> {
-    let libraries = Libraries::load(search)?;
-    let driver = libraries.driver;
+    let driver = Driver::find(search)?;
     let (mut version, mut n_gpus): (c_int, c_int) = (0, 0);
     let call = Call { driver, device: "this machine" };
-    // SAFETY: plain calls with pointers to locals; `cuInit` comes first.
+    // Both take time: the driver looks for GPUs while the loader maps the other libraries.
+    let (libraries, code) = std::thread::scope(|scope| {
+        let libraries = scope.spawn(|| Libraries::load(search, driver));
+        // SAFETY: a plain call, before all others.
+        let code = unsafe { (driver.cuInit)(0) };
+        (libraries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), code)
+    });
+    let libraries = libraries?;
+    if code != 0 {
+        return Err(OpenError::NoGpu { code, text: driver.text(code) });
+    }
+    // SAFETY: plain calls with pointers to locals.
     unsafe {
-        let code = (driver.cuInit)(0);
-        if code != 0 {
-            return Err(OpenError::NoGpu { code, text: driver.text(code) });
-        }
         call.check("cuDriverGetVersion", (driver.cuDriverGetVersion)(&raw mut version)).map_err(OpenError::Driver)?;
         call.check("cuDeviceGetCount", (driver.cuDeviceGetCount)(&raw mut n_gpus)).map_err(OpenError::Driver)?;
     }

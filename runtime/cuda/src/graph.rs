@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: calls of other threads, such as allocations, do not disturb a capture.
 const THREAD_LOCAL: u32 = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: a library may also load what it launches.
+const RELAXED: u32 = 2;
 
 /// A graph that can be launched any number of times.
 #[derive(Debug)]
@@ -47,6 +49,29 @@ impl Graph {
                 (driver.cuGraphDestroy)(graph);
             }
             made.map(|()| Graph { gpu: gpu.clone(), exec })
+        }
+    }
+
+    /// Lets libraries load what `enqueue` launches, without running it: captures it and drops the graph.
+    ///
+    /// # Errors
+    /// As [`Graph::capture`].
+    pub(crate) fn rehearse(
+        gpu: &Gpu,
+        stream: Stream,
+        enqueue: impl FnOnce(Stream) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let driver = gpu.libraries.driver;
+        let mut graph: CUgraph = std::ptr::null_mut();
+        // SAFETY: as in `capture`.
+        unsafe {
+            gpu.check("cuStreamBeginCapture", (driver.cuStreamBeginCapture_v2)(stream.0, RELAXED))?;
+            let enqueued = enqueue(stream);
+            let ended = gpu.check("cuStreamEndCapture", (driver.cuStreamEndCapture)(stream.0, &raw mut graph));
+            if !graph.is_null() {
+                (driver.cuGraphDestroy)(graph);
+            }
+            enqueued.and(ended)
         }
     }
 

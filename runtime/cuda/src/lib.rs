@@ -10,6 +10,7 @@
 //! - [`health`]: the state of GPUs without a context on them; [`xid`]: the driver's error reports;
 //!   [`link_errors`]: those of links between GPUs.
 //! - [`product`]: matrix products through cuBLASLt; [`algorithms`]: the fastest ways to compute them. [`cudnn`]: attention through cuDNN.
+//! - [`rehearsal`]: lets libraries load what a spare will launch.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
 //! - [`ring`]: copies beside programs, through pinned memory; [`state_fence`]: the order between them and updates.
@@ -38,6 +39,7 @@ mod lowered;
 mod machine;
 mod nccl;
 mod product;
+mod rehearsal;
 mod ring;
 mod shared;
 mod staged;

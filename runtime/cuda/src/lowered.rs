@@ -89,10 +89,9 @@ impl Lowered {
         may_run: bool,
     ) -> Result<Lowered, CompileError> {
         let Commands { starts, is_merged, commands } = lower_all(c, place, scratch, attends);
-        let choice = match (has_free_order(&c.program), may_run) {
-            (false, _) => Choice::First,
-            (true, false) => Choice::Known,
-            (true, true) => Choice::Fastest,
+        let choice = match choice_of(&c.program) {
+            Choice::Known if may_run => Choice::Fastest,
+            choice => choice,
         };
         // SAFETY: the caller's contract; products write neither inputs nor what outlasts a step.
         let ready = |command| unsafe { shared.ready(command, choice) };
@@ -232,6 +231,11 @@ impl Lowered {
 /// reproducible, and no other rank computes the same product and relies on its bits, as tensor-parallel ranks do.
 fn has_free_order(program: &Program) -> bool {
     !is_reproducible(program) && program.mesh_rank.mesh.tp == 1
+}
+
+/// Which algorithms the products of a program have, without running any.
+pub(crate) fn choice_of(program: &Program) -> Choice {
+    if has_free_order(program) { Choice::Known } else { Choice::First }
 }
 
 /// Before which instructions the GPU marks its progress, and the longest estimated time between two marks. `starts` are the first

@@ -12,6 +12,7 @@ use crate::kernels::CompileError;
 use crate::lower::{Attends, cudnn_shape, lower};
 use crate::lowered::{LASTING, Lowered};
 use crate::product::Choice;
+use crate::rehearsal::{Rehearsal, nowhere};
 use crate::shared::Shared;
 use crate::state_fence::OwnedFence;
 use phalanx_device::groups::Groups;
@@ -55,6 +56,8 @@ pub(crate) struct CudaMachine {
     packings: BTreeMap<u64, Packing>,
     /// Marks the end of each instruction when times are measured; kept between runs.
     events: Vec<Event>,
+    /// What can be prepared without buffers.
+    rehearsal: Rehearsal,
 }
 
 /// A stream that runs nothing, which the GPU gets back.
@@ -119,7 +122,8 @@ impl CudaMachine {
         let fence = OwnedFence::new(&shared.gpu, &shared.memory.fences, lasting).map_err(refused)?;
         let capture = stream.map(|stream| CaptureStream { shared: shared.clone(), stream });
         let (shared, packings) = (shared.clone(), BTreeMap::new());
-        Ok(CudaMachine { fence, shared, lowered: Vec::new(), regions, packings, capture, events: Vec::new() })
+        let (lowered, events, rehearsal) = (Vec::new(), Vec::new(), Rehearsal::default());
+        Ok(CudaMachine { fence, shared, lowered, regions, packings, capture, events, rehearsal })
     }
 
     /// Parts of a program that run as graphs.
@@ -147,15 +151,15 @@ impl CudaMachine {
         load(&Launch::of_place(&shared.gpu, 0));
         for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
             // Kernels do not depend on addresses, except that two operands may be the same memory.
-            let (commands, _) =
-                lower(&c.program, instr, |v| (u64::from(v.0) + 1) << 40, 0, shared.attends(None)).finish();
+            let (commands, _) = lower(&c.program, instr, |v| nowhere(v.0), 0, shared.attends(None)).finish();
             for command in commands {
                 if let Command::Launch(launch) = command {
                     load(&launch);
                 }
             }
         }
-        CudaMachine::with_regions(shared, BTreeMap::new(), graphs)
+        let rehearsal = Rehearsal::of(shared, programs);
+        Ok(CudaMachine { rehearsal, ..CudaMachine::with_regions(shared, BTreeMap::new(), graphs)? })
     }
 
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {
@@ -385,7 +389,7 @@ impl Shared {
     }
 
     /// How attention runs on this GPU; through cuDNN if there is a shape.
-    fn attends(&self, cudnn: Option<Shape>) -> Attends {
+    pub(crate) fn attends(&self, cudnn: Option<Shape>) -> Attends {
         Attends { cudnn, shared_bytes_max: self.gpu.shared_bytes_max }
     }
 
@@ -519,6 +523,10 @@ unsafe impl Machine for CudaMachine {
     }
 
     fn remap(&mut self, _: &Arena) {}
+
+    fn rehearse(&mut self) -> bool {
+        self.capture.as_ref().is_some_and(|capture| self.rehearsal.next(&self.shared, capture.stream))
+    }
 
     fn succeed(self: Box<Self>, programs: &[&Compiled], _: &Backing<'_>) -> Result<Box<dyn Machine>, AllocError> {
         let CudaMachine { fence, shared, lowered, mut regions, capture, .. } = *self;

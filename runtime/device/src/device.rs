@@ -82,6 +82,10 @@ pub trait Device: Debug + Send + Sync {
         Ok(host)
     }
 
+    /// Opens what a device thread needs, on any thread, so that it is open when the device thread starts. A failure is that of the device
+    /// thread.
+    fn open_ahead(&self) {}
+
     /// How far the device is; none if it works on the thread that gives it work. Never waits for the device.
     fn activity(&self) -> Option<Activity> {
         None

@@ -176,6 +176,11 @@ pub unsafe trait Machine: Debug + Send {
     /// If `memory` is smaller.
     fn remap(&mut self, memory: &Arena);
 
+    /// Prepares, without buffers, a piece of what the first run would have to do; `false` if nothing is left to prepare.
+    fn rehearse(&mut self) -> bool {
+        false
+    }
+
     /// A machine for other programs with the same regions that outlast a step; it takes over this machine's memory for
     /// them. If that memory is shared, `on` names the same memory.
     ///

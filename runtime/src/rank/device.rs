@@ -151,7 +151,10 @@ impl<'a> Device<'a> {
     /// Executes tasks until the actor exits.
     pub(crate) fn run(&mut self) {
         loop {
-            let Some(task) = self.tasks.next() else { return };
+            let warm = &mut self.warm;
+            let Some(task) = self.tasks.next(|| warm.as_mut().is_some_and(|warm| warm.machine.rehearse())) else {
+                return;
+            };
             tracing::debug!(worker = %self.worker, task = name(&task), "device");
             let generation = generation(&task);
             let progress_counter = self.progress_counter.clone();

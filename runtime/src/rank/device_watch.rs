@@ -10,6 +10,7 @@
 //!   counts.
 
 use crate::error::JobError;
+use crate::process_end::end_with;
 use crate::train::team::ConnectedGroup;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::{Activity, CollectiveControl, Device, ThreadError};
@@ -106,15 +107,10 @@ impl DeviceWatch {
     }
 }
 
-/// Ends this process because its device or its data are lost to it; the node starts a successor. Destructors do not run,
-/// since a driver may block in them without a limit.
+/// Ends this process because its device or its data are lost to it; the node starts a successor.
 pub(crate) fn end_process(reason: &str) -> ! {
     eprintln!("{reason}; this process ends, and its successor gets the state from other ranks or the last checkpoint");
-    #[allow(unsafe_code)] // The standard library runs destructors.
-    // SAFETY: ends the process.
-    unsafe {
-        libc::_exit(1)
-    }
+    end_with(1)
 }
 
 /// How long a device has completed nothing (`DEVICE-WATCH-1`).

@@ -7,7 +7,7 @@
 //!   of a world; `beside`: catches up while others train; `heal`: transfers state from memory to memory; `missing_regions`:
 //!   state that has not arrived; `pairs`: the pairs of members that exchange messages.
 //! - `arena_contents`: when a rank keeps its arena; `recycled_arenas`: reuse of arenas of earlier ranks; `warm`: memory that
-//!   is prepared before the first status report; `cpu_limit`: a rank at its limit of CPU time asks for the end of the job.
+//!   is prepared before the first status report; `opening`: the device, opened beside the rest of the start; `cpu_limit`: a rank at its limit of CPU time asks for the end of the job.
 //!
 //! Deliberately absent: world membership. The coordinator decides, and the supervisor passes it on.
 
@@ -20,6 +20,7 @@ pub(crate) mod failure_report;
 pub(crate) mod heal;
 mod mesh_groups;
 mod missing_regions;
+mod opening;
 mod pairs;
 mod port;
 pub(crate) mod process;

@@ -111,11 +111,19 @@ impl RankPort for Port {
 }
 
 impl Tasks {
-    /// Waits for the next task; `None` once the actor has ended. Skips tasks in worlds that this rank has left, except
-    /// settling the outcome.
-    pub(crate) fn next(&self) -> Option<Task> {
+    /// Waits for the next task, and works `meanwhile` until that returns `false`; `None` once the actor has ended. Skips tasks in worlds
+    /// that this rank has left, except settling the outcome.
+    pub(crate) fn next(&self, mut meanwhile: impl FnMut() -> bool) -> Option<Task> {
         let is_left = |task: &Task| generation(task).is_some_and(|of| of.0 < self.left.load(Ordering::Acquire));
-        self.tasks.iter().find(|task| !is_left(task))
+        loop {
+            match self.tasks.try_recv() {
+                Ok(task) if is_left(&task) => {}
+                Ok(task) => return Some(task),
+                Err(mpsc::TryRecvError::Disconnected) => return None,
+                Err(mpsc::TryRecvError::Empty) if meanwhile() => {}
+                Err(mpsc::TryRecvError::Empty) => return self.tasks.iter().find(|task| !is_left(task)),
+            }
+        }
     }
 }
 
@@ -193,8 +201,28 @@ mod tests {
         port.assign(train(4));
         drop(port);
 
-        assert!(matches!(tasks.next(), Some(Task::Settle(None))));
-        assert!(matches!(tasks.next(), Some(Task::Train { steps, .. }) if steps.generation() == Generation(4)));
-        assert!(tasks.next().is_none());
+        assert!(matches!(tasks.next(|| false), Some(Task::Settle(None))));
+        assert!(matches!(tasks.next(|| false), Some(Task::Train { steps, .. }) if steps.generation() == Generation(4)));
+        assert!(tasks.next(|| false).is_none());
+    }
+
+    #[test]
+    fn device_prepares_only_while_it_has_no_task() {
+        let (sender, tasks) = mpsc::channel();
+        let tasks = Tasks { tasks, left: Arc::default() };
+        let mut n_pieces = 0;
+        sender.send(Task::Settle(None)).unwrap();
+
+        let first = tasks.next(|| unreachable!("a task waits"));
+        let second = tasks.next(|| {
+            n_pieces += 1;
+            if n_pieces == 3 {
+                sender.send(Task::Exit).unwrap();
+            }
+            true
+        });
+
+        assert!(matches!((first, second), (Some(Task::Settle(None)), Some(Task::Exit))));
+        assert_eq!(n_pieces, 3);
     }
 }

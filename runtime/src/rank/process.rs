@@ -5,6 +5,7 @@ use crate::config::JobConfig;
 use crate::control::Control;
 use crate::control_place::RecordedGeneration;
 use crate::data::tokenizer::Tokenizer;
+use crate::devices::Chosen;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::error::peer::PeerError;
@@ -17,6 +18,7 @@ use crate::rank::cpu_limit;
 use crate::rank::device::Device;
 use crate::rank::device_watch::DeviceWatch;
 use crate::rank::failure_report::FailureReport;
+use crate::rank::opening::Opening;
 use crate::rank::port::{Outbox, Port};
 use crate::rank::rank_messages::{Begin, FromRank, ToRank};
 use crate::rank::warm::Warm;
@@ -90,20 +92,35 @@ fn serve(
     fd_channel: UnixStream,
 ) -> Result<(), JobError> {
     let config = JobConfig::from_yaml_str(&begin.yaml, &[])?;
-    let tokenizer = plan::tokenizer(&config)?;
+    std::thread::scope(|scope| {
+        let opening = Opening::begin(scope, &config.precision)?;
+        serve_on(opening, begin, &config, make, outbox, receiver, fd_channel)
+    })
+}
+
+/// As [`serve`], on a device that is opening.
+fn serve_on(
+    opening: Opening,
+    begin: Begin,
+    config: &JobConfig,
+    make: Option<&MakeModel>,
+    outbox: &Outbox,
+    receiver: FrameReceiver,
+    fd_channel: UnixStream,
+) -> Result<(), JobError> {
+    let tokenizer = plan::tokenizer(config)?;
     let _lock = RankLock::share(&config.output.folder());
-    let model = model_of(begin.user_model.as_deref(), &config, &tokenizer, make)?;
-    let data = prepare_data(&config, &model, &tokenizer, &|| false, &mut |_| {})?;
+    let model = model_of(begin.user_model.as_deref(), config, &tokenizer, make, || opening.device())?;
+    let data = prepare_data(config, &model, &tokenizer, &|| false, &mut |_| {})?;
     prepare_ahead(&data)?;
-    let (run, sampler) = plan::run_over(&config, &data.train)?;
+    let (run, sampler) = plan::run_over(config, &data.train)?;
     let listener = listen(&begin)?;
     let address = begin.listen.map(|_| listener.local_addr());
     let schedule = Schedule { save_steps: run.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
     let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
-    let control = Arc::new(Control::default());
-    let progress_counter = ProgressCounter::new();
+    let (control, progress_counter) = (Arc::new(Control::default()), ProgressCounter::new());
     let device_watch = DeviceWatch::new(Arc::clone(&model.device), progress_counter.clone());
-    let extras = extras(&config, &model, &tokenizer, &begin.inputs)?;
+    let extras = extras(config, &model, &tokenizer, &begin.inputs)?;
     let evaluates = config.data.evaluates();
     // Before the first status report, because other members may wait for this rank after it.
     let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
@@ -126,7 +143,7 @@ fn serve(
             worker: begin.worker,
             evaluates,
             extras,
-            config: &config,
+            config,
             recorded: RecordedGeneration::of(&config.output.output_dir, &begin.timing),
             model: &model,
             run,
@@ -172,8 +189,9 @@ fn model_of(
     config: &JobConfig,
     tokenizer: &Tokenizer,
     make: Option<&MakeModel>,
+    device: impl FnOnce() -> Result<Chosen, JobError>,
 ) -> Result<ModelPlan, JobError> {
-    let model = plan::rank_plan(config, tokenizer, make)?;
+    let model = plan::rank_plan(config, tokenizer, make, device)?;
     if model.model.user().map(UserModel::digest).as_deref() == expected {
         return Ok(model);
     }
@@ -225,6 +243,7 @@ fn on_own_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices;
     use crate::frontend::UserParam;
     use phalanx_device::ThreadError;
 
@@ -245,11 +264,11 @@ mod tests {
         let of_job = user(0.25).digest();
         let made = |first_value: f32| {
             let make = move |_: &JobConfig| Ok(user(first_value));
-            model_of(Some(&of_job), &config, &tokenizer, Some(&make))
+            model_of(Some(&of_job), &config, &tokenizer, Some(&make), || unreachable!("its model runs on the host"))
         };
 
         assert!(made(0.25).is_ok());
         assert!(matches!(made(0.75), Err(JobError::Peer(PeerError::OtherModel))));
-        assert!(model_of(Some(&of_job), &config, &tokenizer, None).is_err());
+        assert!(model_of(Some(&of_job), &config, &tokenizer, None, || Ok((devices::host(), None))).is_err());
     }
 }

@@ -423,6 +423,7 @@ pub(crate) fn rank_plan(
     config: &JobConfig,
     tokenizer: &Tokenizer,
     make: Option<&MakeModel>,
+    device: impl FnOnce() -> Result<Chosen, JobError>,
 ) -> Result<ModelPlan, JobError> {
     let described = config.model.model.as_ref().map(|d| Value::Object(d.0.clone())).unwrap_or_default();
     match make.filter(|_| is_user_defined(&described)) {
@@ -430,7 +431,7 @@ pub(crate) fn rank_plan(
             let user = make(config).map_err(|source| PlanError::Make { source })?;
             user_plan(config, tokenizer, &Arc::new(user))
         }
-        None => model_plan(config, tokenizer),
+        None => model_plan_on(config, tokenizer, device),
     }
 }
 

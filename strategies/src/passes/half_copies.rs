@@ -4,7 +4,8 @@
 //!
 //! Each value is converted once, before its first product, so a weight is read in f32 once a step however often it is
 //! multiplied; in a step of one microbatch twice, so that no copies of all weights exist between the forward and the backward pass,
-//! where the step needs most memory. Where ranks gather a weight that only products in half width read, each rank converts its shard and the ranks
+//! where the step needs most memory. Small weights, such as those of adapters, are converted together at the start of the step, which
+//! devices can do in a few launches. Where ranks gather a weight that only products in half width read, each rank converts its shard and the ranks
 //! gather that: half the bytes, and the same bits. A shard is converted for each gathering, since a copy of all shards would
 //! take memory for the whole step, and the traffic within a device is small beside that between devices.
 //!
@@ -16,7 +17,12 @@
 //! as state: state that follows from other state would have to be kept consistent through healing and checkpoints.
 
 use crate::program::{Collective, CollectiveKind, Compute, DType, Instr, Kind, Op, Phase, Program, Site, ValueId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Weights of at most so many elements are small: their copies are kept throughout the step.
+const SMALL: usize = 1 << 20;
+/// Where small weights are converted.
+const START: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
 
 /// Converts the f32 operands of products in half width.
 pub fn half_copies(program: &mut Program) {
@@ -24,13 +30,18 @@ pub fn half_copies(program: &mut Program) {
     gather_copies(program);
     let is_single = program.instrs.iter().all(|i| i.site.microbatch == 0);
     let mut copies: BTreeMap<(ValueId, Option<Phase>), ValueId> = BTreeMap::new();
-    for mut instr in std::mem::take(&mut program.instrs) {
+    let instrs = std::mem::take(&mut program.instrs);
+    for (wide, narrow) in small_weights(program, &instrs) {
+        copies.insert((wide, None), copy(program, wide, narrow, START));
+    }
+    for mut instr in instrs {
         if let Some(narrow) = half_width(program, &instr) {
             for i in 0..2 {
                 let wide = instr.reads[i];
                 let value = program.value(wide);
                 if value.dtype == DType::F32 {
-                    let phase = (is_single && value.kind == Kind::Parameter).then_some(instr.site.phase);
+                    let is_weight = value.kind == Kind::Parameter && value.n_elements() > SMALL;
+                    let phase = (is_single && is_weight).then_some(instr.site.phase);
                     let copied = copies.entry((wide, phase));
                     instr.reads[i] = *copied.or_insert_with(|| copy(program, wide, narrow, instr.site));
                 }
@@ -40,6 +51,22 @@ pub fn half_copies(program: &mut Program) {
         copies.retain(|(wide, _), _| !instr.writes.contains(wide));
         program.instrs.push(instr);
     }
+}
+
+/// The small f32 weights that products in half width read, in the order of their first products, and the type of those.
+fn small_weights(program: &Program, instrs: &[Instr]) -> Vec<(ValueId, DType)> {
+    let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
+    for instr in instrs {
+        let Some(narrow) = half_width(program, instr) else { continue };
+        for wide in &instr.reads[..2] {
+            let value = program.value(*wide);
+            let is_small = value.kind == Kind::Parameter && value.n_elements() <= SMALL;
+            if is_small && value.dtype == DType::F32 && seen.insert(*wide) {
+                found.push((*wide, narrow));
+            }
+        }
+    }
+    found
 }
 
 /// Stores logits and their gradients in half width where all products that write and read them work in it.
@@ -153,6 +180,25 @@ mod tests {
         let cast = ("cast", vec!["w"]);
         let expected = [cast.clone(), product.clone(), product.clone(), ("add", vec!["w", "y"]), cast, product];
         assert_eq!(names(&p), expected);
+    }
+
+    /// A large weight and two small ones.
+    #[test]
+    fn small_weights_are_converted_at_the_start_and_large_ones_before_their_products() {
+        let mut p = Program::default();
+        let mut weight = |name, rows| p.add_value(name, &[rows, 8], DType::F32, Kind::Parameter);
+        let [large, a, b] = [("large", SMALL), ("a", 8), ("b", 8)].map(|(name, rows)| weight(name, rows));
+        let x = p.add_value("x", &[8, 8], DType::Bf16, Kind::Activation);
+        let y = p.add_value("y", &[8, 8], DType::F32, Kind::Activation);
+        for (w, phase) in [(a, Phase::Forward), (large, Phase::Forward), (b, Phase::Forward), (a, Phase::Backward)] {
+            p.push(Op::MatMul(BF16), vec![x, w], vec![y], Site { phase, ..SITE });
+        }
+
+        half_copies(&mut p);
+
+        let casts = |(op, reads): &(&str, Vec<&str>)| (*op == "cast").then(|| reads.join(" "));
+        let expected = ["a", "b", "matmul", "large", "matmul", "matmul", "matmul"];
+        assert_eq!(names(&p).iter().map(|i| casts(i).unwrap_or(i.0.into())).collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -102,6 +102,10 @@ const PRODUCTS: f64 = 0.8;
 // Forward and backward together. A100: up to 225 of 312 TFLOP/s in training a GPT (FlashAttention-2, abstract), its
 // kernels 50 to 73 %. H100: 740 TFLOP/s forward, 75 %, backward less (FlashAttention-3, abstract and §4.1).
 const ATTENTION: f64 = 0.6;
+// Measured in steps of 1 and 8 billion parameters on an H100 and an H200 (runtime/BENCHMARKS.md): products run at 690 to 860 of 989
+// TFLOP/s, 772 on average, because of power; attention, forward and backward together, at 331 with heads of 64 and 405 with 128.
+const HOPPER_PRODUCTS: f64 = 0.78;
+const HOPPER_ATTENTION: f64 = 0.37;
 // Share of the peak that copies reach on HBM; Deakin et al. 2018, BabelStream, finds 80 to 90 % on server GPUs.
 const STREAMS: f64 = 0.85;
 // A launch costs a few microseconds of the host: Zhang et al. 2019, "A study of single and multi-device synchronization
@@ -273,8 +277,9 @@ fn a100_80g() -> Hardware {
 fn h100() -> Hardware {
     Hardware {
         name: "h100".into(),
-        matmul_bf16: gpu_rate(989.0 * TERA),
+        matmul_bf16: Rate { fraction: HOPPER_PRODUCTS, ..gpu_rate(989.0 * TERA) },
         matmul_f32: gpu_rate(67.0 * TERA),
+        attention_fraction: HOPPER_ATTENTION,
         memory_bytes_per_s: 3350.0 * GB,
         intra_node: Link { bytes_per_s: 450.0 * GB, fraction: COLLECTIVES, hop_s: NVLINK_HOP_S },
         inter_node: Link { bytes_per_s: 50.0 * GB, fraction: COLLECTIVES, hop_s: NETWORK_HOP_S },
@@ -294,6 +299,7 @@ fn b200() -> Hardware {
         name: "b200".into(),
         matmul_bf16: gpu_rate(2250.0 * TERA),
         matmul_f32: gpu_rate(75.0 * TERA),
+        attention_fraction: ATTENTION,
         memory_bytes: 180_000_000_000,
         memory_bytes_per_s: 8000.0 * GB,
         intra_node: Link { bytes_per_s: 900.0 * GB, fraction: COLLECTIVES, hop_s: NVLINK_HOP_S },

@@ -38,13 +38,13 @@ struct Ended {
     seconds: BTreeMap<&'static str, f64>,
 }
 
-/// Runs all stages within `budget`.
-pub fn run(out: &Path, budget: Duration, options: &Options) -> Result<()> {
+/// Runs these stages within `budget`.
+pub fn run(out: &Path, stages: Vec<Stage>, budget: Duration, options: &Options) -> Result<()> {
     let (begin, program) = (Instant::now(), std::env::current_exe().context("finding this program")?);
     std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
     let share = |stages: &[Stage]| stages.iter().map(|stage| stage.share()).sum::<f64>();
     let mut outcomes = Vec::new();
-    let mut rest = &Stage::ALL[..];
+    let mut rest = &stages[..];
     while let Some(first) = rest.first() {
         // Neighbours that only check run side by side.
         let n = rest.iter().take_while(|stage| stage.is_check() && first.is_check()).count().max(1);
@@ -74,6 +74,8 @@ fn jobs(stage: Stage, options: &Options) -> Vec<Job> {
         Stage::Steps if options.sample => parts.truncate(STEPS_SAMPLED),
         // Each process makes all cases first, which takes longer than one case of each operation.
         Stage::Operations if options.sample => parts.clear(),
+        // Measurements have the GPU to themselves.
+        _ if !stage.is_check() => parts.clear(),
         _ => {}
     }
     let whole = parts.is_empty().then_some(Job { stage, only: None });

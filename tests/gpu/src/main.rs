@@ -19,7 +19,7 @@ use std::time::Duration;
 #[derive(Debug, Parser)]
 #[command(
     version,
-    after_help = "Examples:\n  phalanx-gpu all --out results --minutes 8\n  phalanx-gpu operations --out results --only attention\n\n\
+    after_help = "Examples:\n  phalanx-gpu all --out results --minutes 8\n  phalanx-gpu all --out results --stages rates,peers\n  phalanx-gpu operations --out results --only attention\n\n\
                   NVIDIA's libraries are found beside Python packages and in the system's folders; PHALANX_CUDA_LIBS names others."
 )]
 struct Cli {
@@ -40,6 +40,9 @@ enum Action {
         /// Time for all stages.
         #[arg(long, default_value_t = 8.0)]
         minutes: f64,
+        /// Only these stages, by their names.
+        #[arg(long, value_delimiter = ',', value_parser = stage)]
+        stages: Vec<Stage>,
         #[command(flatten)]
         options: Options,
     },
@@ -76,6 +79,8 @@ enum One {
     Rates(Out),
     /// Measures the whole step beside torch.compile, with PyTorch's default attention and with that of cuDNN.
     Peers(Out),
+    /// Measures steps of a model with 8 billion parameters: adapters, and all weights with 8-bit state.
+    Large(Out),
 }
 
 #[derive(Debug, clap::Args)]
@@ -83,11 +88,16 @@ struct Out {
     /// Folder of the results.
     #[arg(long)]
     out: PathBuf,
-    /// Only the operation or the step of this name.
+    /// Only the operation or the step of this name, as the stages operations, steps and large show them.
     #[arg(long)]
     only: Option<String>,
     #[command(flatten)]
     options: Options,
+}
+
+fn stage(name: &str) -> Result<Stage, String> {
+    let names = || Stage::ALL.map(Stage::name).join(", ");
+    Stage::ALL.into_iter().find(|stage| stage.name() == name).ok_or_else(|| format!("stages are {}", names()))
 }
 
 fn main() -> ExitCode {
@@ -116,7 +126,10 @@ fn main() -> ExitCode {
         }
     }
     let done = match cli.command {
-        Action::All { out, minutes, options } => all::run(&out, Duration::from_secs_f64(minutes * 60.0), &options),
+        Action::All { out, minutes, stages, options } => {
+            let asked = Stage::ALL.into_iter().filter(|stage| stages.is_empty() || stages.contains(stage)).collect();
+            all::run(&out, asked, Duration::from_secs_f64(minutes * 60.0), &options)
+        }
         Action::NcclRank(args) => phalanx_gpu::nccl_rank::run(&args),
         Action::NcclJobs(args) => phalanx_gpu::open::gpu().and_then(|gpu| nccl_jobs::run(&args, &gpu)),
         Action::One(one) => {
@@ -131,6 +144,7 @@ fn main() -> ExitCode {
                 One::Faults(out) => (Stage::Faults, out),
                 One::Rates(out) => (Stage::Rates, out),
                 One::Peers(out) => (Stage::Peers, out),
+                One::Large(out) => (Stage::Large, out),
             };
             run(stage, &out)
         }

@@ -64,7 +64,8 @@ pub struct NcclRank {
 /// Figures by name.
 pub type Figures = BTreeMap<String, f64>;
 
-/// Runs a rank; its figures are in the shared folder afterwards.
+/// Runs a rank and ends its process as a rank of a job ends: without the destructors of C libraries, beside which threads that free
+/// communicators crash. Its figures are in the shared folder afterwards.
 ///
 /// # Errors
 /// What differs from the expectation, or cannot run.
@@ -82,7 +83,9 @@ pub fn run(args: &NcclRank) -> Result<()> {
         Scenario::Killed => rank.killed(),
         Scenario::Costs => rank.costs(),
     }?;
-    apart::write(&args.folder.join(format!("figures-{}.json", args.rank)), &serde_json::to_string(&figures)?)
+    apart::write(&args.folder.join(format!("figures-{}.json", args.rank)), &serde_json::to_string(&figures)?)?;
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(0) }
 }
 
 /// A rank: its GPU, and memory for operands.
@@ -391,9 +394,15 @@ impl Rank<'_> {
         self.synchronize()?;
         let each = 1e3 * ms(begin) / f64::from(self.args.rounds);
         self.meet("timed")?;
-        // The end runs on threads of its own; a synchronisation may not wait for it.
+        // The end runs on threads of its own.
+        let begin = Instant::now();
         drop((groups, tcp));
+        while before.saturating_sub(self.free_bytes()?) as f64 > 0.5 * taken * 2.0 * f64::from(self.args.ranks) {
+            ensure!(begin.elapsed() < ABORT_MAX, "{:?} after the end the memory is not free", begin.elapsed());
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let figures = [
+            ("freed after ms", ms(begin)),
             ("connect ms", connected),
             ("first operation ms", first),
             ("us a start", 1e6 * starts.as_secs_f64() / f64::from(self.args.rounds)),

@@ -1,6 +1,7 @@
 //! Whole training steps of small models of every kind, run on two devices.
 
 use anyhow::{Result, ensure};
+use half::bf16;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, Run, packed};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
@@ -45,6 +46,26 @@ pub struct Trained {
     pub grad_norms: Vec<f64>,
     /// Parameters in the order of the table.
     pub weights: Vec<TrainedParam>,
+}
+
+/// A step that was timed.
+#[derive(Debug)]
+pub struct Timed {
+    /// The step.
+    pub compiled: Compiled,
+    /// The least time of each instruction, in seconds; infinite without runs.
+    pub instrs: Vec<f64>,
+    /// The times of whole steps, in seconds, the least first.
+    pub steps: Vec<f64>,
+    /// Bytes that the machine holds.
+    pub bytes: usize,
+}
+
+impl Timed {
+    /// The median of whole steps, in seconds.
+    pub fn median(&self) -> f64 {
+        self.steps.get(self.steps.len() / 2).copied().unwrap_or(f64::NAN)
+    }
 }
 
 /// The weights of a parameter.
@@ -118,15 +139,17 @@ fn fill_run<T: Send>(first: usize, run: &mut [T], number: &(impl Fn(usize) -> T 
     });
 }
 
-/// The word at `i` of random packed weights of at most 0.04.
-fn packed_word(packing: Packing, i: usize, random: u32) -> u32 {
-    // Two bf16 numbers between 2^-7 and 2^-5 of either sign.
-    const SIGNS: u32 = 0x80ff_80ff;
-    const EXPONENTS: u32 = 0x3c00_3c00;
+/// The word at `i` of packed weights with this standard deviation, uniform where the packing has numbers. Billions of them are made.
+fn packed_word(packing: Packing, std: f32, i: usize, random: u64) -> u32 {
     match packing {
-        Packing::Bf16 => random & SIGNS | EXPONENTS,
-        Packing::Int8 | Packing::Nf4 { .. } if i.is_multiple_of(packing.n_words()) => 0.04f32.to_bits(),
-        Packing::Int8 | Packing::Nf4 { .. } => random,
+        Packing::Bf16 => {
+            let scale = std * 3f32.sqrt() * 2f32.powi(-31);
+            let bits = |half: u64| u32::from(bf16::from_f32(half as u32 as i32 as f32 * scale).to_bits());
+            bits(random) | bits(random >> 32) << 16
+        }
+        // The largest magnitude of a block, before its codes.
+        Packing::Int8 | Packing::Nf4 { .. } if i.is_multiple_of(packing.n_words()) => (2.0 * std).to_bits(),
+        Packing::Int8 | Packing::Nf4 { .. } => random as u32,
     }
 }
 
@@ -233,57 +256,68 @@ impl StepCase {
         StepCase { batch, document: batch.seq_len, ..case }
     }
 
-    /// The compiled step, and the time of each of its instructions in seconds: the least of `n_runs` after one that warms up.
-    ///
-    /// # Errors
-    /// What the compiler or the device reports.
-    pub fn time(&self, device: &dyn Device, n_runs: usize) -> Result<(Compiled, Vec<f64>)> {
-        let forward = self.model.forward(self.batch, Head::Loss)?;
-        let c = compile_step(forward, &self.spec, device.target())?;
-        let times = device.on_device_thread(1, || {
-            let mut machine = device.machine(&[&c], &Backing::default())?;
-            self.fill(&mut *machine, &c);
-            self.put_tokens(&mut *machine, &c, 1);
-            let (mut best, mut groups) = (vec![f64::INFINITY; c.program.instrs.len()], Groups::none());
-            for run in 0..=n_runs {
-                self.put_scalars(&mut *machine, &c, 1 + run as u64);
-                let mut timings = Vec::new();
-                let with = &mut Run { timings: Some(&mut timings), ..Run::with(&mut groups) };
-                machine.run(&c, 0..c.program.instrs.len(), with)?;
-                if run > 0 {
-                    best.iter_mut().zip(&timings).for_each(|(best, time)| *best = best.min(time.as_secs_f64()));
-                }
-            }
-            Ok::<_, anyhow::Error>(best)
-        })??;
-        Ok((c, times))
+    /// The same case, trained in another way.
+    #[must_use]
+    pub fn trained(self, change: impl FnOnce(StepSpec) -> StepSpec) -> StepCase {
+        StepCase { spec: change(self.spec), ..self }
     }
 
-    /// Median time of a whole step in seconds, its tokens written and its loss read each time, after two steps that warm up; and the
-    /// bytes that the machine holds.
+    /// Times the step: `n_runs` times instruction by instruction, after one run that warms up, and then `n_steps` times as a whole,
+    /// its tokens written and its loss read each time, after two steps that warm up.
     ///
     /// # Errors
     /// What the compiler or the device reports.
-    pub fn whole(&self, device: &dyn Device, n_steps: u64) -> Result<(f64, usize)> {
+    pub fn time(&self, device: &dyn Device, n_runs: usize, n_steps: usize) -> Result<Timed> {
+        let compiled = self.compiled(device)?;
+        let c = &compiled;
+        let (instrs, steps, bytes) = device.on_device_thread(1, || {
+            let mut machine = device.machine(&[c], &Backing::default())?;
+            self.fill(&mut *machine, c);
+            let instrs = self.time_instrs(&mut *machine, c, n_runs)?;
+            let steps = self.time_steps(&mut *machine, c, n_steps)?;
+            Ok::<_, anyhow::Error>((instrs, steps, machine.allocated_bytes()))
+        })??;
+        Ok(Timed { compiled, instrs, steps, bytes })
+    }
+
+    /// The step, compiled for a device.
+    ///
+    /// # Errors
+    /// What the compiler reports.
+    pub fn compiled(&self, device: &dyn Device) -> Result<Compiled> {
         let forward = self.model.forward(self.batch, Head::Loss)?;
-        let c = compile_step(forward, &self.spec, device.target())?;
-        device.on_device_thread(1, || {
-            let mut machine = device.machine(&[&c], &Backing::default())?;
-            self.fill(&mut *machine, &c);
-            let (mut seconds, tokens) = (Vec::new(), self.tokens(&c, 1));
-            for step in 1..=n_steps + 2 {
-                let begin = Instant::now();
-                self.put_scalars(&mut *machine, &c, step);
-                tokens.iter().for_each(|(v, tokens)| machine.write(&c, *v, 0, tokens));
-                machine.run_all(&c, &mut Groups::none())?;
-                let loss = c.program.bound(Role::LossSum).map(|v| machine.first::<f64>(&c, v)).sum::<f64>();
-                ensure!(loss.is_finite(), "{}: the loss of step {step} is {loss}", self.name);
-                seconds.push(begin.elapsed().as_secs_f64());
+        Ok(compile_step(forward, &self.spec, device.target())?)
+    }
+
+    fn time_instrs(&self, machine: &mut dyn Machine, c: &Compiled, n_runs: usize) -> Result<Vec<f64>> {
+        let (mut best, mut groups) = (vec![f64::INFINITY; c.program.instrs.len()], Groups::none());
+        self.put_tokens(machine, c, 1);
+        for run in 0..n_runs + usize::from(n_runs > 0) {
+            self.put_scalars(machine, c, 1 + run as u64);
+            let mut timings = Vec::new();
+            let with = &mut Run { timings: Some(&mut timings), ..Run::with(&mut groups) };
+            machine.run(c, 0..c.program.instrs.len(), with)?;
+            if run > 0 {
+                best.iter_mut().zip(&timings).for_each(|(best, time)| *best = best.min(time.as_secs_f64()));
             }
-            seconds.drain(..2);
-            seconds.sort_by(f64::total_cmp);
-            Ok((seconds[seconds.len() / 2], machine.allocated_bytes()))
-        })?
+        }
+        Ok(best)
+    }
+
+    fn time_steps(&self, machine: &mut dyn Machine, c: &Compiled, n_steps: usize) -> Result<Vec<f64>> {
+        let (mut seconds, tokens) = (Vec::new(), self.tokens(c, 1));
+        for step in 1..=(if n_steps > 0 { n_steps as u64 + 2 } else { 0 }) {
+            let begin = Instant::now();
+            self.put_scalars(machine, c, step);
+            tokens.iter().for_each(|(v, tokens)| machine.write(c, *v, 0, tokens));
+            machine.run_all(c, &mut Groups::none())?;
+            let loss = c.program.bound(Role::LossSum).map(|v| machine.first::<f64>(c, v)).sum::<f64>();
+            ensure!(loss.is_finite(), "{}: the loss of step {step} is {loss}", self.name);
+            seconds.push(begin.elapsed().as_secs_f64());
+        }
+        seconds.drain(..seconds.len().min(2));
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds)
     }
 
     /// Trains for `n_steps` on a device.
@@ -291,8 +325,7 @@ impl StepCase {
     /// # Errors
     /// What the compiler or the device reports.
     pub fn run(&self, device: &dyn Device, n_steps: u64) -> Result<Trained> {
-        let forward = self.model.forward(self.batch, Head::Loss)?;
-        let c = compile_step(forward, &self.spec, device.target())?;
+        let c = self.compiled(device)?;
         device.on_device_thread(1, || {
             let mut machine = device.machine(&[&c], &Backing::default())?;
             let (planned, taken) = (device.bytes_for(&[&c]), machine.allocated_bytes());
@@ -361,18 +394,18 @@ impl StepCase {
         let rng = CounterRng::new(7);
         for p in &c.program.params {
             let stream = rng.fork_named(&p.parts[0].name);
+            let all = 0..c.program.value(p.value).n_elements();
             let number = |i: usize| match p.init {
                 Init::Normal { std } => std * stream.normal(i as u64) as f32,
                 Init::Ones | Init::RowLengths { .. } => 1.0,
                 Init::Zeros => 0.0,
             };
-            let all = 0..c.program.value(p.value).n_elements();
-            match p.packing {
-                None => machine.fill(c, p.value, all, |first, run| fill_run(first, run, &number)),
-                Some(packing) => {
-                    let word = |i: usize| packed_word(packing, i, stream.bits(i as u64) as u32);
+            match (p.packing, p.init) {
+                (Some(packing), Init::Normal { std }) => {
+                    let word = |i: usize| packed_word(packing, std, i, stream.bits(i as u64));
                     machine.fill(c, p.value, all, |first, run| fill_run(first, run, &word));
                 }
+                _ => machine.fill(c, p.value, all, |first, run| fill_run(first, run, &number)),
             }
         }
         for (i, v) in c.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Constant) {

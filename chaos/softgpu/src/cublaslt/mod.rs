@@ -8,11 +8,12 @@ pub mod element;
 pub mod problem;
 pub mod product;
 
+use crate::codes::ILLEGAL_ADDRESS;
 use crate::driver;
 use crate::engine::{Op, engine};
 use crate::memory;
 use crate::settings;
-use crate::stats::{Stat, count};
+use crate::stats::{self, Stat, count};
 use algorithm::{Algorithm, Found};
 use attributes::{Attributes, Description, Layout, Preference};
 use element::Element;
@@ -320,11 +321,22 @@ pub extern "C" fn cublasLtMatmul(
             }
         };
         algorithm.check(&problem)?;
-        algorithm.check_call(pointers, workspace as usize, workspace_bytes)?;
-        problem.check_pointers(pointers, beta != 0.0)?;
-        let product =
-            Product { problem, alpha, beta, pointers, split: algorithm.split(), workspace: workspace as usize };
+        stats::load(format!("product {:?} {algorithm:?}", problem.views.map(|view| view.element)));
+        let workspace = workspace as usize;
+        let check = move || {
+            algorithm.check_call(pointers, workspace, workspace_bytes)?;
+            problem.check_pointers(pointers, beta != 0.0)
+        };
+        // The library does not look at memory, and what is captured may never run.
+        let is_captured = engine().lock().capture_status(stream as u64).map_err(|_| EXECUTION_FAILED)? != 0;
+        if !is_captured {
+            check()?;
+        }
+        let product = Product { problem, alpha, beta, pointers, split: algorithm.split(), workspace };
         let run = move || {
+            if is_captured {
+                check().map_err(|_| ILLEGAL_ADDRESS)?;
+            }
             count(Stat::Products);
             product.run();
             Ok(())

@@ -13,7 +13,7 @@ use super::tensor::Tensor;
 use super::{P, handle};
 use crate::engine::{Op, engine};
 use crate::memory;
-use crate::stats::{Stat, count};
+use crate::stats::{self, Stat, count};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -181,8 +181,8 @@ impl Pack {
         Ok(Pack { pointers: by_id, workspace: a.int(1003).unwrap_or(0) as usize })
     }
 
-    /// The pointer for a tensor, which device or host can reach.
-    fn pointer(&self, t: &Tensor) -> Outcome<usize> {
+    /// The pointer for a tensor, which device or host can reach; what is captured may never run.
+    fn pointer(&self, t: &Tensor, is_captured: bool) -> Outcome<usize> {
         let at = match self.pointers.get(&t.id) {
             Some(0) => return refuse(NULL_POINTER, format_args!("the pointer for tensor {} is null", t.id)),
             Some(at) => *at,
@@ -196,14 +196,14 @@ impl Pack {
             return refuse(MISALIGNED_POINTER, what);
         }
         let bytes = if t.ragged.is_some() { t.dtype.bytes() } else { t.extent() };
-        if !memory::is_device_accessible(at, bytes) {
+        if !is_captured && !memory::is_device_accessible(at, bytes) {
             let what = format_args!("tensor {}: {bytes} bytes at {at:#x} are not in one allocation", t.id);
             return refuse_aloud(BAD_PARAM, what);
         }
         Ok(at)
     }
 
-    fn check_workspace(&self, bytes: usize, graph: &Graph) -> Outcome {
+    fn check_workspace(&self, bytes: usize, graph: &Graph, is_captured: bool) -> Outcome {
         if bytes == 0 {
             return Ok(());
         }
@@ -211,7 +211,7 @@ impl Pack {
         if at == 0 {
             return refuse(NULL_POINTER, format_args!("a workspace of {bytes} bytes is needed"));
         }
-        if !at.is_multiple_of(16) || !memory::is_device_accessible(at, bytes) {
+        if !at.is_multiple_of(16) || !is_captured && !memory::is_device_accessible(at, bytes) {
             let what = format_args!("the workspace: {bytes} bytes at {at:#x} are not in one allocation, aligned to 16");
             return refuse_aloud(BAD_PARAM, what);
         }
@@ -237,9 +237,12 @@ pub fn execute(at: P, plan: P, pack: P) -> Outcome {
     }
     let Engine { graph, support, .. } = &plan.config.engine;
     let (half, is_unordered) = (support.half, plan.config.is_unordered());
+    stats::load(format!("{:?} {half:?}", support.pattern.kernel()));
+    let status = engine().lock().capture_status(handle.stream);
+    let is_captured = status.map_err(|_| EXECUTION_FAILED)? != 0;
     let (mut pointers, mut scalars) = (BTreeMap::new(), BTreeMap::new());
     for t in graph.in_memory() {
-        let at = pack.pointer(t)?;
+        let at = pack.pointer(t, is_captured)?;
         if t.is_by_value {
             // SAFETY: by the caller, the address is that of a value of the host.
             scalars.insert(t.id, unsafe { t.dtype.load(at) });
@@ -250,7 +253,7 @@ pub fn execute(at: P, plan: P, pack: P) -> Outcome {
     if let Some(id) = pack.pointers.keys().find(|id| !pointers.contains_key(id) && !scalars.contains_key(id)) {
         return refuse_aloud(BAD_PARAM, format_args!("a pointer for tensor {id}, which the graph does not have"));
     }
-    pack.check_workspace(support.workspace_bytes, graph)?;
+    pack.check_workspace(support.workspace_bytes, graph, is_captured)?;
     let workspace = (pack.workspace, support.workspace_bytes);
     let run = Run { graph: graph.clone(), pointers, scalars, half, is_unordered, workspace };
     let run = move |seed| {

@@ -47,6 +47,7 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(at: *mut P, ordinal: c_int) -> Code {
             0 => {}
             planted => return Err(planted as Code),
         }
+        settings::reach("context");
         put(at, handle(device))?;
         *RETAINED.lock().expect("nothing panics here").entry(device).or_default() += 1;
         Ok(())

@@ -33,7 +33,7 @@ pub(crate) use plan::Direction;
 
 use crate::error::{CudaError, DNN_VERSION_MIN, DnnError};
 use crate::gpu::{Gpu, Stream};
-use crate::library::{Dnn, Handle, Search};
+use crate::library::{Dnn, Handle};
 use descriptor::{Attribute, Descriptor, Kind, Library, Type};
 use plan::{Place, Plan};
 use std::ffi::c_void;
@@ -71,8 +71,7 @@ impl Cudnn {
     ///
     /// # Errors
     /// See [`DnnError`].
-    pub(crate) fn open(gpu: &Gpu, search: &Search) -> Result<Cudnn, DnnError> {
-        let dnn = Dnn::find(search)?;
+    pub(crate) fn open(gpu: &Gpu, dnn: &'static Dnn) -> Result<Cudnn, DnnError> {
         let found = dnn.version();
         if found < DNN_VERSION_MIN {
             return Err(DnnError::Old { found, path: dnn.path.clone() });

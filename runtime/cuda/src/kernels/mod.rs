@@ -47,8 +47,10 @@ macro_rules! sources {
 }
 
 sources! {
-    /// Elementwise operations.
+    /// Elementwise arithmetic.
     ELEMENTWISE = "elementwise.cu", &["X=float Y=bf16", "X=f16 Y=float", "X=bf16 Y=bf16 Z=float"];
+    /// Conversions of elements.
+    CAST = "cast.cu" after "runs.cuh", &["X=float Y=bf16", "X=f16 Y=float", "X=bf16 Y=f16"];
     /// Packed weights as numbers.
     UNPACK = "unpack.cu", &["Y=float", "Y=bf16", "Y=f16"];
     /// Attention in f32 arithmetic, and its adjoint.

@@ -98,6 +98,16 @@ pub(crate) struct Libraries {
     pub(crate) blas: &'static Blas,
 }
 
+impl Driver {
+    /// Loads the driver.
+    ///
+    /// # Errors
+    /// See [`LibraryError`].
+    pub(crate) fn find(search: &Search) -> Result<&'static Driver, LibraryError> {
+        Driver::load(search.driver()?)
+    }
+}
+
 impl Nccl {
     /// Its file.
     ///
@@ -153,12 +163,11 @@ impl Libraries {
         vec![("driver", driver.path.clone()), ("NVRTC", nvrtc.path.clone()), ("cuBLASLt", blas.path.clone())]
     }
 
-    /// Loads the libraries.
+    /// Loads the libraries beside this driver.
     ///
     /// # Errors
     /// See [`LibraryError`].
-    pub(crate) fn load(search: &Search) -> Result<Libraries, LibraryError> {
-        let driver = Driver::load(search.driver()?)?;
+    pub(crate) fn load(search: &Search, driver: &'static Driver) -> Result<Libraries, LibraryError> {
         // Drivers that are too old for all of them are refused later, by name.
         let version =
             Some(driver.version()).filter(|version| version.major() >= MAJOR_MIN).unwrap_or(CudaVersion::NEWEST);

@@ -1,12 +1,14 @@
 //! Elementwise operations.
 
-use super::{Lowering, type_name};
+use super::{BLOCKS_MAX, Lowering, THREADS, type_name};
 use crate::command::{Args, Buffer};
-use crate::kernels::{ELEMENTWISE, Instance};
+use crate::kernels::{CAST, ELEMENTWISE, Instance};
 use phalanx_strategies::program::Dropout;
 
 /// Elements of a thread at a time, in kernels that work element by element.
 pub(super) const WIDTH: usize = 8;
+/// Conversions of one launch.
+const CASTS: usize = 32;
 
 impl Lowering {
     /// Converts elements.
@@ -14,8 +16,10 @@ impl Lowering {
         if x.dtype == y.dtype {
             return self.copy(x, y);
         }
-        let kernel = Instance::of(ELEMENTWISE, "cast").with("X", type_name(x.dtype)).with("Y", type_name(y.dtype));
-        self.launch_vectors(kernel, x.len(), Args::new().ptr(x).ptr(y).long(x.len()));
+        let kernel = Instance::of(CAST, "cast").with("X", type_name(x.dtype)).with("Y", type_name(y.dtype));
+        let blocks = x.len().div_ceil(WIDTH * THREADS as usize).min(BLOCKS_MAX);
+        let args = Args::of_run(&[x.address, y.address, x.len() as u64], blocks, CASTS);
+        self.launch(kernel, [blocks as u32, 1, 1], THREADS, 0, args);
     }
 
     /// `y = x + row`; `x` and `y` may be the same memory.

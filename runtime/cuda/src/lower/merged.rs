@@ -1,7 +1,7 @@
 //! The commands of a whole program: consecutive instructions that do not depend on each other share launches.
 //!
-//! Launches that cover runs of elements (`Launch::has_runs`) are merged: updates of the parameters, and sums of squares of the
-//! gradients. A launch of many runs has the bits of a launch for each, because a run has the same blocks in both. Times of merged
+//! Launches that cover runs of elements (`Launch::has_runs`) are merged: updates of the parameters, sums of squares of the
+//! gradients, and conversions. A launch of many runs has the bits of a launch for each, because a run has the same blocks in both. Times of merged
 //! instructions count for the first one.
 
 use super::{Attends, Lowering, lower};
@@ -134,8 +134,11 @@ mod tests {
     use phalanx_strategies::mesh::MeshRank;
     use phalanx_strategies::model::BatchShape;
     use phalanx_strategies::optimizer::{AdamW, Lion, OptimizerSpec, Sgd};
+    use phalanx_strategies::passes::commit::StepPhases;
+    use phalanx_strategies::passes::memory::memory;
     use phalanx_strategies::passes::precision::Precision;
-    use phalanx_strategies::program::Op;
+    use phalanx_strategies::program::{DType, Kind, Op, Phase, Program, Site};
+    use phalanx_strategies::target::Nowhere;
 
     /// The step of Llama 3.2 1B.
     fn step_of_1b(optimizer: OptimizerSpec) -> Compiled {
@@ -184,6 +187,29 @@ mod tests {
         let (merged, alone, n_instrs) = launches(&c, |op| matches!(op, Op::SumSquares { .. }));
 
         assert_eq!((merged, alone, n_instrs), (2, 163, 98));
+    }
+
+    #[test]
+    fn conversions_side_by_side_share_launches() {
+        let mut p = Program::default();
+        let site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
+        let value = |p: &mut Program, dtype, kind| p.add_value("", &[8, 8], dtype, kind);
+        let dtypes = (0..40).map(|i| if i < 35 { DType::Bf16 } else { DType::F16 });
+        let converted: Vec<ValueId> = dtypes.map(|dtype| value(&mut p, dtype, Kind::Activation)).collect();
+        for y in &converted {
+            let x = value(&mut p, DType::F32, Kind::Parameter);
+            p.push(Op::Cast, vec![x], vec![*y], site);
+        }
+        let z = value(&mut p, DType::F32, Kind::Output);
+        converted.iter().for_each(|y| p.push(Op::Add, vec![*y, *y], vec![z], site));
+        let layout = memory(&p, &Nowhere::default());
+        let end = p.instrs.len();
+        let c = Compiled::new(p, layout, StepPhases { apply: end, gather: end, end });
+
+        let (merged, alone, n_instrs) = launches(&c, |op| matches!(op, Op::Cast));
+
+        // A launch has room for 32 conversions of one kind.
+        assert_eq!((merged, alone, n_instrs), (3, 40, 40));
     }
 
     #[test]

@@ -137,21 +137,13 @@ impl Trainer {
 
     /// A rank whose state was never written.
     pub fn zeroed(memory: &Arc<GpuMemory>, mesh_rank: MeshRank, graphs: bool) -> Trainer {
-        let gpu = &memory.gpu;
-        let optimizer = OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
-        let (model, batch) = (small_llama(), BatchShape { n_rows: 2, seq_len: 24 });
-        let c = compiled(&model, batch, mesh_rank, Precision::F32, optimizer);
-        gpu.bind().unwrap();
-        let (kernels, products) = (Kernels::new(None), Products::open(gpu, None).unwrap());
-        let shared = Arc::new(Shared {
-            gpu: gpu.clone(),
-            memory: memory.clone(),
-            kernels,
-            products,
-            cudnn: None,
-            nccl: OnceLock::new(),
-        });
-        let machine = CudaMachine::new(&shared, &[&c], BTreeMap::new(), graphs).unwrap();
+        Trainer::of(&shared(memory), mesh_rank, graphs)
+    }
+
+    /// The same, with what others have loaded.
+    pub fn of(shared: &Arc<Shared>, mesh_rank: MeshRank, graphs: bool) -> Trainer {
+        let (c, optimizer) = program(mesh_rank);
+        let machine = CudaMachine::new(shared, &[&c], BTreeMap::new(), graphs).unwrap();
         Trainer { c, machine, optimizer }
     }
 
@@ -192,6 +184,21 @@ impl Trainer {
         let params = self.c.program.params.iter();
         params.map(|p| machine.read::<f32>(&self.c, p.value).into_iter().map(f32::to_bits).collect()).collect()
     }
+}
+
+/// The step of the small model, in f32.
+pub fn program(mesh_rank: MeshRank) -> (Compiled, OptimizerSpec) {
+    let optimizer = OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
+    let (model, batch) = (small_llama(), BatchShape { n_rows: 2, seq_len: 24 });
+    (compiled(&model, batch, mesh_rank, Precision::F32, optimizer), optimizer)
+}
+
+/// A GPU on which nothing is loaded yet.
+pub fn shared(memory: &Arc<GpuMemory>) -> Arc<Shared> {
+    let (gpu, memory) = (memory.gpu.clone(), memory.clone());
+    gpu.bind().unwrap();
+    let (kernels, products) = (Kernels::new(None), Products::open(&gpu, None).unwrap());
+    Arc::new(Shared { gpu, memory, kernels, products, cudnn: None, nccl: OnceLock::new() })
 }
 
 fn write<T: bytemuck::Pod>(machine: &mut CudaMachine, c: &Compiled, v: ValueId, elements: &[T]) {

@@ -12,6 +12,7 @@ use crate::error::JobError;
 use crate::error::host::HostError;
 use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
+use crate::process_end::end_with;
 use crate::process_limits::prepare_process;
 use crate::rank::process;
 use crate::train::plan::MakeModel;
@@ -65,7 +66,7 @@ pub fn rank_process_with(
 
 fn this_program(make: Option<&MakeModel>) -> RankProgram {
     if let Some(start) = RankStart::of(std::env::args_os().skip(1)) {
-        std::process::exit(run(&start, make));
+        end_with(run(&start, make));
     }
     probe::begin(std::env::args_os().skip(1));
     // `Runtime::new` rejects an empty path.

@@ -3,6 +3,7 @@
 mod ceilings;
 mod driver;
 mod faults;
+mod large;
 mod libraries;
 mod nccl;
 pub mod nccl_jobs;
@@ -91,11 +92,13 @@ pub enum Stage {
     Rates,
     /// Measures the whole step beside PyTorch.
     Peers,
+    /// Measures steps of a model with 8 billion parameters.
+    Large,
 }
 
 impl Stage {
     /// All stages, in the order in which they run.
-    pub const ALL: [Stage; 10] = [
+    pub const ALL: [Stage; 11] = [
         Stage::Libraries,
         Stage::Nccl,
         Stage::Compile,
@@ -106,6 +109,7 @@ impl Stage {
         Stage::Ceilings,
         Stage::Rates,
         Stage::Peers,
+        Stage::Large,
     ];
 
     /// Its name on the command line.
@@ -121,6 +125,7 @@ impl Stage {
             Stage::Faults => "faults",
             Stage::Rates => "rates",
             Stage::Peers => "peers",
+            Stage::Large => "large",
         }
     }
 
@@ -129,8 +134,8 @@ impl Stage {
         matches!(self, Stage::Compile | Stage::Driver | Stage::Operations | Stage::Steps)
     }
 
-    /// Parts that run in processes of their own, since an error of a kernel makes the GPU useless to its process; none if the stage
-    /// is not divided.
+    /// Parts that can be asked for; none if the stage is not divided. Parts of checks run in processes of their own, since an error of
+    /// a kernel makes the GPU useless to its process.
     pub fn parts(self) -> Vec<String> {
         match self {
             Stage::Operations => {
@@ -140,6 +145,7 @@ impl Stage {
                 names
             }
             Stage::Steps => step::all().into_iter().map(|case| case.name).collect(),
+            Stage::Large => large::names(),
             _ => Vec::new(),
         }
     }
@@ -158,7 +164,7 @@ impl Stage {
         match self {
             Stage::Libraries | Stage::Driver => 0.5,
             Stage::Ceilings | Stage::Compile => 1.0,
-            Stage::Operations | Stage::Steps | Stage::Faults | Stage::Rates | Stage::Peers => 3.0,
+            Stage::Operations | Stage::Steps | Stage::Faults | Stage::Rates | Stage::Peers | Stage::Large => 3.0,
             Stage::Nccl => 6.0,
         }
     }
@@ -256,5 +262,6 @@ pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> R
         Stage::Rates => rates::run(&gpu),
         Stage::Compile => peers::compile(&gpu, options.python.as_deref(), out),
         Stage::Peers => peers::run(&gpu, options.python.as_deref(), out),
+        Stage::Large => large::run(&gpu, is_asked),
     }
 }

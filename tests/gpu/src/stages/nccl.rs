@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest time for a scenario, and for all jobs.
-const SCENARIO_MAX: Duration = Duration::from_secs(150);
-const JOBS_MAX: Duration = Duration::from_secs(240);
+const SCENARIO_MAX: Duration = Duration::from_secs(60);
+const JOBS_MAX: Duration = Duration::from_secs(100);
 /// Lines of a failed process that are shown.
-const LOG_LINES: usize = 8;
+const LOG_LINES: usize = 24;
 /// Pause between two looks at the ends of processes.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -47,7 +47,7 @@ const RUNS: [Run; 8] = [
     Run {
         // Freed memory is overwritten, so that a use of it shows.
         settings: &[("NCCL_LAUNCH_ORDER_IMPLICIT", "1"), ("MALLOC_PERTURB_", "165")],
-        ..of("aborts at every time", Scenario::Aborts, 2, [200, 18])
+        ..of("aborts at every time", Scenario::Aborts, 2, [48, 18])
     },
     of("a rank dies", Scenario::Killed, 3, [1; 2]),
     of("costs", Scenario::Costs, 2, [500, 50]),
@@ -65,7 +65,11 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
         let begin = Instant::now();
         let outcome = scenario(&folder.join(i.to_string()), run, is_soft).with_context(|| run.name);
         let figures = outcome.as_ref().map_or_else(|_| "failed".to_owned(), text);
-        report.row(&[&run.name, &run.ranks, &format!("{:.1}", begin.elapsed().as_secs_f64()), &figures]);
+        let seconds = format!("{:.1}", begin.elapsed().as_secs_f64());
+        // At once: a caller that ends the stage early has the rows so far.
+        eprintln!("{}, {} ranks, {seconds} s: {figures}", run.name, run.ranks);
+        report.row(&[&run.name, &run.ranks, &seconds, &figures]);
+        outcome.as_ref().err().into_iter().for_each(|error| eprintln!("{error:#}"));
         report.check(outcome.map(drop));
     }
     let ended = jobs.end(JOBS_MAX).and_then(|text| Ok(serde_json::from_str::<Report>(&text)?));
@@ -101,16 +105,16 @@ impl Process {
         Ok(Process { child, log, result })
     }
 
-    /// Whether it succeeded, once it has ended. One that has not by `give_up` is ended, and has failed.
-    fn succeeds(&mut self, give_up: Instant) -> Result<Option<bool>> {
+    /// How it has ended, once it has: well, or as the sentence says. One that has not by `give_up` is ended.
+    fn ended(&mut self, give_up: Instant) -> Result<Option<Result<(), String>>> {
         if let Some(status) = self.child.try_wait().context("waiting for a process")? {
-            return Ok(Some(status.success()));
+            return Ok(Some(if status.success() { Ok(()) } else { Err(format!("ended with {status}")) }));
         }
         if Instant::now() < give_up {
             return Ok(None);
         }
         self.kill()?;
-        Ok(Some(false))
+        Ok(Some(Err("did not end in time".to_owned())))
     }
 
     fn kill(&mut self) -> Result<()> {
@@ -137,9 +141,9 @@ impl Process {
     fn end(mut self, patience: Duration) -> Result<String> {
         let give_up = Instant::now() + patience;
         loop {
-            match self.succeeds(give_up)? {
-                Some(true) => return self.result(),
-                Some(false) => bail!("a process failed; its last lines:\n  {}", self.last_lines()),
+            match self.ended(give_up)? {
+                Some(Ok(())) => return self.result(),
+                Some(Err(how)) => bail!("a process {how}; its last lines:\n  {}", self.last_lines()),
                 None => std::thread::sleep(PAUSE),
             }
         }
@@ -182,11 +186,11 @@ fn end_all(processes: &mut [Process], dies: Option<usize>, give_up: Instant) -> 
     let mut running: Vec<usize> = (0..processes.len()).collect();
     while !running.is_empty() {
         for rank in std::mem::take(&mut running) {
-            match processes[rank].succeeds(give_up)? {
+            match processes[rank].ended(give_up)? {
                 None => running.push(rank),
-                Some(succeeds) if succeeds == (dies != Some(rank)) => {}
-                Some(succeeds) => {
-                    let how = if succeeds { "does not die" } else { "failed" };
+                Some(how) if how.is_ok() == (dies != Some(rank)) => {}
+                Some(how) => {
+                    let how = how.err().unwrap_or_else(|| "does not die".to_owned());
                     let lines = processes[rank].last_lines();
                     processes.iter_mut().try_for_each(Process::kill)?;
                     bail!("rank {rank} {how}; its last lines:\n  {lines}");

@@ -59,6 +59,7 @@ async fn kills(args: &NcclJobs, report: &mut Report) -> Result<()> {
         undisturbed.losses == ended.losses && undisturbed.weights.is_some() && undisturbed.weights == ended.weights;
     let name = format!("a job, {} ranks killed", args.kills);
     let figures = format!("{} incidents, weights {}", ended.n_incidents, if is_equal { "equal" } else { "differ" });
+    println!("{name}, undisturbed {:.1} s, disturbed {:.1} s: {figures}", undisturbed.seconds, ended.seconds);
     report.row(&[&name, &2, &format!("{:.1}", ended.seconds), &figures]);
     ensure!(is_equal, "losses or weights differ from those of the undisturbed job");
     ensure!(ended.n_incidents as u64 >= args.kills.min(1), "no incident");
@@ -75,6 +76,7 @@ async fn pair_of_axes(args: &NcclJobs, pair: [&str; 2], report: &mut Report) -> 
     let staged = scenario(&args.folder, &format!("{name} staged"), 3, &staged_keys, &[]).await?;
     let losses = over_nccl.losses.iter().zip(&staged.losses).map(|(a, b)| (f64::from_bits(*a), f64::from_bits(*b)));
     let worst = losses.map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
+    println!("{name}, over NCCL {:.1} s, staged {:.1} s: losses within {worst:.1e}", over_nccl.seconds, staged.seconds);
     report.row(&[&name, &4, &format!("{:.1}", over_nccl.seconds), &format!("losses within {worst:.1e}")]);
     ensure!(over_nccl.n_over_nccl > 0 && staged.n_over_nccl == 0, "the ranks do not use NCCL where they should");
     ensure!(over_nccl.losses.len() == 3 && worst <= LOSS_TOLERANCE, "losses differ by {worst:e}");

@@ -49,7 +49,8 @@ pub(super) fn run(gpu: &CudaDevice, python: Option<&Path>, out: &Path) -> Result
     let case = StepCase::new("1B in bf16", model.clone(), batch, Precision::Bf16);
     let columns = ["step", "ms", "tokens/s", "GiB", "ours / its tokens/s", "ours / its memory"];
     let mut report = Report::new(&gpu.gpus()[0].name, &columns);
-    let (seconds, bytes) = case.whole(gpu, N_STEPS)?;
+    let timed = case.time(gpu, 0, N_STEPS as usize)?;
+    let (seconds, bytes) = (timed.median(), timed.bytes);
     let rate = batch.n_tokens() as f64 / seconds;
     let gib = |bytes: f64| format!("{:.2}", bytes / (1u64 << 30) as f64);
     report.row(&[&"Phalanx", &format!("{:.2}", seconds * 1e3), &format!("{rate:.0}"), &gib(bytes as f64), &"", &""]);

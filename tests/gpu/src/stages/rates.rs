@@ -2,10 +2,11 @@
 
 use super::Report;
 use crate::measure;
-use crate::step::{StepCase, small_model};
+use crate::step::{StepCase, Timed, small_model};
 use anyhow::Result;
 use phalanx_cuda::CudaDevice;
 use phalanx_device::Device;
+use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, instr_cost};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::passes::precision::Precision;
@@ -56,32 +57,46 @@ fn kind(p: &Program, instr: &Instr) -> String {
 pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     let batch = batch(gpu);
     let case = StepCase::new("1B in bf16", model(gpu), batch, Precision::Bf16);
-    let (c, timings) = case.time(gpu, if measure::is_software(gpu) { 1 } else { 5 })?;
-    let mut by_op: BTreeMap<String, (usize, f64, Cost)> = BTreeMap::new();
-    for (instr, s) in c.program.instrs.iter().zip(&timings) {
-        let (n, seconds, cost) = by_op.entry(kind(&c.program, instr)).or_default();
-        (*n, *seconds, *cost) = (*n + 1, *seconds + s, *cost + instr_cost(&c.program, instr));
-    }
-    let mut rows: Vec<_> = by_op.into_iter().collect();
-    rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+    let Timed { compiled: c, instrs: timings, .. } =
+        case.time(gpu, if measure::is_software(gpu) { 1 } else { 5 }, 0)?;
     let mut report = Report::new(&gpu.gpus()[0].name, &["operation", "n", "ms", "TFLOP/s", "of peak", "TB/s"]);
     let peak = gpu.peak_flops(true);
-    for (op, (n, s, cost)) in &rows {
-        let flops = (cost.matmul_flops + cost.attention_flops) / s;
-        let rate = |rate: f64, text: String| if rate > 0.0 { text } else { String::new() };
-        let tflops = rate(flops, format!("{:.0}", flops / 1e12));
-        let share = rate(flops, format!("{:.0} %", 100.0 * flops / peak));
+    for Operation { name, n, seconds, cost } in operations(&c, &timings) {
+        let flops = (cost.matmul_flops + cost.attention_flops) / seconds;
+        let rate = |text: String| if flops > 0.0 { text } else { String::new() };
         report.row(&[
-            op,
-            n,
-            &format!("{:.2}", s * 1e3),
-            &tflops,
-            &share,
-            &format!("{:.2}", cost.streamed_bytes / s / 1e12),
+            &name,
+            &n,
+            &format!("{:.2}", seconds * 1e3),
+            &rate(format!("{:.0}", flops / 1e12)),
+            &rate(format!("{:.0} %", 100.0 * flops / peak)),
+            &format!("{:.2}", cost.streamed_bytes / seconds / 1e12),
         ]);
     }
     let total: f64 = timings.iter().sum();
     let tokens = format!("{:.0} tokens/s", batch.n_tokens() as f64 / total);
     report.row(&[&"all", &timings.len(), &format!("{:.2}", total * 1e3), &tokens, &"", &""]);
     Ok(report)
+}
+
+/// All instructions of a kind.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) name: String,
+    pub(super) n: usize,
+    pub(super) seconds: f64,
+    pub(super) cost: Cost,
+}
+
+/// The instructions of a program by kind, with their times in seconds; the longest first.
+pub(super) fn operations(c: &Compiled, timings: &[f64]) -> Vec<Operation> {
+    let mut by_name: BTreeMap<String, (usize, f64, Cost)> = BTreeMap::new();
+    for (instr, s) in c.program.instrs.iter().zip(timings) {
+        let (n, seconds, cost) = by_name.entry(kind(&c.program, instr)).or_default();
+        (*n, *seconds, *cost) = (*n + 1, *seconds + s, *cost + instr_cost(&c.program, instr));
+    }
+    let operation = |(name, (n, seconds, cost))| Operation { name, n, seconds, cost };
+    let mut operations: Vec<Operation> = by_name.into_iter().map(operation).collect();
+    operations.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    operations
 }
