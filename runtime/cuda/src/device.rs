@@ -21,6 +21,7 @@ use phalanx_device::{
 };
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::devices::DeviceHealth;
+use phalanx_strategies::plan::CONTEXT_BYTES;
 use phalanx_strategies::program::{Instr, Program};
 use phalanx_strategies::target::Target;
 use std::collections::BTreeMap;
@@ -357,12 +358,16 @@ impl Device for CudaDevice {
     }
 
     /// Other GPUs are taken to be like the first.
-    fn fits(&self, bytes: u64, n_ranks: u32) -> Option<Result<(), String>> {
+    fn fits(&self, bytes: u64, n_ranks: u32, n_spares: u32) -> Option<Result<(), String>> {
         let gpu = self.gpus.first()?;
         if let Err(taken) = self.clone().free() {
             return Some(Err(taken.to_string()));
         }
-        let bytes = bytes * u64::from(n_ranks.div_ceil(self.gpus.len() as u32));
+        // A spare has a context, and buffers only once the rank of its GPU has lost its own (`device_share` of the coordinator).
+        let n_gpus = self.gpus.len() as u32;
+        let n_on = |n: u32, i: u32| u64::from(n.saturating_sub(i).div_ceil(n_gpus));
+        let on = |i| bytes * n_on(n_ranks, i) + CONTEXT_BYTES * (n_on(n_ranks + n_spares, i) - n_on(n_ranks, i));
+        let bytes = (0..n_gpus).map(on).max().unwrap_or(0);
         let free = health::free_bytes(&self.search, gpu.uuid.as_deref()).unwrap_or(gpu.memory_bytes as u64);
         if bytes <= free {
             return Some(Ok(()));

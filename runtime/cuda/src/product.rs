@@ -91,6 +91,8 @@ pub(crate) struct Product {
 pub(crate) struct Products {
     handle: cublasLtHandle_t,
     fastest: Algorithms,
+    /// The first that the library proposes, which takes it a while. Layers have the same products.
+    first: Algorithms,
 }
 
 /// Which of the library's algorithms a product uses. All have a fixed order of sums.
@@ -141,7 +143,8 @@ impl Products {
         let mut handle: cublasLtHandle_t = std::ptr::null_mut();
         // SAFETY: a pointer to a local; the context is current.
         check(gpu, "cublasLtCreate", unsafe { (gpu.libraries.blas.cublasLtCreate)(&raw mut handle) })?;
-        Ok(Products { handle, fastest: Algorithms::new(cache, arithmetic_of(gpu, None)) })
+        let (fastest, first) = (Algorithms::new(cache, arithmetic_of(gpu, None)), Algorithms::new(None, String::new()));
+        Ok(Products { handle, fastest, first })
     }
 
     /// Plans a product with an algorithm of a fixed order of sums.
@@ -210,7 +213,15 @@ impl Products {
                 check(gpu, "cublasLtMatrixLayoutCreate", code)?;
             }
         }
-        let algorithm = self.algorithms(gpu, desc, layouts, product.alignments(), 1)?[0];
+        let kind = product.kind();
+        let algorithm = match self.first.get(&kind, |_| true) {
+            Some(algorithm) => algorithm,
+            None => {
+                let algorithm = self.algorithms(gpu, desc, layouts, product.alignments(), 1)?[0];
+                self.first.put(kind, algorithm);
+                algorithm
+            }
+        };
         Ok(PlannedProduct { gpu: gpu.clone(), handle: self.handle, product, desc, layouts, algorithm })
     }
 

@@ -140,10 +140,10 @@ pub trait Device: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Whether the device has free memory for `n_ranks` ranks of this machine with `bytes` each, as far as that is known
-    /// without using it; none if the ranks use the machine's memory. The error names what is needed and what is free.
-    fn fits(&self, bytes: u64, n_ranks: u32) -> Option<Result<(), String>> {
-        let _ = (bytes, n_ranks);
+    /// Whether the device has free memory for `n_ranks` ranks of this machine with `bytes` each and for spare processes, as far as that
+    /// is known without using it; none if the ranks use the machine's memory. The error names what is needed and what is free.
+    fn fits(&self, bytes: u64, n_ranks: u32, n_spares: u32) -> Option<Result<(), String>> {
+        let _ = (bytes, n_ranks, n_spares);
         None
     }
 

@@ -107,7 +107,7 @@ impl<'a> Checked<'a> {
             }
             checked => checked?,
         }
-        let mut notes = model.device_notes((programs.len() + n_spares) as u32)?;
+        let mut notes = model.device_notes(programs.len() as u32)?;
         notes.extend(model.format_note(&config.precision));
         notes.extend(ModelPlan::bits_note(&config.parallel));
         notes.extend(vocabulary::notes(config, &tokenizer));

@@ -103,8 +103,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         of_gpu.channels = 0;
     }
     let overhead = Overhead::of(&of_gpu, &forecast.programs.train.program);
-    let estimate =
-        Estimate { saving_bytes, shadow_bytes, overhead, gpus, ..Estimate::of(&plan, mesh, &hardware, &forecast) };
+    // At most so many share the GPU of a rank, if each rank has one.
+    let spare_bytes = config.elastic.spare_ranks.div_ceil(mesh.size()) as u64 * overhead.context_bytes;
+    let estimate = Estimate::of(&plan, mesh, &hardware, &forecast);
+    let estimate = Estimate { saving_bytes, shadow_bytes, overhead, spare_bytes, gpus, ..estimate };
     if let Some(path) = &args.trace {
         let failed = |source| JobError::Io { action: "write", path: path.clone(), source };
         std::fs::write(path, forecast.timeline.chrome()).map_err(failed)?;
@@ -128,6 +130,8 @@ struct Estimate<'a> {
     peak_bytes: usize,
     /// In addition, outside of buffers.
     overhead: Overhead,
+    /// Contexts of spare processes on the device.
+    spare_bytes: u64,
     /// The GPUs that are not measured here and now.
     gpus: Option<Gpus>,
     /// In addition, from the first checkpoint that is written during training.
@@ -176,6 +180,7 @@ impl Estimate<'_> {
             memory,
             peak_bytes,
             overhead: Overhead::default(),
+            spare_bytes: 0,
             gpus: None,
             saving_bytes: 0,
             shadow_bytes: 0,
@@ -199,7 +204,8 @@ impl Estimate<'_> {
             "peak_memory_bytes": self.peak_bytes,
             "context_memory_bytes": self.overhead.context_bytes,
             "communicator_memory_bytes": self.overhead.communicator_bytes,
-            "device_memory_bytes": self.peak_bytes as u64 + self.overhead.bytes(),
+            "spare_context_memory_bytes": self.spare_bytes,
+            "device_memory_bytes": self.device_bytes(),
             "saving_memory_bytes": self.saving_bytes,
             "shadow_memory_bytes": self.shadow_bytes,
             "flops_per_token": self.flops_per_token,
@@ -210,6 +216,11 @@ impl Estimate<'_> {
         })
     }
 
+    /// Bytes of the device in all.
+    const fn device_bytes(&self) -> u64 {
+        self.peak_bytes as u64 + self.overhead.bytes() + self.spare_bytes
+    }
+
     /// Memory of the device outside of buffers, and the sum.
     fn overhead_rows(&self) -> Vec<(String, u64)> {
         let Overhead { context_bytes, communicator_bytes, n_communicators } = self.overhead;
@@ -217,13 +228,11 @@ impl Estimate<'_> {
         let rows = [
             ("in addition, CUDA's context and libraries, roughly".to_owned(), context_bytes),
             (nccl, communicator_bytes),
+            ("in addition, contexts of spares (elastic.spare_ranks), roughly".to_owned(), self.spare_bytes),
         ];
         let mut rows: Vec<_> = rows.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         if !rows.is_empty() {
-            rows.push((
-                "memory of the device in all, roughly".to_owned(),
-                self.peak_bytes as u64 + self.overhead.bytes(),
-            ));
+            rows.push(("memory of the device in all, roughly".to_owned(), self.device_bytes()));
         }
         rows
     }

@@ -20,7 +20,9 @@ section! {
         /// Seconds after which a silent machine counts as lost; all other timeouts are derived from it.
         pub detection_time: f64 = 1.0 => SECONDS_OF_DETECTION;
         /// Rank processes beyond the mesh on every node, kept as warm spares: their model is compiled and their memory
-        /// is allocated.
+        /// is allocated. On a GPU they have a context, and their kernels, products and attention are prepared; they
+        /// allocate buffers once they take a rank. A spare takes ranks of its own GPU, so as many spares as GPUs are
+        /// useful.
         pub spare_ranks: usize = 0 => SPARES;
         /// Seconds to wait for a replacement before the job continues in a smaller world, and for any member of a lost
         /// world before the job continues from its newest checkpoint (there at least 5 times `detection_time`); `none`

@@ -161,7 +161,7 @@ pub(crate) fn join(
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan(&config, &tokenizer)?;
     // Whether the memory suffices depends on the ranks that this node gets.
-    model.device.fits(0, how.n_slots).unwrap_or(Ok(())).map_err(JobError::NoRoomOnGpu)?;
+    model.device.fits(0, how.n_slots, 0).unwrap_or(Ok(())).map_err(JobError::NoRoomOnGpu)?;
     for note in model.device_notes(how.n_slots)? {
         on_event(&Event::Note(note));
     }

@@ -57,7 +57,7 @@ pub(crate) fn fits_here(model: &ModelPlan, mesh: Mesh, evaluates: bool, n_slots:
     if mesh.size() > n_slots as usize {
         return Err(FitError::Slots { mesh, n_slots }.into());
     }
-    if model.device.fits(0, 1).is_some() {
+    if model.device.fits(0, 1, 0).is_some() {
         // The job itself uses the devices' memory, so their free memory tells nothing.
         return Ok(());
     }
@@ -82,10 +82,10 @@ fn check_axes(model: &ModelPlan, mesh: Mesh) -> Result<(), JobError> {
 }
 
 /// Refuses a step that needs more memory than this machine or its device has: the system would overcommit and kill the run
-/// later. A spare process needs the memory of a rank.
+/// later. A spare process needs as much memory of the host as a rank, and of a GPU what the device tells.
 pub(crate) fn check_memory(device: &dyn Device, ranks: &[Arc<Programs>], n_spares: usize) -> Result<(), JobError> {
     let bytes = || ranks.iter().map(|programs| programs.bytes());
-    if let Some(fits) = device.fits(bytes().max().unwrap_or(0), (ranks.len() + n_spares) as u32) {
+    if let Some(fits) = device.fits(bytes().max().unwrap_or(0), ranks.len() as u32, n_spares as u32) {
         return fits.map_err(JobError::NoRoomOnGpu);
     }
     check_bytes(bytes().sum::<u64>().saturating_add(bytes().max().unwrap_or(0).saturating_mul(n_spares as u64)))
@@ -101,4 +101,23 @@ fn check_bytes(needed: u64) -> Result<(), JobError> {
 
 pub(crate) fn create_dir(dir: &Path) -> Result<(), JobError> {
     std::fs::create_dir_all(dir).map_err(|source| JobError::Io { action: "create", path: dir.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::devices::software_gpu::SoftwareGpu;
+    use phalanx_device::Device;
+
+    #[test]
+    fn spare_on_the_only_gpu_needs_a_context_and_no_buffers() {
+        let gpu = SoftwareGpu::take().open();
+        // Of 4 GiB.
+        let fits = |gib: u64, n_ranks, n_spares| gpu.fits(gib << 30, n_ranks, n_spares).unwrap().is_ok();
+
+        let of_spares =
+            [(3, 1, 1), (4, 1, 0), (4, 1, 1), (3, 1, 2)].map(|(gib, ranks, spares)| fits(gib, ranks, spares));
+
+        assert_eq!(of_spares, [true, true, false, false]);
+        assert!(!fits(3, 2, 0));
+    }
 }

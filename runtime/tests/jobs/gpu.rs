@@ -98,6 +98,22 @@ fn gpu_ranks_allocate_what_an_estimate_without_a_gpu_tells() {
 }
 
 #[test]
+fn estimate_counts_the_contexts_of_spares_on_the_gpu_of_a_rank() {
+    let p = Project::new();
+    let bytes = |n_spares| {
+        let keys = ["--device", "cuda", "--dp_shard_size", "2", "--elastic.spare_ranks", n_spares];
+        let mut estimate = p.command(&[&["estimate", "job.yaml", "--json"], &keys[..]].concat());
+        let estimate = run(estimate.env("PHALANX_CUDA_LIBS", p.path("nothing"))).succeeds();
+        let estimate: serde_json::Value = serde_json::from_str(&estimate.stdout).unwrap();
+        ["device", "context"].map(|what| estimate[format!("{what}_memory_bytes")].as_u64().unwrap())
+    };
+
+    let [[without, context], [one, _], [three, _]] = ["0", "1", "3"].map(bytes);
+
+    assert_eq!([one - without, three - without], [context, 2 * context]);
+}
+
+#[test]
 fn checkpoint_of_cpu_ranks_is_resumed_by_gpu_ranks_and_back() {
     let (p, gpu) = (Project::new(), software_gpu());
     let resumed = |devices: [&str; 2], out: &str| {

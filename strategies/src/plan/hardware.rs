@@ -120,9 +120,10 @@ const NETWORK_HOP_S: f64 = 4e-6;
 // Bus bandwidth, as nccl-tests defines it (doc/PERFORMANCE.md), over link bandwidth for large messages on NVSwitch
 // nodes. An assumption within the range of published runs, not a measurement of ours.
 const COLLECTIVES: f64 = 0.8;
+/// Bytes of a GPU's memory that the context and the libraries of a process take.
 // Besides what PyTorch allocates, an H100 has 1.06 GB in use before the first operation of NCCL (NVIDIA/nccl, issue 1685): context,
 // kernels and libraries. Contexts alone are 0.3 to 0.6 GB (pytorch/pytorch, issues 20532, 28394 and 109888; LMCache/LMCache, 4019).
-const CONTEXT_BYTES: u64 = 1_060_000_000;
+pub const CONTEXT_BYTES: u64 = 1_060_000_000;
 // Pairs of H100 in an NVSwitch node have 32 channels (NVIDIA/nccl, issue 1685). Without NVLink NCCL opens two for each link; four are
 // assumed.
 const NVLINK_CHANNELS: u32 = 32;

@@ -23,7 +23,7 @@ pub mod search;
 pub mod workload;
 
 pub use candidate::{Candidate, MeshSizes, ZeroStage};
-pub use hardware::Hardware;
+pub use hardware::{CONTEXT_BYTES, Hardware};
 pub use overhead::Overhead;
 pub use reason::Reason;
 pub use search::{Evaluation, Options, Plan, Ranked, Refusal, search};

@@ -12,7 +12,7 @@ use super::super::message::WorldPlan;
 use super::super::timing::Timing;
 use super::{Coordinator, Phase};
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// When to check whether a larger world can be formed: soon after members change, but with a delay, so that members
 /// arriving together join together.
@@ -51,7 +51,7 @@ impl Coordinator {
     /// Handles a change of members.
     pub(super) fn schedule_growth_check(&mut self, now: Instant) {
         // No further member is needed, so the check runs at once.
-        let is_enough = self.n_candidates() >= self.policy.wanted.size();
+        let is_enough = self.eligible(Duration::ZERO).len() >= self.policy.wanted.size();
         if let Phase::Running { growth_check, .. } = &mut self.phase {
             *growth_check = Some(if is_enough {
                 GrowthCheck::at(now)
@@ -68,7 +68,7 @@ impl Coordinator {
             return;
         }
         let (mesh, wanted) = (world_plan.mesh, self.policy.wanted);
-        let n_members = self.n_candidates();
+        let n_members = self.eligible(Duration::ZERO).len();
         let larger = self.policy.largest(n_members, Some(mesh)).is_some_and(|other| other.size() > mesh.size());
         let resizes = self.record.wanted.is_some() && mesh != wanted && wanted.size() <= n_members;
         let why = match (resizes, larger) {

@@ -10,7 +10,7 @@ use super::watch::Watch;
 use super::{Command, Coordinator, Phase, Purpose, TIMELINES_MAX, Trouble};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most ranks of a world that is planned as soon as it has enough members.
 const AT_ONCE_MAX: usize = 64;
@@ -83,7 +83,7 @@ impl Coordinator {
     /// acknowledgements of a large world, whose plan takes time: planning waits for more of them.
     fn is_complete(&self) -> bool {
         let n_wanted = self.policy.wanted.size();
-        self.record.world_plan.is_some() && n_wanted <= AT_ONCE_MAX && self.n_candidates() >= n_wanted
+        self.record.world_plan.is_some() && n_wanted <= AT_ONCE_MAX && self.eligible(Duration::ZERO).len() >= n_wanted
     }
 
     /// Whether a worker has a part in the latest world.
@@ -372,8 +372,12 @@ impl Coordinator {
             }
             Err(blocked) => {
                 let remaining = match blocked {
-                    // After that time, the leaving members save their state.
-                    Blocked::TooFew { .. } => (since + self.timing.suspicion).checked_duration_since(now),
+                    // After the first time, the leaving members save their state; after the second, any device will do.
+                    Blocked::TooFew { .. } => {
+                        let times = [self.timing.suspicion, self.policy.replace_patience];
+                        let ends = times.into_iter().filter_map(|time| since.checked_add(time));
+                        ends.filter(|end| *end > now).map(|end| end - now).min()
+                    }
                     _ => blocked.remaining(),
                 };
                 let retry = remaining.filter(|remaining| !remaining.is_zero()).map(|remaining| now + remaining);

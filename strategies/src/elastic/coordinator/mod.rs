@@ -1,5 +1,5 @@
 //! The coordinator's state machine: detect, agree, stop, regroup, heal, run. One instance per term. `life` drives a
-//! generation, `next_world` plans the next world, `watch` finds stuck and slow members, `partition` finds nodes that
+//! generation, `next_world` plans the next world, `device_share` keeps ranks off devices that others use, `watch` finds stuck and slow members, `partition` finds nodes that
 //! cannot reach each other, `change` replaces a world by choice, `requests` handles the operator's requests, `ending`
 //! ends the job, and `status` reports all of it as a value.
 //!
@@ -31,6 +31,7 @@ mod backoff;
 mod change;
 mod compute;
 mod corruption;
+mod device_share;
 mod ending;
 mod inputs;
 mod life;

@@ -30,14 +30,17 @@ impl Coordinator {
             return Err(Blocked::Unrecorded { remaining: self.timing.takeover_grace - waited });
         }
         let assigned = last.map(Last::from);
-        let eligible = self.relieved.without(self.candidates(), self.policy.wanted.size());
+        let fit = self.eligible(waited);
+        let eligible = self.relieved.without(fit.clone(), self.policy.wanted.size());
         // A stopped job has no use for replacements, and little time: what stops it may kill it.
         let is_last = self.failing.is_some() || self.record.requests.stop;
         let policy = if is_last { self.policy.of_last_save() } else { self.policy };
         let (choice, leaves) = match policy.choose(assigned, &eligible, waited) {
             // The leaving members first make their state durable (`COORDINATOR-8`).
             Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
-                let all: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
+                let candidates = self.candidates();
+                let crowded = |worker: &Worker| candidates.contains(worker) && !fit.contains(worker);
+                let all: BTreeSet<Worker> = self.here().map(|m| m.worker).filter(|worker| !crowded(worker)).collect();
                 (policy.choose(assigned, &all, waited).map_err(|_| self.too_few())?, true)
             }
             choice => (choice?, false),
