@@ -61,7 +61,9 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     let is_soft = device.contains("softgpu");
     let begin = Instant::now();
     let jobs = start_jobs(&folder.join("jobs"), is_soft)?;
-    for (i, run) in RUNS.iter().enumerate() {
+    // Jobs run beside the scenarios, but not beside the last one, which measures.
+    let (measured, checked) = RUNS.split_last().context("a scenario")?;
+    let mut tell = |i: usize, run: &Run| {
         let begin = Instant::now();
         let outcome = scenario(&folder.join(i.to_string()), run, is_soft).with_context(|| run.name);
         let figures = outcome.as_ref().map_or_else(|_| "failed".to_owned(), text);
@@ -71,8 +73,10 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
         report.row(&[&run.name, &run.ranks, &seconds, &figures]);
         outcome.as_ref().err().into_iter().for_each(|error| eprintln!("{error:#}"));
         report.check(outcome.map(drop));
-    }
+    };
+    checked.iter().enumerate().for_each(|(i, run)| tell(i, run));
     let ended = jobs.end(JOBS_MAX).and_then(|text| Ok(serde_json::from_str::<Report>(&text)?));
+    tell(checked.len(), measured);
     match ended {
         Ok(of_jobs) => {
             report = report.joined(of_jobs);
