@@ -102,9 +102,9 @@ const PRODUCTS: f64 = 0.8;
 // Forward and backward together. A100: up to 225 of 312 TFLOP/s in training a GPT (FlashAttention-2, abstract), its
 // kernels 50 to 73 %. H100: 740 TFLOP/s forward, 75 %, backward less (FlashAttention-3, abstract and §4.1).
 const ATTENTION: f64 = 0.6;
-// Measured in steps of 1 and 8 billion parameters on an H100 and an H200 (runtime/BENCHMARKS.md): products run at 690 to 860 of 989
-// TFLOP/s, 772 on average, because of power; attention, forward and backward together, at 331 with heads of 64 and 405 with 128.
-const HOPPER_PRODUCTS: f64 = 0.78;
+// Measured in steps of 1 and 8 billion parameters on an H100 and an H200 (runtime/BENCHMARKS.md): products run at 650 to 860 of 989
+// TFLOP/s, 750 on average, because of power; attention, forward and backward together, at 331 with heads of 64 and 405 with 128.
+const HOPPER_PRODUCTS: f64 = 0.76;
 const HOPPER_ATTENTION: f64 = 0.37;
 // Share of the peak that copies reach on HBM; Deakin et al. 2018, BabelStream, finds 80 to 90 % on server GPUs.
 const STREAMS: f64 = 0.85;

@@ -272,6 +272,8 @@ impl Rank<'_> {
     fn aborts(&self) -> Result<Figures> {
         let (mut n_connecting, mut longest) = (0, Duration::ZERO);
         for round in 0..self.args.rounds {
+            // In the log of a process that hangs, the last line tells where.
+            eprintln!("round {round} joins");
             let Joined { tcp, mut hosts } = self.join(round, 1)?;
             let host = hosts.pop().context("a group")?;
             let aborts_early = round % 3 == 0 && self.args.rank == 1;
@@ -285,12 +287,14 @@ impl Rank<'_> {
                 }
                 self.over_nccl(host)
             });
+            eprintln!("round {round} has connected: {}", connected.is_ok());
             let begin = Instant::now();
             match (connected, round % 3) {
                 (Err(CollectiveError::Aborted { .. }), 0) => n_connecting += 1,
                 (Ok(mut group), _) => self.abort(&mut *group, round)?,
                 (Err(error), _) => bail!("round {round}: {error}"),
             }
+            eprintln!("round {round} has aborted");
             self.synchronize()?;
             longest = longest.max(begin.elapsed());
             ensure!(longest < ABORT_MAX, "round {round}: the GPU is not free after {longest:?}");

@@ -195,9 +195,11 @@ fn end_all(processes: &mut [Process], dies: Option<usize>, give_up: Instant) -> 
                 Some(how) if how.is_ok() == (dies != Some(rank)) => {}
                 Some(how) => {
                     let how = how.err().unwrap_or_else(|| "does not die".to_owned());
-                    let lines = processes[rank].last_lines();
+                    // If it has waited in vain, another one tells why.
+                    let lines: Vec<String> = processes.iter().map(Process::last_lines).collect();
+                    let lines = lines.join("\n  the next rank:\n  ");
                     processes.iter_mut().try_for_each(Process::kill)?;
-                    bail!("rank {rank} {how}; its last lines:\n  {lines}");
+                    bail!("rank {rank} {how}; the last lines of all ranks:\n  {lines}");
                 }
             }
         }
