@@ -85,8 +85,7 @@ fn every_buffer_has_the_alignment_of_the_target() {
 #[test]
 fn products_of_a_target_with_half_copies_read_no_f32_values() {
     let target = Nowhere { half_copies: true, ..Nowhere::default() };
-    // A step of one microbatch converts every matrix in the forward and in the backward pass, a longer one once.
-    for (n_microbatches, n_copies) in [(1, 2), (3, 1)] {
+    for n_microbatches in [1, 3] {
         let forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
 
         let step = compile_step(forward, &spec(n_microbatches, Precision::Bf16, Recompute::None), &target).unwrap();
@@ -97,8 +96,8 @@ fn products_of_a_target_with_half_copies_read_no_f32_values() {
         assert!(factors.len() > 20 && factors.iter().all(|dtype| *dtype == DType::Bf16), "{factors:?}");
         let casts_of_weights = p.instrs.iter().filter(|i| matches!(i.op, Op::Cast) && p.param_of(i.reads[0]).is_some());
         let n_matrices = p.params.iter().filter(|param| p.value(param.value).shape.len() == 2).count();
-        // Without the embedding, which no product reads.
-        assert_eq!(casts_of_weights.count(), n_copies * (n_matrices - 1));
+        // Each small matrix once, without the embedding, which no product reads.
+        assert_eq!(casts_of_weights.count(), n_matrices - 1);
         assert_no_live_buffer_is_overwritten(&step);
     }
 }

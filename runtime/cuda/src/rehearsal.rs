@@ -36,13 +36,12 @@ impl Rehearsal {
             let attends = shared.attends(whole.filter(|_| shared.cudnn.is_some()));
             let scratch = nowhere(program.values.len() as u32);
             let (of_instr, _) = lower(program, instr, |v: ValueId| nowhere(v.0), scratch, attends).finish();
-            let is_new = |command: &Command| match command {
+            let mut is_new = |command: &Command| match command {
                 Command::Product(product) => is_first(&mut products, product.kind()),
                 Command::Attention(call) => is_first(&mut attentions, (call.shape, call.direction)),
                 _ => false,
             };
-            let mut is_new = is_new;
-            commands.extend(of_instr.into_iter().filter(|c| is_new(c)).map(|command| (command, choice_of(program))));
+            commands.extend(of_instr.into_iter().filter(&mut is_new).map(|command| (command, choice_of(program))));
         }
         Rehearsal(commands)
     }

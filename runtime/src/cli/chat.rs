@@ -17,6 +17,7 @@ use crate::error::command::CommandError;
 use crate::error::generate::GenerateError;
 use phalanx_storage::{foreign_file, home};
 use std::io::{BufRead, IsTerminal, Read, Write};
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 pub(super) const HELP: &str = "On a terminal the chat goes on until its input ends (Ctrl-D); /reset begins
@@ -47,8 +48,8 @@ pub(super) struct Args {
     #[arg(long, alias = "max_new_tokens", default_value_t = 1024)]
     max_new_tokens: usize,
     /// Maximum number of tokens of the conversation.
-    #[arg(long, alias = "max_len", default_value_t = 4096)]
-    max_len: usize,
+    #[arg(long, alias = "max_len", default_value = "4096")]
+    max_len: NonZeroUsize,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
@@ -76,7 +77,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         None if std::io::stdin().is_terminal() => None,
         None => Some(piped()?),
     };
-    with_model(DeviceChoice::Auto, &source, args.max_len, args.model.threads, |generator| {
+    with_model(DeviceChoice::Auto, &source, args.max_len.get(), args.model.threads, |generator| {
         generator.keep_prefix();
         let mut chat = Chat { generator, template, wanted, system: args.system.clone(), messages: Vec::new() };
         chat.reset();

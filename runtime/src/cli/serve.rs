@@ -16,6 +16,7 @@ use crate::error::generate::GenerateError;
 use crate::serve::{Settings, Stop, Templates, serve};
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,8 +50,8 @@ pub(super) struct Args {
     #[arg(long)]
     name: Option<String>,
     /// Maximum number of tokens of a prompt and its continuation.
-    #[arg(long, alias = "max_len", default_value_t = 4096)]
-    max_len: usize,
+    #[arg(long, alias = "max_len", default_value = "4096")]
+    max_len: NonZeroUsize,
     /// Maximum number of requests that wait while one is answered; further ones get status 429.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     queue: u16,
@@ -80,7 +81,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let stop = Arc::new(Stop::default());
     let of_signal = Arc::clone(&stop);
     on_signal(move || of_signal.stop(), || false)?;
-    with_model(DeviceChoice::Auto, &source, args.max_len, args.model.threads, |generator| {
+    with_model(DeviceChoice::Auto, &source, args.max_len.get(), args.model.threads, |generator| {
         let longest = generator.max_len();
         console.say(format_args!("{} on http://{address}/v1, texts of at most {longest} tokens", settings.name));
         Ok(serve(generator, listener, settings, &stop)?)

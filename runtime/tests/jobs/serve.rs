@@ -370,6 +370,7 @@ fn bad_requests_have_a_status_and_name_their_field() {
     let (_, models) = server.get("/v1/models");
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("tiny"), &json!(64)));
     assert_eq!(server.get("/v1/models/tiny").0, 200);
+    assert_eq!(server.ask("HEAD", "/health", &[], ""), (200, String::new()));
     assert_eq!(completions(json!({"prompt": "x", "max_tokens": 1})).0, 200, "it goes on");
 }
 

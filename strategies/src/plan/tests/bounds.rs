@@ -104,9 +104,9 @@ proptest! {
         let candidate = Candidate { schedule, ..candidate(mesh, ZeroStage::Zero0, m) };
         prop_assume!(candidate.fits(&workload).is_ok());
         let tokens = 8192.0;
-        let rate = 989e12 * 0.8;
+        let rate = 989e12 * 0.76;
         let products = 2.0 * workload.layer_params as f64 * tokens / rate;
-        let attention = 4.0 * tokens * 4096.5 * 8192.0 / (989e12 * 0.6);
+        let attention = 4.0 * tokens * 4096.5 * 8192.0 / (989e12 * 0.37);
         let layers = (n_layers / pp) as f64;
         let times = WorkTimes {
             forward: layers * (products + attention),
