@@ -29,6 +29,7 @@ const LAYERS: [&str; 20] = [
     "units",
     "console",
     "journal",
+    "process_end",
     "process_limits",
     "config",
     "data",

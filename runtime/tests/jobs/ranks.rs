@@ -146,8 +146,8 @@ fn killed_single_rank_resumes_from_its_last_checkpoint_and_the_weights_equal_an_
 fn stopped_rank_is_named_with_the_collective_that_it_has_not_entered() {
     let p = Project::new();
     let job = ["--dp_replicate_size", "2", "--gradient_accumulation_steps", "1", "--max_steps", "300"];
-    // A rank counts as lost after half the detection time.
-    let slow = ["--elastic.detection_time", "4.0"];
+    // A rank counts as lost after half the detection time, and its peer tells what it waits for at a heartbeat before that.
+    let slow = ["--elastic.detection_time", "8.0"];
     let mut command = p.command(&[&["train", "job.yaml"], &job[..], &slow].concat());
     command.env("PHALANX_LOG", "info");
 
