@@ -25,7 +25,7 @@ const CRATES: [&str; 14] = [
 ];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
-const LAYERS: [&str; 20] = [
+const LAYERS: [&str; 21] = [
     "units",
     "console",
     "journal",
