@@ -98,7 +98,7 @@ fn views(program: &Program) -> Result<(), VerifyError> {
 struct State<'a> {
     program: &'a Program,
     written: Vec<bool>,
-    /// The written columns of values of which some columns are not written.
+    /// For each value that is not complete, the columns that instructions have written.
     columns: BTreeMap<ValueId, Vec<Columns>>,
     /// Collectives that were started and not yet awaited.
     in_flight: BTreeMap<(Stream, u32), Flight<'a>>,
@@ -165,7 +165,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// Records a result of which the instruction leaves some columns unwritten.
+    /// Records the columns that an instruction writes, if it leaves others of its result unwritten.
     fn write_columns(&mut self, instr: &Instr) -> Result<(), String> {
         let Op::MatMul(MatMul { c_columns: Some(here), residual, .. }) = instr.op else { return Ok(()) };
         let before = instr.reads.last().filter(|_| residual).map(|residual| self.columns.get(residual));

@@ -103,7 +103,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         of_gpu.channels = 0;
     }
     let overhead = Overhead::of(&of_gpu, &forecast.programs.train.program);
-    // At most so many share the GPU of a rank, if each rank has one.
+    // The GPU of a rank holds at most this many spares, if each rank has a GPU of its own.
     let spare_bytes = config.elastic.spare_ranks.div_ceil(mesh.size()) as u64 * overhead.context_bytes;
     let estimate = Estimate::of(&plan, mesh, &hardware, &forecast);
     let estimate = Estimate { saving_bytes, shadow_bytes, overhead, spare_bytes, gpus, ..estimate };

@@ -22,8 +22,8 @@ const REST_BYTES_MAX: usize = 1 << 20;
 /// Wait for the exit of a rank whose liveness pipe has closed, which tells how it ended. A driver that tears a context down takes
 /// longer.
 const RELEASE_WAIT: Duration = Duration::from_millis(100);
-/// The same for a rank of which only the end matters. Its other threads, which were told to end with the one that held the pipe, may
-/// still be in the middle of an instruction.
+/// The same wait once the caller has forgone to learn how the rank ended. The system ends all threads of a process together, but some
+/// may still be in the middle of an instruction when the pipe closes.
 const THREADS_WAIT: Duration = Duration::from_millis(2);
 /// Maximum bytes that wait for the rank to read.
 const WAITING_BYTES_MAX: usize = 2 << 20;

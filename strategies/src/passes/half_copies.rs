@@ -19,7 +19,7 @@
 use crate::program::{Collective, CollectiveKind, Compute, DType, Instr, Kind, Op, Phase, Program, Site, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Weights of at most so many elements are small: their copies are kept throughout the step.
+/// A weight with at most this many elements is small: the step keeps its copy from start to end.
 const SMALL: usize = 1 << 20;
 /// Where small weights are converted.
 const START: Site = Site { phase: Phase::Forward, block: None, microbatch: 0 };

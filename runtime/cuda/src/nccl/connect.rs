@@ -80,7 +80,7 @@ pub(crate) fn connect(
     }
 }
 
-/// A communicator for members two of which share a GPU.
+/// Makes a communicator; two of its members share a GPU.
 fn staged_for(gpu: &Arc<Gpu>, host: Box<dyn Collective>, [a, b]: [usize; 2]) -> Box<dyn Collective> {
     tracing::info!(a, b, "ranks share a GPU, which NCCL refuses: collectives are copied through host memory");
     Box::new(Staged::new(gpu.clone(), host))
