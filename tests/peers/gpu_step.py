@@ -1,9 +1,10 @@
 """Times the training step of a Llama on one GPU in PyTorch, beside the same step of `phalanx-gpu`; prints a line of JSON per variant.
 
-usage: gpu_step.py [--device cuda|cpu] [--steps N] [--shape JSON] [--variants NAME,NAME,...] [--read-loss-every N] [--wait FILE]
+usage: gpu_step.py [--device cuda|cpu] [--steps N] [--shape JSON] [--variants NAME,NAME,...] [--read-loss-every N] [--wait FILE] [--hold FILE]
 `phalanx-gpu all --python PROGRAM` runs this file and gives the shape of its own step; the default is Llama 3.2 1B, 2 rows of 4096.
 `--steps 0` only compiles. `--wait FILE` compiles every variant, frees its memory, and measures when FILE exists; the compiled code
-is kept in the folder TORCHINDUCTOR_CACHE_DIR, also for later processes.
+is kept in the folder TORCHINDUCTOR_CACHE_DIR, also for later processes. `--hold FILE` measures when FILE exists, too, but each variant waits
+after its first steps, with all that they have made.
 
 Every variant is `torch.compile` of the model with bf16 autocast over float32 weights, AdamW and a clipped gradient norm. Its name is
 "default", or parts joined with "+":
@@ -230,6 +231,8 @@ def measure(variant, args, prepare):
         torch.cuda.reset_peak_memory_stats()
     losses += [step().item() for _ in range(N_WARM_UP - 1)]
     step()  # records the graph of the whole step
+    wait()
+    await_file(args.hold)
     milliseconds = []
     for _ in range(0, args.steps, args.read_loss_every):
         wait()
@@ -245,6 +248,11 @@ def measure(variant, args, prepare):
         "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
         "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
     }
+
+
+def await_file(path):
+    while path and not os.path.exists(path):
+        time.sleep(0.05)
 
 
 def attempt(variant, args, prepare):
@@ -276,6 +284,7 @@ def run(document, add_arguments, variants, prepare):
     parser.add_argument("--variants", type=lambda names: names.split(","), default=variants)
     parser.add_argument("--read-loss-every", type=int, default=1)
     parser.add_argument("--wait", metavar="FILE")
+    parser.add_argument("--hold", metavar="FILE")
     add_arguments(parser)
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -283,8 +292,7 @@ def run(document, add_arguments, variants, prepare):
         for variant in args.variants:
             line = attempt(variant, argparse.Namespace(**vars(args) | {"steps": 0}), prepare)
             print(json.dumps({"compiled": variant, "seconds": line.get("seconds"), "error": line.get("error")}), flush=True)
-        while not os.path.exists(args.wait):
-            time.sleep(0.05)
+        await_file(args.wait)
     for variant in args.variants:
         print(json.dumps(attempt(variant, args, prepare)), flush=True)
 
