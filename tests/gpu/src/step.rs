@@ -128,6 +128,11 @@ fn spec() -> StepSpec {
     }
 }
 
+/// Parameters with so many elements begin with uniform numbers, since billions of normal ones take longer than the steps.
+const LARGE: usize = 1 << 24;
+/// What makes uniform 32-bit integers numbers with a standard deviation of 1.
+const UNIT_UNIFORM: f32 = 1.732_050_8 / 2_147_483_648.0;
+
 /// Writes `number(i)` to each element `i` of a run that begins with element `first`; all processors share the work.
 fn fill_run<T: Send>(first: usize, run: &mut [T], number: &(impl Fn(usize) -> T + Sync)) {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -143,7 +148,7 @@ fn fill_run<T: Send>(first: usize, run: &mut [T], number: &(impl Fn(usize) -> T 
 fn packed_word(packing: Packing, std: f32, i: usize, random: u64) -> u32 {
     match packing {
         Packing::Bf16 => {
-            let scale = std * 3f32.sqrt() * 2f32.powi(-31);
+            let scale = std * UNIT_UNIFORM;
             let bits = |half: u64| u32::from(bf16::from_f32(half as u32 as i32 as f32 * scale).to_bits());
             bits(random) | bits(random >> 32) << 16
         }
@@ -394,8 +399,10 @@ impl StepCase {
         let rng = CounterRng::new(7);
         for p in &c.program.params {
             let stream = rng.fork_named(&p.parts[0].name);
-            let all = 0..c.program.value(p.value).n_elements();
+            let n = c.program.value(p.value).n_elements();
+            let all = 0..n;
             let number = |i: usize| match p.init {
+                Init::Normal { std } if n >= LARGE => std * UNIT_UNIFORM * stream.bits(i as u64) as u32 as i32 as f32,
                 Init::Normal { std } => std * stream.normal(i as u64) as f32,
                 Init::Ones | Init::RowLengths { .. } => 1.0,
                 Init::Zeros => 0.0,
