@@ -4,10 +4,12 @@
     cargo build --release -p phalanx-tests --bin chat_texts
     python3 tests/peers/shipped_templates.py target/release/chat_texts DIR...
 
-Takes every `*.jinja` in the folders, such as clones of TRL, Axolotl and chujiezheng/chat_templates, and renders the conversations below with
-each. Text and generation prompt must be those of transformers. Where the answers are is found without us: transformers renders the same
-conversation with a mark at both ends of every text of a message. All of an answer must be trained on; nothing of other messages, no opening
-of a turn, and, where the template prints something after an answer, its end. Prints the numbers, and refusals by reason. Needs transformers.
+Takes every `*.jinja` in the folders that reads messages, such as those in clones of TRL, Axolotl and chujiezheng/chat_templates, and
+renders the conversations below with each. Text and generation prompt must be those of transformers. Where the answers are is found without
+us: transformers renders the same conversation with a mark at both ends of every text of a message. All of an answer must be trained on;
+nothing of other messages, no opening of a turn, and, where the template prints something after an answer, its end. A template that prints
+contents only as lists of parts gets such lists on both sides, and again with texts on our side, which must give the same text and mask.
+Prints the numbers, and refusals by reason. Needs transformers.
 """
 
 import argparse
@@ -68,6 +70,26 @@ CONVERSATIONS = {
 def rendered(template, messages, tools, prompt):
     values = {"bos_token": BOS, "eos_token": EOS, "tools": tools, "chat_template": template, "add_generation_prompt": prompt}
     return render_jinja_template([_normalize_chat_messages(messages)], **values)[0][0]
+
+
+def in_parts(messages):
+    """The same with a list of one part instead of each text."""
+    part = lambda content: [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{**message, "content": part(message["content"])} for message in messages]
+
+
+def expects_parts(template):
+    """Whether the template prints the texts of a conversation only in lists of parts."""
+    conversation = [turn("user", "question"), turn("assistant", "answer")]
+
+    def prints(messages):
+        try:
+            text = rendered(template, messages, None, False)
+        except Exception:
+            return False
+        return all(message["content"] in text for message in conversation)
+
+    return not prints(conversation) and prints(in_parts(conversation))
 
 
 class Today(datetime.datetime):
@@ -156,15 +178,25 @@ def main():
     chat_template_utils.datetime = Today
     paths = sorted(path for folder in args.folders for path in glob.glob(os.path.join(folder, "**", "*.jinja"), recursive=True))
     cases, counts, refusals = [], collections.Counter(), collections.Counter()
+    n_templates, n_of_parts = 0, 0
     for path in paths:
         with open(path, encoding="utf-8", newline="") as file:
             template = file.read()
-        cases.extend((path, template, name) for name in CONVERSATIONS)
-    lines = [json.dumps({"template": template, "bos": BOS, "eos": EOS, "messages": CONVERSATIONS[name][0], "tools": CONVERSATIONS[name][1]})
-             for _, template, name in cases]
+        if "messages" not in template:  # Such as a Dockerfile.
+            continue
+        n_templates += 1
+        is_of_parts = expects_parts(template)
+        n_of_parts += is_of_parts
+        for name, (messages, tools) in CONVERSATIONS.items():
+            theirs = in_parts(messages) if is_of_parts else messages
+            cases.append((path, template, name, theirs, theirs, tools))
+            if is_of_parts:
+                cases.append((path, template, f"{name}, as texts", theirs, messages, tools))
+    lines = [json.dumps({"template": template, "bos": BOS, "eos": EOS, "messages": ours, "tools": tools})
+             for _, template, _, _, ours, tools in cases]
     answer = subprocess.run([args.binary], input="\n".join(lines), capture_output=True, text=True, check=True).stdout
-    for (path, template, name), line in zip(cases, answer.splitlines(), strict=True):
-        (messages, tools), ours = CONVERSATIONS[name], json.loads(line)
+    for (path, template, name, messages, _, tools), line in zip(cases, answer.splitlines(), strict=True):
+        ours = json.loads(line)
         try:
             text, prompt = (rendered(template, messages, tools, flag) for flag in (False, True))
         except Exception as error:  # Whatever a template or Jinja raises is a refusal.
@@ -205,7 +237,8 @@ def main():
         if fault and args.show > 0:
             args.show -= 1
             print(os.path.relpath(path), "|", name, "|", json.dumps(fault, ensure_ascii=False)[:900])
-    print(f"{len(paths)} templates x {len(CONVERSATIONS)} conversations:", ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
+    print(f"{n_templates} templates x {len(CONVERSATIONS)} conversations, {n_of_parts} of the templates with parts and with texts:",
+          ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
     for reason, count in refusals.most_common():
         print(f"  {count} refused by {reason}")
     sys.exit(1 if any(counts[what] for what in ("only Phalanx refuses", "text differs", "mask differs", "mask differs from blocks")) else 0)
