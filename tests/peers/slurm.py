@@ -27,6 +27,8 @@ SCRIPT = HERE.parent.parent / "examples/slurm/finetune.sbatch"
 INSIDE = "PHALANX_SLURM_INSIDE"
 N_NODES = 3
 PATIENCE = 600
+# Either of these lines of a log has the step at which a job went on: after a stop, or, with a coordinator that is new, after kills.
+RESUMED = re.compile(r"resuming at step (\d+)|^coordinating \(term (?!1\)).*\n(?:(?!generation ).*\n)*generation \d+: .* from step (\d+)", re.M)
 
 CONF = """ClusterName=phalanx
 SlurmctldHost=head
@@ -177,14 +179,14 @@ def follow(job):
     the step at which it went on, and the states that Slurm recorded on the way."""
     before, states, end = 0, [], time.time() + PATIENCE
     while time.time() < end:
-        state, resumed = job.state(), re.findall(r"resuming at step (\d+)", job.log())
+        state, resumed = job.state(), RESUMED.search(job.log())
         if not resumed:
             before = max(before, job.step())
         if state != (states or [None])[-1]:
             states.append(state)
         if state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"):
             if job.is_done():
-                at = int(resumed[0]) if resumed else None
+                at = int(resumed[1] or resumed[2]) if resumed else None
                 return before, at, states
             states.append("sbatch")
             job.submit()
@@ -232,10 +234,11 @@ def kill_task(cluster, job, i):
 
 
 def kill_tasks(job):
-    """Kills all tasks once a checkpoint is there."""
-    run("phalanx", "save", job.dir / "out")
+    """Kills all tasks once a checkpoint is there. Returns its step, behind which steps are lost."""
+    saved = run("phalanx", "save", job.dir / "out")
     for pid in pids(job).values():
         os.kill(pid, signal.SIGKILL)
+    return int(re.search(r"step (\d+)", saved)[1])
 
 
 def events(cluster):
@@ -276,13 +279,14 @@ def measure(cluster, dir, binary, args):
             continue
         job = Job(dir / f"job{number}", steps, partition, options)
         job.until_step(min(steps // 4, 200))
-        happens(job)
+        saved = happens(job)
         if name.startswith("time limit"):
             until("the signal", lambda: "stopping after the current step" in job.log())
             # The rest needs more than the minute.
             until("the job is queued again", lambda: job.state() in ("PENDING", "RUNNING") and "saved" in job.log())
             run("scontrol", "update", f"jobid={job.id}", "timelimit=60", check=False)
         before, at, states = follow(job)
+        before = saved or before
         lost = 0 if at is None else before - at
         is_equal = job.weights() == straight.weights()
         is_good &= is_equal and lost <= 0
