@@ -42,21 +42,19 @@ pub(crate) fn encode(bytes: &[u8]) -> Vec<Piece> {
     pieces
 }
 
-/// The exact bytes of `ids`; special tokens are left out or written as their text. `Err` is an unknown id.
-pub(crate) fn decode(ids: &[u32], skip_specials: bool) -> Result<Vec<u8>, u32> {
+/// The exact bytes of `ids`; special tokens are left out or written as their text, and ids without a token have none.
+pub(crate) fn decode(ids: &[u32], skip_specials: bool) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ids.len());
     for &id in ids {
-        match id {
-            0..256 => bytes.push(id as u8),
-            _ => {
-                let special = SPECIALS.get(id as usize - 256).ok_or(id)?;
-                if !skip_specials {
-                    bytes.extend_from_slice(special.as_bytes());
-                }
+        match u8::try_from(id) {
+            Ok(byte) => bytes.push(byte),
+            Err(_) if skip_specials => {}
+            Err(_) => {
+                bytes.extend_from_slice(SPECIALS.get(id as usize - 256).map_or(&[], |special| special.as_bytes()))
             }
         }
     }
-    Ok(bytes)
+    bytes
 }
 
 /// The vocabulary as the `tokenizer.json` of a byte-pair model without merges.

@@ -279,23 +279,46 @@ fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, Toke
     })
 }
 
-/// The tokens of a document; those that begin inside a trained span carry [`TRAINED`], and so does an EOS right after one.
+/// The tokens of a document: those that have characters of a trained span carry [`TRAINED`], and so does an EOS right after one. A text that
+/// brings its BOS or EOS gets no second one.
 fn encode_document(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
     let Document { text, trained, bounded } = document;
-    let mut tokens = Vec::new();
-    tokens.extend(tokenizer.document_start().filter(|_| *bounded));
-    if matches!(&trained[..], [span] if *span == (0..text.len())) {
-        tokens.extend(tokenizer.encode(text)?.into_iter().map(|id| id | TRAINED));
+    let is_whole = matches!(&trained[..], [span] if *span == (0..text.len()));
+    let body: Vec<u32> = if is_whole {
+        tokenizer.encode(text)?.into_iter().map(|id| id | TRAINED).collect()
     } else {
-        let is_trained = |start: usize| trained.iter().any(|span: &Range<usize>| span.contains(&start));
-        let pieces = tokenizer.encode_pieces(text)?;
-        tokens.extend(pieces.iter().map(|piece| piece.id | if is_trained(piece.start) { TRAINED } else { 0 }));
+        let flagged =
+            |piece: &Piece| piece.id | if trained.iter().any(|span| is_in(piece, span)) { TRAINED } else { 0 };
+        pieces_of(document, tokenizer)?.iter().map(flagged).collect()
+    };
+    if !*bounded {
+        return Ok(body);
     }
-    if *bounded && !text.is_empty() {
-        let flag = if trained.last().is_some_and(|span| span.end == text.len()) { TRAINED } else { 0 };
-        tokens.extend(tokenizer.eos_id().map(|eos| eos | flag));
+    let is_at = |token: Option<&u32>, id: u32| token.is_some_and(|token| token & !TRAINED == id);
+    let begin = tokenizer.document_start().filter(|bos| !is_at(body.first(), *bos));
+    let flag = if trained.last().is_some_and(|span| span.end == text.len()) { TRAINED } else { 0 };
+    let end = tokenizer.eos_id().filter(|eos| !text.is_empty() && !is_at(body.last(), *eos));
+    Ok(begin.into_iter().chain(body).chain(end.map(|eos| eos | flag)).collect())
+}
+
+/// Whether a token has characters of a span: one that contains the border in front of it has the first ones.
+fn is_in(piece: &Piece, span: &Range<usize>) -> bool {
+    span.contains(&piece.start) || (piece.start < span.start && span.start < piece.end && !span.is_empty())
+}
+
+/// The tokens of a text. The prompt of an instruction is tokenised by itself where a token would contain the border to the answer, as it
+/// is when the model is asked; a chat template writes what the model is asked with as one text.
+fn pieces_of(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<Piece>, TokenizerError> {
+    let Document { text, trained, bounded } = document;
+    let pieces = tokenizer.encode_pieces(text)?;
+    let border = trained.first().map_or(0, |span| span.start);
+    if !*bounded || !pieces.iter().any(|piece| piece.start < border && border < piece.end) {
+        return Ok(pieces);
     }
-    Ok(tokens)
+    let mut apart = tokenizer.encode_pieces(&text[..border])?;
+    let answer = tokenizer.encode_pieces(&text[border..])?;
+    apart.extend(answer.into_iter().map(|p| Piece { id: p.id, start: p.start + border, end: p.end + border }));
+    Ok(apart)
 }
 
 fn read_error(path: &Path, error: &std::io::Error) -> TokenizeError {
@@ -377,6 +400,45 @@ mod tests {
 
         let trained = trained(file.tokens());
         assert_eq!(trained, "3<|eos|>", "trained on {trained:?}");
+    }
+
+    #[test]
+    fn first_word_of_an_answer_is_trained_on_where_a_token_would_join_it_to_the_prompt() {
+        let tokenizer = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
+        let joined = |trained: Vec<Range<usize>>, bounded| {
+            let document = Document { text: "Was she sad? the".to_owned(), trained, bounded };
+            let tokens = encode_document(&document, &tokenizer).unwrap();
+            let trained: Vec<u32> = tokens.iter().filter(|&t| t & TRAINED != 0).map(|t| t & !TRAINED).collect();
+            (tokens.iter().map(|t| t & !TRAINED).collect::<Vec<_>>(), tokenizer.decode(&trained, false).unwrap())
+        };
+
+        let (ids, answer) = joined(vec![13..16], true);
+        let (turns, turn) = joined(vec![13..16], false);
+
+        let apart = [tokenizer.encode("Was she sad? ").unwrap(), tokenizer.encode("the").unwrap()].concat();
+        assert_eq!(ids[1..ids.len() - 1], apart, "the prompt is what the model is asked with");
+        assert_eq!(answer.trim_start(), "the</s>");
+        assert_eq!(turns, tokenizer.encode("Was she sad? the").unwrap());
+        assert_eq!(turn.trim_start(), "the");
+    }
+
+    #[test]
+    fn span_without_characters_trains_no_token() {
+        let piece = Piece { id: 0, start: 2, end: 5 };
+        assert!(is_in(&piece, &(3..9)) && is_in(&piece, &(2..3)) && is_in(&piece, &(0..3)));
+        assert!(!is_in(&piece, &(3..3)) && !is_in(&piece, &(5..9)) && !is_in(&piece, &(0..2)));
+    }
+
+    #[test]
+    fn text_that_brings_its_ends_gets_no_second_ones() {
+        let lines = "{\"text\":\"<|bos|>ab<|eos|>\"}\n{\"text\":\"<|bos|>c\"}";
+        let file = records(DatasetType::Completion, lines).unwrap();
+        let line = r#"{"instruction":"Add.","input":"1 2","output":"3<|eos|>"}"#;
+        let instruction = records(DatasetType::Alpaca, line).unwrap();
+
+        assert_eq!(decoded(file.tokens()), "<|bos|>ab<|eos|><|bos|>c<|eos|>");
+        assert_eq!(trained(instruction.tokens()), "3<|eos|>");
+        assert!(decoded(instruction.tokens()).ends_with("3<|eos|>"));
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum TokenizerError {
     /// The tokenizer refuses a text.
     #[error("text cannot be tokenised: {reason}")]
     Encode { reason: String },
-    /// An id is outside the vocabulary, or the tokenizer refuses a sequence.
+    /// The tokenizer refuses a sequence.
     #[error("token ids cannot be decoded: {reason}")]
     Decode { reason: String },
     /// An exported file cannot be written.
@@ -209,17 +209,12 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. Use [`super::text_stream::TextStream`] for ids that arrive
-    /// one by one.
+    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. Ids outside the vocabulary have no text: models whose embedding has
+    /// more rows may write them. Use [`super::text_stream::TextStream`] for ids that arrive one by one.
     ///
     /// # Errors
-    /// When an id is outside the vocabulary.
+    /// When the tokenizer refuses the sequence.
     pub fn decode(&self, ids: &[u32], skip_specials: bool) -> Result<String, TokenizerError> {
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab_size) {
-            return Err(TokenizerError::Decode {
-                reason: format!("id {id} is outside the vocabulary of {}", self.vocab_size),
-            });
-        }
         match &self.vocabulary {
             Vocabulary::Bytes => Ok(String::from_utf8_lossy(&self.decode_bytes(ids, skip_specials)?).into_owned()),
             Vocabulary::HuggingFace(model) => {
@@ -231,12 +226,10 @@ impl Tokenizer {
     /// The exact bytes of `ids`; for a tokenizer of text, the bytes of that text.
     ///
     /// # Errors
-    /// When an id is outside the vocabulary.
+    /// As [`Self::decode`].
     pub fn decode_bytes(&self, ids: &[u32], skip_specials: bool) -> Result<Vec<u8>, TokenizerError> {
         match &self.vocabulary {
-            Vocabulary::Bytes => byte_vocabulary::decode(ids, skip_specials).map_err(|id| TokenizerError::Decode {
-                reason: format!("id {id} is outside the vocabulary of {}", self.vocab_size),
-            }),
+            Vocabulary::Bytes => Ok(byte_vocabulary::decode(ids, skip_specials)),
             Vocabulary::HuggingFace(_) => self.decode(ids, skip_specials).map(String::into_bytes),
         }
     }
@@ -247,10 +240,8 @@ impl Tokenizer {
             return false;
         }
         match &self.vocabulary {
-            Vocabulary::Bytes => byte_vocabulary::decode(ids, true).is_ok_and(|bytes| {
-                bytes.utf8_chunks().last().is_some_and(|chunk| {
-                    std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none())
-                })
+            Vocabulary::Bytes => byte_vocabulary::decode(ids, true).utf8_chunks().last().is_some_and(|chunk| {
+                std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none())
             }),
             // The library returns only text, in which half a character and a replacement character are the same.
             Vocabulary::HuggingFace(_) => true,
@@ -342,7 +333,8 @@ impl Tokenizer {
     pub fn token_text(&self, id: u32) -> Option<String> {
         match &self.vocabulary {
             Vocabulary::Bytes => {
-                byte_vocabulary::decode(&[id], false).ok().map(|b| String::from_utf8_lossy(&b).into_owned())
+                let bytes = byte_vocabulary::decode(&[id], false);
+                (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
             }
             Vocabulary::HuggingFace(model) => model.id_to_token(id),
         }
@@ -351,7 +343,7 @@ impl Tokenizer {
     /// The exact bytes of one token if this is the byte tokenizer; `None` for a tokenizer of text.
     pub(crate) fn byte_token(&self, id: u32) -> Option<Vec<u8>> {
         match &self.vocabulary {
-            Vocabulary::Bytes => Some(byte_vocabulary::decode(&[id], false).unwrap_or_default()),
+            Vocabulary::Bytes => Some(byte_vocabulary::decode(&[id], false)),
             Vocabulary::HuggingFace(_) => None,
         }
     }
@@ -421,6 +413,18 @@ fn encode_error(error: &dyn std::fmt::Display) -> TokenizerError {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn ids_of_rows_that_pad_an_embedding_have_no_text() {
+        let library = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
+        for tokenizer in [Tokenizer::bytes(), library] {
+            let mut ids = tokenizer.encode("Once").unwrap();
+            ids.extend([tokenizer.vocab_size() as u32, 1 << 20]);
+
+            assert_eq!(tokenizer.decode(&ids, true).unwrap(), "Once");
+            assert_eq!(tokenizer.token_text(1 << 20), None);
+        }
+    }
 
     proptest! {
         #[test]

@@ -8,7 +8,7 @@ use serde_yaml_ng::{Mapping, Value};
 use super::axolotl::ADAFACTOR;
 use super::convert::Then::{Do, Key, LeftOut, NoEffect, Only, Part};
 use super::convert::{Converted, Rule, at, convert};
-use super::hugging_face_defaults::defaults;
+use super::hugging_face_defaults::{default_of, defaults};
 use super::{ReadFile, deepspeed, fsdp, hugging_face_data as data, shown};
 use crate::config::yaml_1_1::{number, truth, whole};
 
@@ -380,7 +380,9 @@ fn max_steps(value: &Value, _: &Mapping, to: &mut Converted) {
 fn schedule(value: &Value, file: &Mapping, to: &mut Converted) {
     to.set("lr_scheduler", value.clone());
     let Some(options) = at(file, "lr_scheduler_kwargs").and_then(Value::as_mapping) else { return };
-    let peak = to.keys.get("learning_rate").and_then(number);
+    // The keys of a file have no order.
+    let given = at(file, "learning_rate").cloned();
+    let peak = given.or_else(|| default_of(tool_of(file)?, "learning_rate")).as_ref().and_then(number);
     for (key, value) in options {
         match (shown(key).as_str(), number(value), peak) {
             ("min_lr_rate", Some(share), _) => to.set("cosine_min_lr_ratio", share),

@@ -157,12 +157,26 @@ pub(super) fn template(value: &Value, _: &Mapping, to: &mut Converted) {
     let name = shown(value);
     let ours = match name.as_str() {
         "qwen" => "qwen_25",
-        "qwen3_nothink" => "qwen3",
+        // Turns between `<|im_start|>` and `<|im_end|>` and nothing else.
+        "qwen3_nothink" => "chatml",
         "gemma2" => "gemma",
         "phi" => "phi_3",
         "phi4" => "phi_4",
         other => other,
     };
+    let difference = match name.as_str() {
+        "qwen3" => {
+            "thoughts of earlier answers are left out here, as by the model's own template; LLaMA-Factory trains on them, and writes empty \
+             thoughts into earlier answers that have none"
+        }
+        "alpaca" => {
+            "a conversation without a system message gets none here; LLaMA-Factory begins it with \"Below is an instruction\" …"
+        }
+        _ => "",
+    };
+    if !difference.is_empty() {
+        to.notes.push(format!("`template`: {difference}"));
+    }
     match NamedTemplate::of(ours) {
         Some(_) => to.set("chat_template", ours),
         None => to.notes.push(format!(

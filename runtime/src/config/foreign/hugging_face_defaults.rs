@@ -21,11 +21,17 @@ const DEFAULTS: &[(&str, [&str; 3])] = &[
     ("bnb_4bit_use_double_quant", ["false", "true", "true"]),
 ];
 
+/// The tool's default of a key of Phalanx.
+pub(super) fn default_of(tool: &str, key: &str) -> Option<Value> {
+    let column = ["TRL", "LLaMA-Factory"].iter().position(|name| *name == tool).unwrap_or(2);
+    let (_, of_tools) = DEFAULTS.iter().find(|(name, _)| *name == key)?;
+    serde_yaml_ng::from_str(of_tools[column]).ok()
+}
+
 /// The defaults of the tool, with those of its defaults that depend on other keys of the file.
 pub(super) fn defaults(tool: &str, file: &Mapping, to: &mut Converted) {
-    let column = ["TRL", "LLaMA-Factory"].iter().position(|name| *name == tool).unwrap_or(2);
-    for (key, of_tools) in DEFAULTS {
-        to.set(key, serde_yaml_ng::from_str::<Value>(of_tools[column]).unwrap_or_default());
+    for (key, _) in DEFAULTS {
+        to.set(key, default_of(tool, key).unwrap_or_default());
     }
     let is_on = |key: &str| at(file, key).and_then(truth) == Some(true);
     if at(file, "max_steps").and_then(whole).is_some_and(|n| n > 0) {

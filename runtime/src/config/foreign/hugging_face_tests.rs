@@ -383,3 +383,30 @@ fn spellings_of_accelerate_in_a_job_are_not_lost() {
 
     assert_eq!(job(&found).parallel.tensor_parallel_size, 2);
 }
+
+#[test]
+fn lowest_rate_is_a_share_of_the_rate_wherever_that_stands() {
+    let schedule = "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5}\n";
+    let base = "model_name_or_path: m\ndataset_name: d\nassistant_only_loss: true\n";
+    for (text, share) in [
+        (format!("{base}learning_rate: 4e-5\n{schedule}"), 0.25),
+        (format!("{base}{schedule}learning_rate: 4e-5\n"), 0.25),
+        (format!("{base}{schedule}"), 0.5),
+    ] {
+        let keys = shown_keys(&imported(&[("a.yaml", &text)]).unwrap());
+        assert!(keys.contains(&format!("cosine_min_lr_ratio: {share}")), "{text}: {keys:?}");
+    }
+}
+
+#[test]
+fn templates_of_llama_factory_that_write_another_text_are_named() {
+    let of = |template: &str| {
+        let text = format!("model_name_or_path: m\nstage: sft\ndataset: chats\ntemplate: {template}\n");
+        imported(&[("a.yaml", &text), ("data/dataset_info.json", DATASET_INFO)]).unwrap()
+    };
+
+    assert!(shown_keys(&of("qwen3_nothink")).contains("chat_template: chatml"));
+    for template in ["qwen3", "alpaca"] {
+        assert!(of(template).notes.iter().any(|note| note.starts_with("`template`")), "{template}");
+    }
+}

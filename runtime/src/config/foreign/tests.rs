@@ -453,6 +453,16 @@ mode = \"full\"
 }
 
 #[test]
+fn lowest_rate_of_a_cosine_of_torchtitan_is_kept_with_a_decay_ratio() {
+    for ratio in ["", "decay_ratio = 0.8\n"] {
+        let text =
+            format!("[lr_scheduler]\ndecay_type = \"cosine\"\nmin_lr_factor = 0.1\n{ratio}[training]\nsteps = 20\n");
+
+        assert!(shown_keys(&imported(&[("a.toml", &text)])).contains("cosine_min_lr_ratio: 0.1"), "{text}");
+    }
+}
+
+#[test]
 fn job_of_axolotl_is_imported_as_a_whole() {
     let text = format!("{MINIMAL}rl: dpo\ntf32: true\noptimizer: paged_adamw\nwandb_project:\nseed: 3\n");
     let job = imported(&[("a.yml", &text)]);

@@ -139,13 +139,12 @@ fn schedule(file: &Mapping, to: &mut Converted) {
             to.set("decay_ratio", ratio.clone());
         }
         ("linear", None) => to.set("lr_scheduler", "linear"),
-        ("cosine", None) => {
+        ("cosine", ratio) => {
             to.set("lr_scheduler", "cosine");
             lowest.into_iter().for_each(|lowest| to.set("cosine_min_lr_ratio", lowest));
-        }
-        ("cosine", Some(_)) => {
-            to.set("lr_scheduler", "cosine");
-            to.leave_out("lr_scheduler.decay_ratio", "a cosine decays from the end of the warm-up");
+            if ratio.is_some() {
+                to.leave_out("lr_scheduler.decay_ratio", "a cosine decays from the end of the warm-up");
+            }
         }
         (other, _) => to.leave_out("lr_scheduler.decay_type", format!("it is {other}; set `lr_scheduler`")),
     }
