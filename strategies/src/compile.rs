@@ -28,6 +28,7 @@ use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
 use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
 use crate::passes::shadow::shadow;
+use crate::passes::split_weights::{split_weights, splits};
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::passes::tensor_sums::Exchange;
 use crate::pipeline::{ScheduleKind, Slot, Work, message_order, order};
@@ -266,7 +267,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
         offload(&mut program);
     }
     let messages = parallel.schedule(&mesh_rank).messages_in_flight(mesh_rank.mesh.pp, spec.n_microbatches);
-    finish(program, messages, target)
+    finish(program, messages, spec, target)
 }
 
 /// Compiles a forward program for evaluation: the same weights and the same numbers, no gradients.
@@ -274,7 +275,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
 /// # Errors
 /// See [`CompileError`].
 pub fn compile_forward(forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Compiled, CompileError> {
-    finish(without_gradients(forward, spec, target)?, 1, target)
+    finish(without_gradients(forward, spec, target)?, 1, spec, target)
 }
 
 /// As [`compile_forward`], for generation: the program also writes the keys and values of its tokens to a cache, which programs of
@@ -294,7 +295,7 @@ pub fn compile_cached(
     if target.widens_operands() {
         pack_halves(&mut program, is_half);
     }
-    finish(program, 1, target)
+    finish(program, 1, spec, target)
 }
 
 fn without_gradients(mut forward: Program, spec: &StepSpec, target: &dyn Target) -> Result<Program, CompileError> {
@@ -355,8 +356,16 @@ fn cut_head(program: &mut Program, target: &dyn Target) {
     }
 }
 
-fn finish(mut program: Program, messages: usize, target: &dyn Target) -> Result<Compiled, CompileError> {
+fn finish(
+    mut program: Program,
+    messages: usize,
+    spec: &StepSpec,
+    target: &dyn Target,
+) -> Result<Compiled, CompileError> {
     unpack(&mut program, target.widens_operands());
+    if splits(spec, &program.mesh_rank, target) {
+        split_weights(&mut program);
+    }
     if target.half_copies() {
         half_copies(&mut program);
     }

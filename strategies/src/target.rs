@@ -21,6 +21,11 @@ pub trait Target {
         false
     }
 
+    /// Whether weights that only products in bf16 read are stored as bf16 numbers and a rest, so that nothing has to be converted.
+    fn split_weights(&self) -> bool {
+        false
+    }
+
     /// Whether products in f32 read operands that are stored in bf16, since the device widens while it reads.
     fn widens_operands(&self) -> bool {
         false
@@ -39,6 +44,8 @@ pub struct Nowhere {
     pub scratch_bytes: usize,
     /// See [`Target::half_copies`].
     pub half_copies: bool,
+    /// See [`Target::split_weights`].
+    pub split_weights: bool,
     /// See [`Target::head_chunk_tokens`].
     pub head_chunk_tokens: Option<usize>,
 }
@@ -50,6 +57,10 @@ impl Target for Nowhere {
 
     fn half_copies(&self) -> bool {
         self.half_copies
+    }
+
+    fn split_weights(&self) -> bool {
+        self.split_weights
     }
 
     fn head_chunk_tokens(&self) -> Option<usize> {

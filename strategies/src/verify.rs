@@ -10,12 +10,12 @@
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
 //!   then its results are not touched and its operands not written;
 //! - VERIFY-6 every output that the host reads is written;
-//! - VERIFY-7 a view has the bytes of a parameter that no instruction writes, or of an activation; VERIFY-2 and VERIFY-5 hold for
-//!   the viewed value when the view is used.
+//! - VERIFY-7 a view has the bytes of a parameter that no instruction writes, or of an activation, or is the first part of a split
+//!   weight that only updates access; VERIFY-2 and VERIFY-5 hold for the viewed value when the view is used.
 
 mod shapes;
 
-use crate::program::{Collective, Columns, Instr, Kind, MatMul, Op, Program, Stream, Value, ValueId};
+use crate::program::{Collective, Columns, DType, Instr, Kind, MatMul, Op, Program, Stream, Value, ValueId};
 use std::collections::BTreeMap;
 
 /// Why a program cannot run.
@@ -31,8 +31,9 @@ pub enum VerifyError {
         /// What is wrong, and what was expected.
         problem: String,
     },
-    /// A view has other bytes than a parameter or an activation, or those of a parameter that is written.
-    #[error("`{value}` must view a frozen parameter or an activation of equal size")]
+    /// A view has other bytes than a parameter or an activation, or those of a parameter that is written; or it is part of a split weight
+    /// that something else than an update reads.
+    #[error("`{value}` must view a frozen parameter or an activation of equal size, or the first part of a split weight")]
     View {
         /// The value.
         value: String,
@@ -84,9 +85,12 @@ fn views(program: &Program) -> Result<(), VerifyError> {
     for (index, value) in program.values.iter().enumerate() {
         let Kind::View(of) = value.kind else { continue };
         let is_written = || program.instrs.iter().any(|instr| instr.writes.contains(&of));
-        let fits = |of: &Value| match of.kind {
-            Kind::Parameter => of.size_bytes() == value.size_bytes() && !is_written(),
-            kind => kind == Kind::Activation && of.size_bytes() == value.size_bytes(),
+        let is_split = |of: &Value| of.dtype == DType::F32 && value.dtype == DType::Bf16 && of.shape == value.shape;
+        let is_other = |instr: &Instr| !matches!(instr.op, Op::Update(_)) && instr.reads.contains(&of);
+        let fits = |whole: &Value| match whole.kind {
+            Kind::Parameter if is_split(whole) => !program.instrs.iter().any(is_other),
+            Kind::Parameter => whole.size_bytes() == value.size_bytes() && !is_written(),
+            kind => kind == Kind::Activation && whole.size_bytes() == value.size_bytes(),
         };
         if !program.values.get(of.0 as usize).is_some_and(fits) {
             return Err(VerifyError::View { value: program.describe_value(ValueId(index as u32)) });
@@ -144,7 +148,7 @@ impl<'a> State<'a> {
             if let Some(v) = instr.reads.iter().chain(&instr.writes).find(busy) {
                 return Err(format!("`{}` is used before its collective is awaited", self.program.describe_value(*v)));
             }
-            if let Some(v) = instr.writes.iter().find(|v| flight.operands.contains(v)) {
+            if let Some(v) = instr.writes.iter().find(|v| flight.operands.iter().any(|operand| self.program.storage(*operand) == **v)) {
                 return Err(format!(
                     "`{}` is written while {} reads it",
                     self.program.describe_value(*v),
@@ -247,7 +251,7 @@ mod tests {
             verify(&p).map_err(|error| error.to_string())
         };
         let refused =
-            Err("`%3 w as bf16 bf16[3, 16]` must view a frozen parameter or an activation of equal size".into());
+            Err("`%3 w as bf16 bf16[3, 16]` must view a frozen parameter or an activation of equal size, or the first part of a split weight".into());
         assert_eq!(view_of(&p, Kind::View(ValueId(0))), refused, "an input");
         assert_eq!(view_of(&p, Kind::View(view)), refused, "itself");
         p.values[view.0 as usize].shape = vec![3, 15];

@@ -1,11 +1,42 @@
 // Updates of parameters by rules that work element by element or in blocks of elements, with the bits of the same formulas on the CPU. The scalars of a
 // step stay in device memory; one thread of a block derives the factors from them, because f64 arithmetic is slow on some GPUs.
 
-// What one update covers: a run of elements of a parameter, its state and its gradient.
-struct Run { float *p, *state[2]; const float* g; long long n, end; };
+// What one update covers: a run of elements of a parameter, its state and its gradient. Of a split weight, `p` are the bf16 numbers and
+// `rest` what they leave; else `rest` is null.
+struct Run { void* p; unsigned short* rest; float* state[2]; const float* g; long long n, end; };
 // Within the 4 KiB that the arguments of a kernel may have on every GPU.
-constexpr int RUNS = 80;
+constexpr int RUNS = 70;
 struct Runs { Run at[RUNS]; };
+
+// An f32 weight. WIDTH: elements of a thread at a time.
+struct Whole {
+    static constexpr int WIDTH = 4;
+    float* p;
+    __device__ __forceinline__ unsigned long long starts() const { return (unsigned long long)p; }
+    template <int N> __device__ __forceinline__ void load(float (&to)[N], long long i) const { load_vector(to, p + i); }
+    template <int N> __device__ __forceinline__ void store(long long i, const float (&from)[N]) const { store_vector(p + i, from); }
+};
+// An f32 weight in two parts: its upper halves, plus one where the rest is at least 0x8000, and its lower halves.
+struct Split {
+    static constexpr int WIDTH = 8;
+    unsigned short *first, *rest;
+    __device__ __forceinline__ unsigned long long starts() const { return (unsigned long long)first | (unsigned long long)rest; }
+    template <int N> __device__ __forceinline__ void load(float (&to)[N], long long i) const {
+        Vector<unsigned short, N> high = *(const Vector<unsigned short, N>*)(first + i), low = *(const Vector<unsigned short, N>*)(rest + i);
+        for (int j = 0; j < N; j++) to[j] = __uint_as_float((unsigned(high.at[j]) << 16) + low.at[j] - (unsigned(low.at[j] & 0x8000) << 1));
+    }
+    template <int N> __device__ __forceinline__ void store(long long i, const float (&from)[N]) const {
+        Vector<unsigned short, N> high, low;
+        for (int j = 0; j < N; j++) {
+            // What is no number would become one if it were rounded.
+            unsigned bits = from[j] == from[j] ? __float_as_uint(from[j]) : 0x7fc00000u;
+            high.at[j] = (unsigned short)((bits + 0x8000u) >> 16);
+            low.at[j] = (unsigned short)bits;
+        }
+        *(Vector<unsigned short, N>*)(first + i) = high;
+        *(Vector<unsigned short, N>*)(rest + i) = low;
+    }
+};
 
 struct AdamW {
     static constexpr int N_STATE = 2;
@@ -39,10 +70,10 @@ struct Lion {
 };
 
 // Updates the groups of N elements with index `first`, `first + stride`, …
-template <int N, class Rule> __device__ __forceinline__ void update_groups(const Rule& rule, const Run& run, long long first, long long stride) {
+template <int N, class Rule, class Weights> __device__ __forceinline__ void update_groups(const Rule& rule, const Weights& weights, const Run& run, long long first, long long stride) {
     for (long long i = first; i < run.n / N; i += stride) {
         float p[N], g[N], state[Rule::N_STATE][N];
-        load_vector(p, run.p + i * N);
+        weights.load(p, i * N);
         load_vector(g, run.g + i * N);
         for (int s = 0; s < Rule::N_STATE; s++) load_vector(state[s], run.state[s] + i * N);
         for (int j = 0; j < N; j++) {
@@ -51,23 +82,27 @@ template <int N, class Rule> __device__ __forceinline__ void update_groups(const
             rule(p[j], own, g[j]);
             for (int s = 0; s < Rule::N_STATE; s++) state[s][j] = own[s];
         }
-        store_vector(run.p + i * N, p);
+        weights.store(i * N, p);
         for (int s = 0; s < Rule::N_STATE; s++) store_vector(run.state[s] + i * N, state[s]);
     }
+}
+// Updates a part of a run.
+template <class Rule, class Weights> __device__ __forceinline__ void update_part(const Rule& rule, const Weights& weights, const Run& run, Part part) {
+    constexpr int N = Weights::WIDTH;
+    long long first = (long long)part.index * blockDim.x + threadIdx.x, stride = (long long)part.count * blockDim.x;
+    // The run may begin anywhere in the parameter, and behind blocks anywhere in the state and in the gradient.
+    unsigned long long starts = weights.starts() | (unsigned long long)run.state[0] | (unsigned long long)run.state[1] | (unsigned long long)run.g;
+    if (starts % 16) return update_groups<1>(rule, weights, run, first, stride);
+    update_groups<N>(rule, weights, run, first, stride);
+    update_groups<1>(rule, weights, run, run.n / N * N + first, stride);
 }
 // Updates the block's part of its run.
 template <class Rule> __device__ __forceinline__ void update_run(const Rule& rule, const Runs& runs, int n_runs) {
     int own = own_run(runs, n_runs);
     Run run = runs.at[own];
     Part part = own_part(runs, own);
-    long long first = (long long)part.index * blockDim.x + threadIdx.x, stride = (long long)part.count * blockDim.x;
-    // The run may begin anywhere in the parameter, and behind blocks anywhere in the state and in the gradient.
-    unsigned long long starts = (unsigned long long)run.p | (unsigned long long)run.state[0] | (unsigned long long)run.state[1] | (unsigned long long)run.g;
-    if (starts % 16) return update_groups<1>(rule, run, first, stride);
-    update_groups<4>(rule, run, first, stride);
-    long long rest = run.n / 4 * 4;
-    Run tail = {run.p + rest, {run.state[0] + rest, run.state[1] + rest}, run.g + rest, run.n - rest, 0};
-    update_groups<1>(rule, tail, first, stride);
+    if (run.rest) update_part(rule, Split{(unsigned short*)run.p, run.rest}, run, part);
+    else update_part(rule, Whole{(float*)run.p}, run, part);
 }
 
 // Factors of the gradient that are not finite leave everything unchanged: the gradient overflowed.
@@ -119,7 +154,7 @@ __device__ __forceinline__ int nearest_code(const float* numbers, float x) {
 }
 
 // AdamW of a run of elements with state in blocks; each block of threads updates some of them.
-extern "C" __global__ void __launch_bounds__(256) adamw_blocks(float* p, unsigned* m, unsigned* v, const float* g, long long n, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
+extern "C" __global__ void __launch_bounds__(256) adamw_blocks(void* p, unsigned short* rest, unsigned* m, unsigned* v, const float* g, long long n, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
     __shared__ AdamW rule;
     __shared__ float numbers[2][BLOCK];
     double scale = *coefficient;
@@ -135,9 +170,14 @@ extern "C" __global__ void __launch_bounds__(256) adamw_blocks(float* p, unsigne
         float state[2] = {};
         if (i < n) {
             for (int s = 0; s < 2; s++) state[s] = numbers[s][words[s][1 + threadIdx.x / 4] >> threadIdx.x % 4 * 8 & 255u] * __uint_as_float(words[s][0]);
-            float x = p[i];
-            own_rule(x, state, g[i]);
-            p[i] = x;
+            Split split = {(unsigned short*)p, rest};
+            Whole whole = {(float*)p};
+            float x[1];
+            if (rest) split.load(x, i);
+            else whole.load(x, i);
+            own_rule(x[0], state, g[i]);
+            if (rest) split.store(i, x);
+            else whole.store(i, x);
         }
         for (int s = 0; s < 2; s++) {
             // Behind its barriers all threads have read the words.

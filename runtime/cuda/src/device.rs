@@ -59,6 +59,8 @@ pub struct CudaDevice {
     collectives: Choice,
     /// Whether machines run commands as CUDA graphs.
     graphs: bool,
+    /// Whether weights are split.
+    split_weights: bool,
     /// Which attention it uses.
     attention: AttentionChoice,
     has_cudnn: bool,
@@ -77,8 +79,19 @@ impl CudaDevice {
         let visible = visible.map_or(all, |names| names.split(',').map(|name| name.trim().to_owned()).collect());
         let (collectives, attention) = (Choice::default(), AttentionChoice::default());
         let has_cudnn = search.cudnn().is_ok();
-        let (graphs, shared) = (true, Arc::default());
-        Ok(CudaDevice { search, cache, gpus, visible, collectives, graphs, attention, has_cudnn, shared })
+        let (graphs, split_weights, shared) = (true, true, Arc::default());
+        Ok(CudaDevice {
+            search,
+            cache,
+            gpus,
+            visible,
+            collectives,
+            graphs,
+            split_weights,
+            attention,
+            has_cudnn,
+            shared,
+        })
     }
 
     /// A GPU for plans on machines without one: programs are compiled for it and their memory is known, but it cannot be
@@ -86,8 +99,19 @@ impl CudaDevice {
     pub fn planned() -> CudaDevice {
         let (search, shared) = (Search::new(None, None), Arc::new(OnceLock::new()));
         let (gpus, visible, collectives) = (Vec::new(), Vec::new(), Choice::default());
-        let (graphs, attention, has_cudnn) = (true, AttentionChoice::default(), false);
-        CudaDevice { search, cache: None, gpus, visible, collectives, graphs, attention, has_cudnn, shared }
+        let (graphs, split_weights, attention, has_cudnn) = (true, true, AttentionChoice::default(), false);
+        CudaDevice {
+            search,
+            cache: None,
+            gpus,
+            visible,
+            collectives,
+            graphs,
+            split_weights,
+            attention,
+            has_cudnn,
+            shared,
+        }
     }
 
     /// The same GPU with another choice of communicators.
@@ -100,6 +124,12 @@ impl CudaDevice {
     #[must_use]
     pub fn with_graphs(self, graphs: bool) -> CudaDevice {
         CudaDevice { graphs, ..self }
+    }
+
+    /// The same GPU, with weights that are split where only products in bf16 read them, or with copies of f32 weights: to measure both.
+    #[must_use]
+    pub fn with_split_weights(self, split_weights: bool) -> CudaDevice {
+        CudaDevice { split_weights, ..self }
     }
 
     /// The same GPUs without those that other processes have to themselves, as far as NVML knows.
@@ -230,6 +260,10 @@ impl Target for CudaDevice {
 
     fn half_copies(&self) -> bool {
         true
+    }
+
+    fn split_weights(&self) -> bool {
+        self.split_weights
     }
 
     fn head_chunk_tokens(&self) -> Option<usize> {

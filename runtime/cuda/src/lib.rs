@@ -13,7 +13,8 @@
 //! - [`rehearsal`]: lets libraries load what a spare will launch.
 //! - [`nccl`]: collectives of device operands over NCCL; [`staged`]: over a host communicator.
 //! - [`alike`]: which GPUs and libraries may share a world.
-//! - [`ring`]: copies beside programs, through pinned memory; [`state_fence`]: the order between them and updates.
+//! - [`ring`]: copies beside programs, through pinned memory; [`state_fence`]: the order between them and updates. [`split`]: weights
+//!   in two parts, which the host sees as f32.
 //! - [`machine`], [`device`]: the machine and the device behind the runtime's interface; [`shared`]: what machines share.
 //!
 //! Deliberately absent: allocation, locks and library calls other than launches in the hot loop; the legacy default
@@ -42,6 +43,7 @@ mod product;
 mod rehearsal;
 mod ring;
 mod shared;
+mod split;
 mod staged;
 mod state_fence;
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::lowered::{LASTING, Lowered};
 use crate::product::Choice;
 use crate::rehearsal::{Rehearsal, nowhere};
 use crate::shared::Shared;
+use crate::split::{SplitWeights, halves, join, split};
 use crate::state_fence::OwnedFence;
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
@@ -21,7 +22,7 @@ use phalanx_device::span::Memory;
 use phalanx_device::{AllocError, Backing, ElementType, ExecError, Machine, Operand, RawBuffer, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
-use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Op, Program, ValueId};
+use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Program, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -106,12 +107,15 @@ impl CudaMachine {
             };
             regions.insert(region, memory);
         }
-        CudaMachine::with_regions(shared, regions, graphs)
+        let place = |c: &Compiled, v| address(&regions, c, v);
+        let split = SplitWeights::of(programs, place);
+        CudaMachine::with_regions(shared, regions, split, graphs)
     }
 
     fn with_regions(
         shared: &Arc<Shared>,
         regions: BTreeMap<Region, DeviceMemory>,
+        split: SplitWeights,
         graphs: bool,
     ) -> Result<CudaMachine, AllocError> {
         let stream = if graphs { Some(shared.gpu.take_stream()) } else { None };
@@ -119,7 +123,7 @@ impl CudaMachine {
         let stream = stream.transpose().map_err(refused)?;
         let lasting = LASTING.iter().filter_map(|region| regions.get(region));
         let lasting = lasting.map(|memory| memory.address..memory.address + memory.bytes as u64).collect();
-        let fence = OwnedFence::new(&shared.gpu, &shared.memory.fences, lasting).map_err(refused)?;
+        let fence = OwnedFence::new(&shared.gpu, &shared.memory.fences, lasting, split).map_err(refused)?;
         let capture = stream.map(|stream| CaptureStream { shared: shared.clone(), stream });
         let (shared, packings) = (shared.clone(), BTreeMap::new());
         let (lowered, events, rehearsal) = (Vec::new(), Vec::new(), Rehearsal::default());
@@ -159,21 +163,24 @@ impl CudaMachine {
             }
         }
         let rehearsal = Rehearsal::of(shared, programs);
-        Ok(CudaMachine { rehearsal, ..CudaMachine::with_regions(shared, BTreeMap::new(), graphs)? })
+        Ok(CudaMachine { rehearsal, ..CudaMachine::with_regions(shared, BTreeMap::new(), SplitWeights::default(), graphs)? })
     }
 
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {
-        let value = c.program.value(v);
-        let location = c.layout.locations[v.0 as usize].expect("the memory pass places every accessed value");
-        let memory = &self.regions[&location.region];
-        assert!(location.offset + value.size_bytes() <= memory.bytes, "a place lies inside its region");
-        memory.address + location.offset as u64
+        address(&self.regions, c, v)
     }
 
     /// The address of byte `at` of a value; `n` bytes from there on are the value's.
     fn bytes_of(&self, c: &Compiled, v: ValueId, at: usize, n: usize) -> u64 {
         assert!(at + n <= c.program.value(v).size_bytes(), "bytes {at}..{} of {}", at + n, c.program.describe_value(v));
         self.address(c, v) + at as u64
+    }
+
+    /// Where these bytes of a value are if it is a split weight; see [`SplitWeights::parts`].
+    fn parts(&self, c: &Compiled, v: ValueId, address: u64, bytes: usize) -> Option<[u64; 2]> {
+        // A view has the bf16 numbers as they are.
+        let is_weight = c.program.value(v).kind == Kind::Parameter;
+        self.fence.split.parts(address, bytes).filter(|_| is_weight)
     }
 
     /// Index of the lowered program; lowers it, before the run of the instruction `first`, if it has not run before.
@@ -316,6 +323,14 @@ impl CudaMachine {
         }
         self.events[i].record(self.shared.gpu.compute)
     }
+}
+
+fn address(regions: &BTreeMap<Region, DeviceMemory>, c: &Compiled, v: ValueId) -> u64 {
+    let value = c.program.value(v);
+    let location = c.layout.locations[v.0 as usize].expect("the memory pass places every accessed value");
+    let memory = &regions[&location.region];
+    assert!(location.offset + value.size_bytes() <= memory.bytes, "a place lies inside its region");
+    memory.address + location.offset as u64
 }
 
 /// Tokens of a row, and the starts of documents, of every attention over whole rows.
@@ -468,8 +483,20 @@ unsafe impl Machine for CudaMachine {
 
     fn get(&self, c: &Compiled, v: ValueId, at: usize, to: &mut [u8]) {
         let address = self.bytes_of(c, v, at, to.len());
-        // SAFETY: the bytes are this machine's. A failed GPU has lost its state, so the process ends.
-        unsafe { self.shared.gpu.read(address, to) }.unwrap_or_else(|e| panic!("{e}"));
+        let gpu = &self.shared.gpu;
+        let parts = self.parts(c, v, address, to.len());
+        let read = match parts {
+            // SAFETY: the bytes are this machine's.
+            Some(parts) => std::iter::zip(parts, halves(0..to.len()))
+                .try_for_each(|(part, half)| unsafe { gpu.read(part, &mut to[half]) }),
+            // SAFETY: as above.
+            None => unsafe { gpu.read(address, to) },
+        };
+        // A failed GPU has lost its state, so the process ends.
+        read.unwrap_or_else(|e| panic!("{e}"));
+        if parts.is_some() {
+            join(to, &mut Vec::new());
+        }
     }
 
     fn put(&mut self, c: &Compiled, v: ValueId, at: usize, from: &[u8]) {
@@ -488,7 +515,15 @@ unsafe impl Machine for CudaMachine {
         let gpu = &self.shared.gpu;
         let before = gpu.bind().and_then(|()| if is_state { self.fence.before_change(gpu) } else { Ok(()) });
         // SAFETY: as above.
-        let written = before.and_then(|()| unsafe { gpu.write(address, from) });
+        let write = |at: u64, bytes: &[u8]| unsafe { gpu.write(at, bytes) };
+        let written = before.and_then(|()| match self.parts(c, v, address, from.len()) {
+            Some(parts) => {
+                let mut halved = from.to_vec();
+                split(&mut halved, &mut Vec::new());
+                std::iter::zip(parts, halves(0..from.len())).try_for_each(|(part, half)| write(part, &halved[half]))
+            }
+            None => write(address, from),
+        });
         let written = written.and_then(|()| if is_state { self.fence.after_change(gpu) } else { Ok(()) });
         written.unwrap_or_else(|e| panic!("{e}"));
     }

@@ -1,13 +1,16 @@
 //! Rings of pinned memory: copies between the GPU and the host beside programs, each ring on a stream of its own.
 //!
 //! A copy of the lasting state of a machine is ordered by the machine's [`StateFence`], so that it waits for no program that
-//! only reads the state. Anything else is copied after all earlier work of the compute stream.
+//! only reads the state. Anything else is copied after all earlier work of the compute stream. Weights that are split there pass in two
+//! parts; when the host gets a slot, its bytes are those of f32 numbers.
 
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu, PinnedPiece, Stream};
+use crate::split::{halves, join, split};
 use crate::state_fence::{Fences, StateFence};
 use phalanx_device::RawBuffer;
 use phalanx_device::span::{CopyError, Memory, Ring};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Slots begin at multiples of it: whole cache lines, and aligned for every element type.
@@ -26,6 +29,8 @@ struct PinnedRing {
     earlier: Event,
     /// Fences of the runs of one copy; kept for its memory.
     around: Vec<Arc<StateFence>>,
+    /// For conversions; kept for its memory.
+    spare: Vec<u8>,
     /// Fences that this ring holds.
     held: Vec<Arc<StateFence>>,
 }
@@ -35,6 +40,8 @@ struct Slot {
     /// The end of its last copy.
     copied: Arc<Event>,
     is_under_way: bool,
+    /// Bytes that are in two parts until the host gets the slot.
+    halved: Vec<Range<usize>>,
 }
 
 /// The memory of a GPU, with the fences of the machines there.
@@ -62,7 +69,7 @@ impl PinnedRing {
     /// # Errors
     /// When the host has too little memory, or the GPU has failed.
     fn new(gpu: Arc<Gpu>, fences: Arc<Fences>, n_slots: usize, slot_bytes: usize) -> Result<PinnedRing, CudaError> {
-        let slot = |_| Ok(Slot { copied: Arc::new(Event::for_order(&gpu)?), is_under_way: false });
+        let slot = |_| Ok(Slot { copied: Arc::new(Event::for_order(&gpu)?), is_under_way: false, halved: Vec::new() });
         let slots = (0..n_slots).map(slot).collect::<Result<_, CudaError>>()?;
         let earlier = Event::for_order(&gpu)?;
         let pinned = gpu.take_pinned(n_slots * slot_bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES))?;
@@ -73,8 +80,8 @@ impl PinnedRing {
                 return Err(error);
             }
         };
-        let (around, held) = (Vec::new(), Vec::new());
-        Ok(PinnedRing { gpu, fences, stream, pinned, slot_bytes, slots, earlier, around, held })
+        let (around, spare, held) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(PinnedRing { gpu, fences, stream, pinned, slot_bytes, slots, earlier, around, spare, held })
     }
 
     /// Bytes of a slot from `at` on.
@@ -107,6 +114,32 @@ impl PinnedRing {
         self.earlier.hold(self.stream)
     }
 
+    /// The copies of a run: addresses, and bytes of the slot.
+    fn parts(&mut self, slot: usize, at: usize, run: RawBuffer) -> Vec<(u64, Range<usize>)> {
+        let (address, bytes) = (run.address() as u64, at..at + run.bytes());
+        match self.around.iter().find_map(|fence| fence.split.parts(address, bytes.len())) {
+            Some(parts) => {
+                self.slots[slot].halved.push(bytes.clone());
+                parts.into_iter().zip(halves(bytes)).collect()
+            }
+            None => vec![(address, bytes)],
+        }
+    }
+
+    /// Makes f32 numbers of what is in two parts in a slot whose copies are done.
+    fn join_halves(&mut self, slot: usize) {
+        for halved in std::mem::take(&mut self.slots[slot].halved) {
+            let bytes = self.bytes(slot, halved);
+            // SAFETY: no copy accesses the slot, and the host has no borrow of it.
+            join(unsafe { &mut *bytes }, &mut self.spare);
+        }
+    }
+
+    fn bytes(&self, slot: usize, at: Range<usize>) -> *mut [u8] {
+        let bytes = self.place(slot, at.start, at.len());
+        std::ptr::slice_from_raw_parts_mut(bytes.start(), bytes.bytes())
+    }
+
     fn wait_for(&mut self, slot: usize) -> Result<(), CudaError> {
         if std::mem::take(&mut self.slots[slot].is_under_way) { self.slots[slot].copied.wait() } else { Ok(()) }
     }
@@ -118,6 +151,7 @@ impl PinnedRing {
     unsafe fn begin_read(&mut self, slot: usize, runs: &[(usize, RawBuffer)]) -> Result<Option<()>, CudaError> {
         self.gpu.bind()?;
         self.wait_for(slot)?;
+        self.slots[slot].halved.clear();
         let are_state = self.find_fences(runs);
         for fence in &self.around {
             if fence.before_copy(self.stream)?.is_none() {
@@ -129,9 +163,11 @@ impl PinnedRing {
         }
         self.slots[slot].is_under_way = true;
         for (at, run) in runs {
-            let to = self.place(slot, *at, run.bytes());
-            // SAFETY: the caller's promise; the slot is not touched before its event is reached.
-            unsafe { self.gpu.enqueue_read(run.address() as u64, to, self.stream) }?;
+            for (address, bytes) in self.parts(slot, *at, *run) {
+                let to = self.place(slot, bytes.start, bytes.len());
+                // SAFETY: the caller's promise; the slot is not touched before its event is reached.
+                unsafe { self.gpu.enqueue_read(address, to, self.stream) }?;
+            }
         }
         let copied = &self.slots[slot].copied;
         copied.record(self.stream)?;
@@ -150,13 +186,23 @@ impl PinnedRing {
     unsafe fn begin_write(&mut self, slot: usize, runs: &[(usize, RawBuffer)]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         self.find_fences(runs);
+        self.wait_for(slot)?;
+        self.join_halves(slot);
         self.around.iter().try_for_each(|fence| fence.before_change(&self.gpu))?;
         self.after_earlier_work()?;
         self.slots[slot].is_under_way = true;
         for (at, run) in runs {
-            let from = self.place(slot, *at, run.bytes());
-            // SAFETY: as in `begin_read`.
-            unsafe { self.gpu.enqueue_write(run.address() as u64, from, self.stream) }?;
+            let parts = self.parts(slot, *at, *run);
+            if parts.len() > 1 {
+                let bytes = self.bytes(slot, *at..*at + run.bytes());
+                // SAFETY: no copy accesses the slot, and no part of it was borrowed by the host since.
+                split(unsafe { &mut *bytes }, &mut self.spare);
+            }
+            for (address, bytes) in parts {
+                let from = self.place(slot, bytes.start, bytes.len());
+                // SAFETY: as in `begin_read`.
+                unsafe { self.gpu.enqueue_write(address, from, self.stream) }?;
+            }
         }
         let copied = &self.slots[slot].copied;
         copied.record(self.stream)?;
@@ -179,9 +225,9 @@ impl Ring for PinnedRing {
 
     fn wait(&mut self, slot: usize) -> Result<&mut [u8], CopyError> {
         self.wait_for(slot).map_err(failed)?;
-        let bytes = self.place(slot, 0, self.slot_bytes);
+        self.join_halves(slot);
         // SAFETY: pinned memory of this ring; no copy accesses the slot.
-        Ok(unsafe { std::slice::from_raw_parts_mut(bytes.start(), bytes.bytes()) })
+        Ok(unsafe { &mut *self.bytes(slot, 0..self.slot_bytes) })
     }
 
     fn hold(&mut self, run: RawBuffer) {

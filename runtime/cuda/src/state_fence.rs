@@ -10,6 +10,7 @@
 
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu, Stream};
+use crate::split::SplitWeights;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +19,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub(crate) struct StateFence {
     /// Addresses of the state.
     regions: Vec<Range<u64>>,
+    /// The weights that are stored in two parts there.
+    pub(crate) split: SplitWeights,
     order: Mutex<Order>,
     /// Signalled when a hold ends.
     let_go: Condvar,
@@ -38,11 +41,11 @@ impl StateFence {
     ///
     /// # Errors
     /// When the GPU has failed.
-    pub(crate) fn new(gpu: &Arc<Gpu>, regions: Vec<Range<u64>>) -> Result<StateFence, CudaError> {
+    pub(crate) fn new(gpu: &Arc<Gpu>, regions: Vec<Range<u64>>, split: SplitWeights) -> Result<StateFence, CudaError> {
         let changed = Event::for_order(gpu)?;
         changed.record(gpu.compute)?;
         let order = Order { changed, copied: Vec::new(), n_holds: 0, is_closed: false };
-        Ok(StateFence { regions, order: Mutex::new(order), let_go: Condvar::new() })
+        Ok(StateFence { regions, split, order: Mutex::new(order), let_go: Condvar::new() })
     }
 
     /// Whether the state has this address.
@@ -140,8 +143,13 @@ impl OwnedFence {
     ///
     /// # Errors
     /// When the GPU has failed.
-    pub(crate) fn new(gpu: &Arc<Gpu>, fences: &Arc<Fences>, regions: Vec<Range<u64>>) -> Result<OwnedFence, CudaError> {
-        let fence = Arc::new(StateFence::new(gpu, regions)?);
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        fences: &Arc<Fences>,
+        regions: Vec<Range<u64>>,
+        split: SplitWeights,
+    ) -> Result<OwnedFence, CudaError> {
+        let fence = Arc::new(StateFence::new(gpu, regions, split)?);
         fences.all().push(fence.clone());
         Ok(OwnedFence { gpu: gpu.clone(), fences: fences.clone(), fence })
     }

@@ -23,7 +23,7 @@ pub(crate) struct ArenaContents {
 /// Tensors of a rank that persist across steps.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Lasting {
-    tensors: Vec<(Tensor, BufferLocation)>,
+    tensors: Vec<(Tensor, BufferLocation, bool)>,
     /// Bytes of each region, and whether it is shared.
     regions: [(usize, bool); 3],
 }

@@ -69,12 +69,13 @@ pub(crate) fn updated_state(c: &Compiled) -> Vec<Tensor> {
     trained.chain(state_of(c, |_| true)).collect()
 }
 
-/// The state that outlasts a step, and its locations: equal for ranks that can use each other's memory as it is.
-pub(crate) fn lasting(c: &Compiled) -> Vec<(Tensor, BufferLocation)> {
+/// The state that outlasts a step, its locations, and whether it is split: equal for ranks that can use each other's memory as it is.
+pub(crate) fn lasting(c: &Compiled) -> Vec<(Tensor, BufferLocation, bool)> {
     let placed = |tensor: Tensor| {
         let location = c.layout.locations[tensor.value.0 as usize].expect("the memory pass places lasting state");
         // Value ids differ between programs.
-        (Tensor { value: ValueId(0), ..tensor }, location)
+        let is_split = c.program.is_split(tensor.value);
+        (Tensor { value: ValueId(0), ..tensor }, location, is_split)
     };
     parameters(c).into_iter().chain(optimizer_state(c)).map(placed).collect()
 }

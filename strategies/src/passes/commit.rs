@@ -43,7 +43,7 @@ pub fn commit(program: &mut Program) -> StepPhases {
     let mut updated: BTreeSet<ValueId> = BTreeSet::new();
     let (mut compute, mut apply, mut gather) = (Vec::new(), Vec::new(), Vec::new());
     for instr in std::mem::take(&mut program.instrs) {
-        let depends = instr.reads.iter().any(|v| updated.contains(v));
+        let depends = instr.reads.iter().any(|v| updated.contains(&program.storage(*v)));
         if depends && matches!(instr.op, Op::Start(_) | Op::Await(_)) {
             gather.push(instr);
         } else if depends || writes_state(program, &instr) {

@@ -7,7 +7,8 @@
 //! where the step needs most memory. Small weights, such as those of adapters, are converted together at the start of the step, which
 //! devices can do in a few launches. Where ranks gather a weight that only products in half width read, each rank converts its shard and the ranks
 //! gather that: half the bytes, and the same bits. A shard is converted for each gathering, since a copy of all shards would
-//! take memory for the whole step, and the traffic within a device is small beside that between devices.
+//! take memory for the whole step, and the traffic within a device is small beside that between devices. Nothing is left to convert of
+//! weights that [`super::split_weights`] stores in two parts.
 //!
 //! Logits that a product in half width writes, and their gradient that only such products read, are stored in half width: with a
 //! large vocabulary they are the largest values of a step, and each is read several times. PyTorch's autocast does the same. The
@@ -117,7 +118,7 @@ fn gather_copies(program: &mut Program) {
 }
 
 /// For each f32 value the element type in which all instructions that read it multiply it, if there is one.
-fn read_in_half_width(program: &Program) -> Vec<Option<DType>> {
+pub(super) fn read_in_half_width(program: &Program) -> Vec<Option<DType>> {
     // None: not read yet. Some(None): read in full width, or in two widths.
     let mut read: Vec<Option<Option<DType>>> = vec![None; program.values.len()];
     for instr in program.instrs.iter().filter(|i| !matches!(i.op, Op::Await(_))) {
@@ -133,7 +134,7 @@ fn read_in_half_width(program: &Program) -> Vec<Option<DType>> {
 }
 
 /// The element type in which an instruction multiplies matrices, if it is narrower than f32.
-fn half_width(program: &Program, instr: &Instr) -> Option<DType> {
+pub(super) fn half_width(program: &Program, instr: &Instr) -> Option<DType> {
     let Op::MatMul(m) = &instr.op else { return None };
     let has_f16 = instr.reads[..2].iter().chain(&instr.writes).any(|v| program.value(*v).dtype == DType::F16);
     match m.compute {

@@ -38,5 +38,6 @@ pub mod precision;
 pub mod recompute;
 pub mod reproducible;
 pub mod shadow;
+pub mod split_weights;
 pub mod tensor_parallel;
 pub mod tensor_sums;

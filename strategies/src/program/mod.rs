@@ -43,7 +43,8 @@ pub enum Kind {
     OffloadedState,
     /// A table computed once (rotary angles); kept between steps, never written.
     Constant,
-    /// The bytes of this frozen parameter, or of an activation that holds a gathered one, as elements of another type; never written.
+    /// The bytes of this frozen parameter, or of an activation that holds a gathered one, as elements of another type; or the first part of
+    /// a split weight ([`Program::is_split`]). Never written.
     View(ValueId),
     /// Keys and values of earlier tokens; kept between runs. Unlike other state, it is not part of what a step commits.
     Cache,
@@ -257,6 +258,15 @@ impl Program {
             Kind::View(of) => of,
             _ => id,
         }
+    }
+
+    /// Whether an f32 weight of `n` elements is stored in two parts: `n` bf16 numbers, which a view has, and `n` rests of 16 bits.
+    ///
+    /// The rest is the lower half of the f32 number. The bf16 number is the upper half, plus one if the rest is at least 0x8000: the
+    /// f32 number rounded to the nearest, ties away from zero. So both together are the f32 number, with all of its bits. A number
+    /// that is none has the bits 0x7fc00000.
+    pub fn is_split(&self, weight: ValueId) -> bool {
+        self.value(weight).dtype == DType::F32 && self.values.iter().any(|view| view.kind == Kind::View(weight))
     }
 
     /// Adds a value.

@@ -27,7 +27,7 @@ fn run(device: &dyn Device, p: &Program, n_instrs: usize, results: &[ValueId]) -
     let c = Compiled::new(program, layout, StepPhases { apply: 0, gather: 0, end: n_instrs });
     let run = || {
         let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
-        for (i, value) in c.program.values.iter().enumerate().filter(|(_, value)| value.kind != Kind::Output) {
+        for (i, value) in c.program.values.iter().enumerate().filter(|(_, value)| !matches!(value.kind, Kind::Output | Kind::View(_))) {
             let element = |j: usize| ((i * 31 + j * 17) % 1009) as f64 / 1009.0 + 1e-3;
             let v = ValueId(i as u32);
             match value.dtype {
@@ -62,7 +62,7 @@ fn merged_updates_have_the_bits_of_the_cpu() {
         let mut p = Program::default();
         let hyper = p.add_value("hyper", &[Hyper::LEN], DType::F64, Kind::Constant);
         let coefficient = p.add_value("coefficient", &[], DType::F64, Kind::Constant);
-        let mut state = Vec::new();
+        let (mut state, mut split) = (Vec::new(), Vec::new());
         for (i, n) in lengths().into_iter().enumerate() {
             // Some runs begin within their parameter, and a third has no weight decay.
             let first = [0, 4, 7][i % 3];
@@ -73,6 +73,9 @@ fn merged_updates_have_the_bits_of_the_cpu() {
                     .map(|s| p.add_value(format!("s{s}.{i}"), &[n], DType::F32, Kind::OptimizerState)),
             );
             let grad = p.add_value(format!("g{i}"), &[n], DType::F32, Kind::Constant);
+            if i % 5 == 0 {
+                split.push((format!("first of p{i}"), param, first + n));
+            }
             let rule = if i % 3 == 2 { rule.without_decay() } else { rule };
             let (tiles, blocks) = (Tiles::default(), Blocks::default());
             let update = Update { rule, rate: Hyper::LEARNING_RATE, first, n_dims: 1, n_rounds: 0, tiles, blocks };
@@ -82,6 +85,11 @@ fn merged_updates_have_the_bits_of_the_cpu() {
         }
 
         let expected = run(&CpuDevice, &p, p.instrs.len(), &state);
+        // A fifth of the parameters are split weights on the GPU.
+        for (name, param, n) in split {
+            p.add_value(name, &[n], DType::Bf16, Kind::View(param));
+            assert!(p.is_split(param));
+        }
         let found = run(&gpu, &p, p.instrs.len(), &state);
 
         assert!(expected == found, "{}", rule.name());

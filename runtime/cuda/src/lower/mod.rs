@@ -51,6 +51,8 @@ pub(crate) struct Lowering {
     taken: Vec<Buffer>,
     commands: Vec<Command>,
     attends: Attends,
+    /// Whether the weight that it updates is split.
+    is_split: bool,
 }
 
 /// How attention runs.
@@ -82,7 +84,9 @@ pub(crate) fn lower(
         Buffer { address: place(*v), rows: value.n_rows(), cols: value.n_columns(), dtype: value.dtype }
     };
     let (reads, writes) = (instr.reads.iter().map(buffer).collect(), instr.writes.iter().map(buffer).collect());
-    let mut lowering = Lowering { reads, writes, scratch, taken: Vec::new(), commands: Vec::new(), attends };
+    let is_split = matches!(instr.op, Op::Update(_)) && p.is_split(instr.writes[0]);
+    let (taken, commands) = (Vec::new(), Vec::new());
+    let mut lowering = Lowering { reads, writes, scratch, taken, commands, attends, is_split };
     lowering.op(p, &instr.op);
     lowering
 }

@@ -12,6 +12,7 @@ mod on_device;
 mod processes;
 mod products;
 mod ring;
+mod split;
 mod staged;
 pub mod step;
 

@@ -23,7 +23,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 /// The compiler's view of the CUDA machine.
-struct Cuda;
+struct Cuda {
+    split_weights: bool,
+}
 
 impl Target for Cuda {
     fn scratch_bytes(&self, program: &Program, instr: &Instr) -> usize {
@@ -36,6 +38,10 @@ impl Target for Cuda {
 
     fn half_copies(&self) -> bool {
         true
+    }
+
+    fn split_weights(&self) -> bool {
+        self.split_weights
     }
 }
 
@@ -67,6 +73,8 @@ pub fn llama_1b() -> ModelConfig {
     }
 }
 
+const BATCH: BatchShape = BatchShape { n_rows: 2, seq_len: 24 };
+
 /// A Llama of two small blocks.
 fn small_llama() -> ModelConfig {
     ModelConfig {
@@ -91,6 +99,17 @@ pub fn compiled(
     precision: Precision,
     optimizer: OptimizerSpec,
 ) -> Compiled {
+    compiled_for(&Cuda { split_weights: true }, model, batch, mesh_rank, precision, optimizer)
+}
+
+fn compiled_for(
+    target: &Cuda,
+    model: &ModelConfig,
+    batch: BatchShape,
+    mesh_rank: MeshRank,
+    precision: Precision,
+    optimizer: OptimizerSpec,
+) -> Compiled {
     let spec = StepSpec {
         n_microbatches: 1,
         precision,
@@ -103,7 +122,7 @@ pub fn compiled(
     };
     let mut forward = model.forward(batch, Head::Loss).unwrap();
     forward.mesh_rank = mesh_rank;
-    compile_step(forward, &spec, &Cuda).unwrap()
+    compile_step(forward, &spec, target).unwrap()
 }
 
 /// A rank that trains the small model.
@@ -121,8 +140,21 @@ impl Trainer {
 
     /// As [`Trainer::new`], in this memory.
     pub fn in_memory(memory: &Arc<GpuMemory>, mesh_rank: MeshRank, graphs: bool) -> Trainer {
-        let mut trainer = Trainer::zeroed(memory, mesh_rank, graphs);
-        let Trainer { c, machine, .. } = &mut trainer;
+        Trainer::zeroed(memory, mesh_rank, graphs).with_first_weights()
+    }
+
+    /// A rank alone with the first weights, in bf16.
+    pub fn in_bf16(gpu: &Arc<Gpu>, split_weights: bool) -> Trainer {
+        let optimizer = OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
+        let (target, mesh_rank) = (Cuda { split_weights }, MeshRank::default());
+        let c = compiled_for(&target, &small_llama(), BATCH, mesh_rank, Precision::Bf16, optimizer);
+        let shared = shared(&Arc::new(GpuMemory::new(gpu.clone())));
+        let machine = CudaMachine::new(&shared, &[&c], BTreeMap::new(), true).unwrap();
+        Trainer { c, machine, optimizer }.with_first_weights()
+    }
+
+    fn with_first_weights(mut self) -> Trainer {
+        let Trainer { c, machine, .. } = &mut self;
         for (i, value) in c.program.values.iter().enumerate() {
             let (v, n) = (ValueId(i as u32), value.n_elements());
             let elements = match value.kind {
@@ -132,7 +164,7 @@ impl Trainer {
             };
             write(machine, c, v, &elements);
         }
-        trainer
+        self
     }
 
     /// A rank whose state was never written.
@@ -189,8 +221,7 @@ impl Trainer {
 /// The step of the small model, in f32.
 pub fn program(mesh_rank: MeshRank) -> (Compiled, OptimizerSpec) {
     let optimizer = OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
-    let (model, batch) = (small_llama(), BatchShape { n_rows: 2, seq_len: 24 });
-    (compiled(&model, batch, mesh_rank, Precision::F32, optimizer), optimizer)
+    (compiled(&small_llama(), BATCH, mesh_rank, Precision::F32, optimizer), optimizer)
 }
 
 /// A GPU on which nothing is loaded yet.

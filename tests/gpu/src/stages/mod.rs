@@ -33,6 +33,9 @@ pub struct Options {
     /// Runs one case of each operation and a few whole steps only; the tests of this crate run all of them.
     #[arg(long)]
     pub sample: bool,
+    /// Converts weights that only products in bf16 read in each step, instead of storing them as bf16 numbers and a rest.
+    #[arg(long)]
+    pub convert_weights: bool,
 }
 
 /// What attention runs through.
@@ -56,8 +59,9 @@ impl Options {
             Attention::Own => "own",
         };
         let python = self.python.iter().flat_map(|python| ["--python".into(), python.into()]);
-        let sample = self.sample.then(|| "--sample".into());
-        ["--attention".into(), name.into()].into_iter().chain(python).chain(sample).collect()
+        let flags = [("--sample", self.sample), ("--convert-weights", self.convert_weights)];
+        let flags = flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag.into());
+        ["--attention".into(), name.into()].into_iter().chain(python).chain(flags).collect()
     }
 
     fn choice(&self) -> AttentionChoice {
@@ -249,7 +253,8 @@ pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> R
             parts.join(", ")
         );
     }
-    let gpu = open::gpu()?.with_attention(options.choice()).context("choosing the attention")?;
+    let gpu = open::gpu()?.with_split_weights(!options.convert_weights);
+    let gpu = gpu.with_attention(options.choice()).context("choosing the attention")?;
     let is_asked = |name: &str| only.is_none_or(|only| only == name);
     match stage {
         Stage::Libraries => libraries::run(&gpu),

@@ -13,6 +13,9 @@ use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::program::{Instr, Op, Program};
 use std::collections::BTreeMap;
 
+/// Whole steps that are measured.
+const N_STEPS: usize = 20;
+
 /// Llama 3.2 1B.
 fn llama_1b() -> ModelConfig {
     ModelConfig {
@@ -57,11 +60,12 @@ fn kind(p: &Program, instr: &Instr) -> String {
 pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     let batch = batch(gpu);
     let case = StepCase::new("1B in bf16", model(gpu), batch, Precision::Bf16);
-    let Timed { compiled: c, instrs: timings, .. } =
-        case.time(gpu, if measure::is_software(gpu) { 1 } else { 5 }, 0)?;
+    let (n_runs, n_steps) = if measure::is_software(gpu) { (1, 1) } else { (5, N_STEPS) };
+    let timed = case.time(gpu, n_runs, n_steps)?;
+    let Timed { compiled: c, instrs: timings, .. } = &timed;
     let mut report = Report::new(&gpu.gpus()[0].name, &["operation", "n", "ms", "TFLOP/s", "of peak", "TB/s"]);
     let peak = gpu.peak_flops(true);
-    for Operation { name, n, seconds, cost } in operations(&c, &timings) {
+    for Operation { name, n, seconds, cost } in operations(c, timings) {
         let flops = (cost.matmul_flops + cost.attention_flops) / seconds;
         let rate = |text: String| if flops > 0.0 { text } else { String::new() };
         report.row(&[
@@ -76,6 +80,9 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     let total: f64 = timings.iter().sum();
     let tokens = format!("{:.0} tokens/s", batch.n_tokens() as f64 / total);
     report.row(&[&"all", &timings.len(), &format!("{:.2}", total * 1e3), &tokens, &"", &""]);
+    let tokens = format!("{:.0} tokens/s", batch.n_tokens() as f64 / timed.median());
+    let gib = format!("{:.2} GiB", timed.bytes as f64 / f64::from(1 << 30));
+    report.row(&[&"whole step, median", &n_steps, &format!("{:.2}", timed.median() * 1e3), &tokens, &gib, &""]);
     Ok(report)
 }
 

@@ -25,6 +25,10 @@ impl Target for Gpu {
     fn half_copies(&self) -> bool {
         true
     }
+
+    fn split_weights(&self) -> bool {
+        true
+    }
 }
 
 /// All launches of steps of every kind of model at usual widths in every precision, on one rank and on one of two
