@@ -11,7 +11,7 @@
 //!   then its results are not touched and its operands not written;
 //! - VERIFY-6 every output that the host reads is written;
 //! - VERIFY-7 a view has the bytes of a parameter that no instruction writes, or of an activation, or is the first part of a split
-//!   weight that only updates access; VERIFY-2 and VERIFY-5 hold for the viewed value when the view is used.
+//!   weight that only updates and embeddings access; VERIFY-2 and VERIFY-5 hold for the viewed value when the view is used.
 
 mod shapes;
 
@@ -32,8 +32,10 @@ pub enum VerifyError {
         problem: String,
     },
     /// A view has other bytes than a parameter or an activation, or those of a parameter that is written; or it is part of a split weight
-    /// that something else than an update reads.
-    #[error("`{value}` must view a frozen parameter or an activation of equal size, or the first part of a split weight")]
+    /// that something else than an update or an embedding reads.
+    #[error(
+        "`{value}` must view a frozen parameter or an activation of equal size, or the first part of a split weight"
+    )]
     View {
         /// The value.
         value: String,
@@ -86,7 +88,8 @@ fn views(program: &Program) -> Result<(), VerifyError> {
         let Kind::View(of) = value.kind else { continue };
         let is_written = || program.instrs.iter().any(|instr| instr.writes.contains(&of));
         let is_split = |of: &Value| of.dtype == DType::F32 && value.dtype == DType::Bf16 && of.shape == value.shape;
-        let is_other = |instr: &Instr| !matches!(instr.op, Op::Update(_)) && instr.reads.contains(&of);
+        let is_known = |op: &Op| matches!(op, Op::Update(_) | Op::Embedding { .. });
+        let is_other = |instr: &Instr| !is_known(&instr.op) && instr.reads.contains(&of);
         let fits = |whole: &Value| match whole.kind {
             Kind::Parameter if is_split(whole) => !program.instrs.iter().any(is_other),
             Kind::Parameter => whole.size_bytes() == value.size_bytes() && !is_written(),
@@ -148,7 +151,11 @@ impl<'a> State<'a> {
             if let Some(v) = instr.reads.iter().chain(&instr.writes).find(busy) {
                 return Err(format!("`{}` is used before its collective is awaited", self.program.describe_value(*v)));
             }
-            if let Some(v) = instr.writes.iter().find(|v| flight.operands.iter().any(|operand| self.program.storage(*operand) == **v)) {
+            if let Some(v) = instr
+                .writes
+                .iter()
+                .find(|v| flight.operands.iter().any(|operand| self.program.storage(*operand) == **v))
+            {
                 return Err(format!(
                     "`{}` is written while {} reads it",
                     self.program.describe_value(*v),

@@ -1,4 +1,4 @@
-// Embedding and its adjoint. Y: element type of activations; tables are f32, and frozen ones perhaps bf16.
+// Embedding and its adjoint. Y: element type of activations; tables are f32, perhaps split, and frozen ones perhaps bf16.
 constexpr int WIDTH = 8;
 
 // A row of a table that holds the ids from `first` on.
@@ -8,13 +8,17 @@ __device__ __forceinline__ Place place_of(int id, int first, int rows) {
     return {row >= 0 && row < rows, row};
 }
 
-template <int N, class T> __device__ __forceinline__ void embedding_by(const int* __restrict__ ids, const T* __restrict__ table, const Y* residual, Y* x, unsigned cols, int first, int rows, float absent, unsigned n_vectors) {
+struct Halves {
+    const bf16* p;
+    template <int N> __device__ __forceinline__ void load(float (&to)[N], long long i) const { load_vector(to, p + i); }
+};
+template <int N, class Table> __device__ __forceinline__ void embedding_by(const int* __restrict__ ids, const Table& table, const Y* residual, Y* x, unsigned cols, int first, int rows, float absent, unsigned n_vectors) {
     unsigned per_row = cols / N;
     GRID_STRIDE(i, n_vectors) {
         unsigned token = unsigned(i) / per_row, column = (unsigned(i) - token * per_row) * N;
         Place place = place_of(ids[token], first, rows);
         float v[N], before[N];
-        if (place.is_here) load_vector(v, table + place.row * cols + column);
+        if (place.is_here) table.load(v, place.row * cols + column);
         else for (int j = 0; j < N; j++) v[j] = absent;
         if (residual) {
             load_vector(before, residual + i * N);
@@ -24,13 +28,18 @@ template <int N, class T> __device__ __forceinline__ void embedding_by(const int
     }
 }
 // x [n, cols] = (residual +) the row of each id; `absent` for ids without a row in the table. x may be the residual.
-extern "C" __global__ void __launch_bounds__(256, 4) embedding(const int* ids, const float* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
+template <class Table> __device__ __forceinline__ void embedding_of(const Table& table, const int* ids, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
     if (cols % WIDTH == 0) embedding_by<WIDTH>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
     else embedding_by<1>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
 }
+extern "C" __global__ void __launch_bounds__(256, 4) embedding(const int* ids, float* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
+    embedding_of(Whole{table}, ids, residual, x, cols, first, rows, absent, n_vectors);
+}
 extern "C" __global__ void __launch_bounds__(256, 4) embedding_of_bf16(const int* ids, const bf16* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
-    if (cols % WIDTH == 0) embedding_by<WIDTH>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
-    else embedding_by<1>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
+    embedding_of(Halves{table}, ids, residual, x, cols, first, rows, absent, n_vectors);
+}
+extern "C" __global__ void __launch_bounds__(256, 4) embedding_of_split(const int* ids, unsigned short* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
+    embedding_of(Split{table, table + (long long)rows * cols}, ids, residual, x, cols, first, rows, absent, n_vectors);
 }
 
 // Tokens of a block of order_tokens.

@@ -163,7 +163,10 @@ impl CudaMachine {
             }
         }
         let rehearsal = Rehearsal::of(shared, programs);
-        Ok(CudaMachine { rehearsal, ..CudaMachine::with_regions(shared, BTreeMap::new(), SplitWeights::default(), graphs)? })
+        Ok(CudaMachine {
+            rehearsal,
+            ..CudaMachine::with_regions(shared, BTreeMap::new(), SplitWeights::default(), graphs)?
+        })
     }
 
     fn address(&self, c: &Compiled, v: ValueId) -> u64 {

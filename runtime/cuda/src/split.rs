@@ -7,7 +7,7 @@
 
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::{Kind, ValueId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// The bits that stand for what is no number: rounded, others would become numbers.
@@ -29,13 +29,12 @@ impl SplitWeights {
                 Kind::View(of) if c.program.is_split(of) => Some(of),
                 _ => None,
             });
-            let split: std::collections::BTreeSet<ValueId> = views.collect();
-            for v in c.program.params.iter().map(|param| param.value) {
+            let split: BTreeSet<ValueId> = views.collect();
+            let weights = (0..).map(ValueId).zip(&c.program.values).filter(|(_, value)| value.kind == Kind::Parameter);
+            for (v, value) in weights {
                 let (start, is_split) = (place(c, v), split.contains(&v));
-                let (first, _) = *found
-                    .entry(start)
-                    .or_insert((is_split, start + c.program.value(v).size_bytes() as u64));
-                assert_eq!(first, is_split, "programs store {} alike", c.program.describe_value(v));
+                let (first, _) = *found.entry(start).or_insert((is_split, start + value.size_bytes() as u64));
+                assert_eq!(first, is_split, "programs store `{}` alike", value.name);
             }
         }
         let split = found.into_iter().filter(|(_, (is_split, _))| *is_split);

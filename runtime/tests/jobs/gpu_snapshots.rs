@@ -14,7 +14,9 @@ fn train(p: &Project, out: &str, overrides: &[&str]) -> Command {
     // A learning rate that does not depend on the number of steps, and no hang where other tests delay this one.
     let schedule = ["--lr_scheduler", "constant", "--warmup_steps", "0"];
     let of_all = ["--device", "cuda", "--elastic.detection_time", "10", "--output_dir", &out];
-    let mut command = p.command(&[&["train", "job.yaml"], &schedule[..], &of_all, overrides].concat());
+    // In bf16 weights are split on a GPU, and attention of cuDNN sums in any order.
+    let precision = ["--bf16", "true", "--attention", "own"];
+    let mut command = p.command(&[&["train", "job.yaml"], &schedule[..], &of_all, &precision, overrides].concat());
     command.env("PHALANX_CUDA_LIBS", gpu.dir()).env("XDG_CACHE_HOME", p.path("cache"));
     command
 }

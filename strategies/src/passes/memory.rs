@@ -203,7 +203,8 @@ fn purposes(program: &Program) -> Vec<Purpose> {
 /// The purpose of a value that is a copy of another one, or comes from other ranks.
 fn moved(op: &Op, from: Option<(Kind, Purpose)>, to: &Value) -> Option<Purpose> {
     let is_weight = |(kind, purpose): &(Kind, Purpose)| {
-        matches!(kind, Kind::Parameter | Kind::View(_)) || matches!(purpose, Purpose::GatheredWeight | Purpose::HalfWeight)
+        matches!(kind, Kind::Parameter | Kind::View(_))
+            || matches!(purpose, Purpose::GatheredWeight | Purpose::HalfWeight)
     };
     let weight = if to.dtype == DType::F32 { Purpose::GatheredWeight } else { Purpose::HalfWeight };
     match op {

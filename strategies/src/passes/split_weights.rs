@@ -1,8 +1,8 @@
 //! Split weights: an f32 weight that only products in bf16 read is stored as its bf16 numbers, followed by what they leave of it.
 //! Products read the first part where it lies, ranks gather it as it is, and nothing is converted; updates read and write both, and
-//! no bit of the f32 number is lost. [`Program::is_split`] defines the two parts.
+//! so do embeddings of a table that is also the head. No bit of the f32 number is lost. [`Program::is_split`] defines the two parts.
 //!
-//! A weight with another reader, such as a table that is also the head, stays f32. The programs over the same weights, of training
+//! A weight with another reader stays f32. The programs over the same weights, of training
 //! and of evaluation, store them alike: their products are the same, and [`splits`] leaves out what only a step would read.
 //!
 //! Source: Kalamkar et al. 2020, Split-SGD-BF16 (arXiv:2005.04680). We differ in that bf16 numbers are rounded, where theirs are
@@ -45,7 +45,7 @@ pub fn split_weights(program: &mut Program) {
     }
 }
 
-/// The f32 weights whose readers are products in bf16, gathers for such products, and updates; `narrow` is
+/// The f32 weights whose readers are products in bf16, gathers for such products, embeddings, and updates; `narrow` is
 /// [`read_in_half_width`].
 fn splittable(program: &Program, narrow: &[Option<DType>]) -> BTreeSet<ValueId> {
     let is_weight = |v: &ValueId| {
@@ -60,7 +60,7 @@ fn splittable(program: &Program, narrow: &[Option<DType>]) -> BTreeSet<ValueId> 
         let is_product = half_width(program, instr) == Some(DType::Bf16);
         let permits = |i: usize, v: ValueId| match instr.writes.get(i) {
             Some(whole) if is_gather(instr) => *whole != v && narrow[whole.0 as usize] == Some(DType::Bf16),
-            _ => is_product && i < 2,
+            _ => is_product && i < 2 || matches!(instr.op, Op::Embedding { .. }) && i == 1,
         };
         let others = instr.reads.iter().enumerate().filter(|(i, v)| !permits(*i, **v)).map(|(_, v)| v);
         for v in others.chain(&instr.writes) {

@@ -32,11 +32,8 @@ pub fn families() -> impl Strategy<Value = &'static str> {
 
 /// Any target: the passes that only some devices ask for, in every combination.
 pub fn targets() -> impl Strategy<Value = Nowhere> {
-    (any::<[bool; 2]>(), prop::option::of(3usize..12)).prop_map(|([half_copies, split_weights], head_chunk_tokens)| Nowhere {
-        scratch_bytes: 100,
-        half_copies,
-        split_weights,
-        head_chunk_tokens,
+    (any::<[bool; 2]>(), prop::option::of(3usize..12)).prop_map(|([half_copies, split_weights], head_chunk_tokens)| {
+        Nowhere { scratch_bytes: 100, half_copies, split_weights, head_chunk_tokens }
     })
 }
 

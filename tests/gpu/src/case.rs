@@ -114,14 +114,16 @@ pub struct Case {
     pub reused_tolerance: Tolerance,
     /// The mesh of the rank, for operations that depend on it.
     pub mesh_rank: MeshRank,
+    /// The operand that is a split weight on devices that have them: [`Program::is_split`].
+    pub split: Option<usize>,
 }
 
 impl Case {
     /// A case without results in place, on a mesh of one rank.
     pub fn new(name: impl Into<String>, op: Op, reads: Vec<Operand>, tolerance: Tolerance) -> Case {
         let (writes, in_place) = (Vec::new(), Vec::new());
-        let (reused_tolerance, mesh_rank) = (tolerance, MeshRank::default());
-        Case { name: name.into(), op, reads, writes, in_place, tolerance, reused_tolerance, mesh_rank }
+        let (reused_tolerance, mesh_rank, split) = (tolerance, MeshRank::default(), None);
+        Case { name: name.into(), op, reads, writes, in_place, tolerance, reused_tolerance, mesh_rank, split }
     }
 
     /// The case with one more result.
@@ -140,12 +142,19 @@ impl Case {
         self
     }
 
+    /// The case with an operand that is a split weight.
+    #[must_use]
+    pub fn splitting(self, read: usize) -> Case {
+        Case { name: format!("{}, split", self.name), split: Some(read), ..self }
+    }
+
     /// The program with the instruction; also the values that hold its operands and its results. With `reuses`, operands that a
     /// result may overwrite are activations that die with the instruction, so that the memory pass overlaps the two.
     pub fn program(&self, reuses: bool) -> (Program, Vec<ValueId>, Vec<ValueId>) {
         let mut p = Program { mesh_rank: self.mesh_rank, ..Program::default() };
         let is_updated = |i: usize| self.in_place.iter().any(|(read, _)| *read == i);
-        let kind = |i: usize| if is_updated(i) { Kind::Parameter } else { Kind::Constant };
+        let is_weight = |i: usize| is_updated(i) || self.split == Some(i);
+        let kind = |i: usize| if is_weight(i) { Kind::Parameter } else { Kind::Constant };
         let add = |p: &mut Program, i: usize, o: &Operand| p.add_value(format!("given{i}"), &o.shape, o.dtype, kind(i));
         let given: Vec<ValueId> = self.reads.iter().enumerate().map(|(i, o)| add(&mut p, i, o)).collect();
         let site = Site { phase: Phase::Forward, block: None, microbatch: 0 };
@@ -163,6 +172,10 @@ impl Case {
         };
         let writes: Vec<ValueId> = self.writes.iter().enumerate().map(write).collect();
         p.push(self.op.clone(), reads, writes.clone(), site);
+        if let Some(weight) = self.split.map(|read| given[read]) {
+            let shape = p.value(weight).shape.clone();
+            p.add_value("first part", &shape, DType::Bf16, Kind::View(weight));
+        }
         (p, given, writes)
     }
 

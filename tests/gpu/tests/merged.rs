@@ -27,7 +27,9 @@ fn run(device: &dyn Device, p: &Program, n_instrs: usize, results: &[ValueId]) -
     let c = Compiled::new(program, layout, StepPhases { apply: 0, gather: 0, end: n_instrs });
     let run = || {
         let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
-        for (i, value) in c.program.values.iter().enumerate().filter(|(_, value)| !matches!(value.kind, Kind::Output | Kind::View(_))) {
+        for (i, value) in
+            c.program.values.iter().enumerate().filter(|(_, value)| !matches!(value.kind, Kind::Output | Kind::View(_)))
+        {
             let element = |j: usize| ((i * 31 + j * 17) % 1009) as f64 / 1009.0 + 1e-3;
             let v = ValueId(i as u32);
             match value.dtype {

@@ -119,7 +119,7 @@ sources! {
     /// SwiGLU and GELU, and their adjoints.
     ACTIVATION = "activation.cu", &["X=bf16 Y=bf16", "X=f16 Y=float", "X=float Y=float"];
     /// Embedding and its adjoint.
-    EMBEDDING = "embedding.cu", &["Y=float", "Y=bf16", "Y=f16"];
+    EMBEDDING = "embedding.cu" after "split.cuh", &["Y=float", "Y=bf16", "Y=f16"];
     /// Sums of scalars, and the factor that clips gradients.
     SCALARS = "scalars.cu", &[""];
     /// Sums of squares.
@@ -129,7 +129,7 @@ sources! {
     /// Softmax cross-entropy and its gradient.
     CROSS_ENTROPY = "cross_entropy.cu", &["X=float", "X=bf16", "X=f16"];
     /// Updates by rules that work element by element, or in blocks of elements.
-    OPTIMIZER = "optimizer.cu" after "runs.cuh", &[""];
+    OPTIMIZER = "optimizer.cu" after "runs.cuh" "split.cuh", &[""];
     /// Signs of progress.
     PROGRESS = "progress.cu", &[""];
     /// Adafactor.

@@ -24,8 +24,12 @@ impl Lowering {
         let n_vectors = x.len() / width_of(x.cols);
         let args = Args::new().ptr(ids).ptr(table).ptr_or_null(residual).ptr(x);
         let args = args.int(x.cols).int(first).int(table.rows).float(absent).int(n_vectors);
-        // Words of two bf16 numbers each.
-        let name = if table.dtype == DType::I32 { "embedding_of_bf16" } else { "embedding" };
+        let name = match table.dtype {
+            // Words of two bf16 numbers each.
+            DType::I32 => "embedding_of_bf16",
+            _ if self.is_split => "embedding_of_split",
+            _ => "embedding",
+        };
         self.launch_strided(kernel(name, x), n_vectors, args);
     }
 

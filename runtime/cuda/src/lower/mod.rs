@@ -51,7 +51,7 @@ pub(crate) struct Lowering {
     taken: Vec<Buffer>,
     commands: Vec<Command>,
     attends: Attends,
-    /// Whether the weight that it updates is split.
+    /// Whether the weight that it updates, or the table that it reads, is split.
     is_split: bool,
 }
 
@@ -84,7 +84,11 @@ pub(crate) fn lower(
         Buffer { address: place(*v), rows: value.n_rows(), cols: value.n_columns(), dtype: value.dtype }
     };
     let (reads, writes) = (instr.reads.iter().map(buffer).collect(), instr.writes.iter().map(buffer).collect());
-    let is_split = matches!(instr.op, Op::Update(_)) && p.is_split(instr.writes[0]);
+    let is_split = match instr.op {
+        Op::Update(_) => p.is_split(instr.writes[0]),
+        Op::Embedding { .. } => p.is_split(instr.reads[1]),
+        _ => false,
+    };
     let (taken, commands) = (Vec::new(), Vec::new());
     let mut lowering = Lowering { reads, writes, scratch, taken, commands, attends, is_split };
     lowering.op(p, &instr.op);

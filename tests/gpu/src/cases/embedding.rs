@@ -17,6 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
             [(40, false, Part::Whole), (37, true, Part::Whole), (40, true, Part::First), (37, false, Part::Second)]
         {
             cases.push(forward(N, columns, dtype, residual, part));
+            cases.push(forward(N, columns, dtype, residual, part).splitting(1));
             cases.push(backward(N, columns, dtype, residual, part));
         }
     }

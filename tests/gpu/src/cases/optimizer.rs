@@ -22,8 +22,11 @@ pub(super) fn cases() -> Vec<Case> {
     for rule in rules {
         cases.extend([0, 4, 7].map(|first| by_element(rule, first, 0.37)));
         cases.extend([f64::NAN, f64::INFINITY].map(|coefficient| by_element(rule, 4, coefficient)));
+        let of_split = [(0, 0.37), (7, 0.37), (8, 0.37), (8, f64::NAN)];
+        cases.extend(of_split.map(|(first, coefficient)| by_element(rule, first, coefficient).splitting(0)));
     }
     cases.extend([0.37, f64::NAN].map(in_blocks));
+    cases.push(in_blocks(0.37).splitting(0));
     for whole in wholes() {
         cases.extend([adafactor(&whole, 0, 0.37), adafactor(&whole, 1, 0.37)]);
         cases.extend([0.37, f64::NAN].map(|coefficient| adafactor(&whole, 2, coefficient)));

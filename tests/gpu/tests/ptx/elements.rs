@@ -31,6 +31,26 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(dtype.size_bytes()).map(|bytes| decode_one(dtype, bytes)).collect()
 }
 
+/// The bytes of f32 numbers as those of a split weight: the upper halves, one more where the lower half is at least 0x8000, and then
+/// the lower halves.
+pub fn split(bytes: &[u8]) -> Vec<u8> {
+    let halves = |bytes: &[u8]| [[bytes[0], bytes[1]], [bytes[2], bytes[3]]].map(u16::from_le_bytes);
+    let pairs = bytes.chunks_exact(4).map(halves);
+    let upper = pairs.clone().flat_map(|[low, high]| high.wrapping_add(low >> 15).to_le_bytes());
+    upper.chain(pairs.flat_map(|[low, _]| low.to_le_bytes())).collect()
+}
+
+/// The opposite of [`split`].
+pub fn joined(bytes: &[u8]) -> Vec<u8> {
+    let (upper, lower) = bytes.split_at(bytes.len() / 2);
+    let pairs = upper.as_chunks::<2>().0.iter().zip(lower.as_chunks::<2>().0);
+    let number = |(upper, lower): (&[u8; 2], &[u8; 2])| {
+        let (high, low) = (u16::from_le_bytes(*upper), u16::from_le_bytes(*lower));
+        u32::from(high.wrapping_sub(low >> 15)) << 16 | u32::from(low)
+    };
+    pairs.flat_map(|pair| number(pair).to_le_bytes()).collect()
+}
+
 /// The nearest number of a type.
 pub fn rounded(dtype: DType, x: f64) -> f64 {
     decode_one(dtype, &encode(dtype, &[x]))

@@ -3,7 +3,7 @@
 //! NVIDIA's libraries do on a GPU, are done here, and cuDNN's attention in [`super::library`].
 
 use crate::compiler::Compiler;
-use crate::elements::{decode, decode_one, encode};
+use crate::elements::{decode, decode_one, encode, joined, split};
 use crate::library;
 use crate::programs::Gpu;
 use phalanx_cuda::work::{
@@ -14,7 +14,7 @@ use phalanx_ptxsim::{Arg, Device, Ptr};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::commit::StepPhases;
 use phalanx_strategies::passes::memory as pass;
-use phalanx_strategies::program::{DType, Instr, Program, ValueId};
+use phalanx_strategies::program::{DType, Instr, Kind, Program, Value, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the lowering places its scratch: addresses that no argument has by chance, for buffers that are allocated elsewhere.
@@ -70,7 +70,10 @@ pub fn run_together(compiler: &mut Compiler, cases: &[Case]) -> (Vec<Outcome>, u
         let (program, given, writes) = case.program(false);
         let offset = all.values.len() as u32;
         let shifted = |ids: Vec<ValueId>| -> Vec<ValueId> { ids.into_iter().map(|v| ValueId(v.0 + offset)).collect() };
-        all.values.extend(program.values);
+        all.values.extend(program.values.into_iter().map(|value| match value.kind {
+            Kind::View(of) => Value { kind: Kind::View(ValueId(of.0 + offset)), ..value },
+            _ => value,
+        }));
         let instrs = program.instrs.into_iter();
         all.instrs.extend(instrs.map(|i| Instr { reads: shifted(i.reads), writes: shifted(i.writes), ..i }));
         let next = Placed::new(case, &all, shifted(given), shifted(writes), false, &mut memory, &mut places);
@@ -114,8 +117,8 @@ impl<'a> Placed<'a> {
         memory: &mut Memory,
         places: &mut BTreeMap<ValueId, Ptr>,
     ) -> Placed<'a> {
-        for (v, operand) in given.iter().zip(&case.reads) {
-            places.insert(*v, memory.written(&encode(operand.dtype, &operand.elements)));
+        for (i, v) in given.iter().enumerate() {
+            places.insert(*v, memory.written(&bytes_of(case, i)));
         }
         let mut reused: BTreeSet<usize> = case.in_place.iter().map(|(read, _)| *read).collect();
         for (i, v) in writes.iter().enumerate().filter(|(_, v)| !given.contains(v)) {
@@ -141,8 +144,8 @@ impl<'a> Placed<'a> {
     /// The results; reports what was not written, and operands that were.
     fn results(&self, places: &BTreeMap<ValueId, Ptr>, run: &mut Execution) -> Vec<Vec<f64>> {
         let Placed { case, given, writes, reused } = self;
-        for (i, operand) in case.reads.iter().enumerate().filter(|(i, _)| !reused.contains(i)) {
-            if run.memory.device.bytes(places[&given[i]]) != encode(operand.dtype, &operand.elements) {
+        for i in (0..case.reads.len()).filter(|i| !reused.contains(i)) {
+            if run.memory.device.bytes(places[&given[i]]) != bytes_of(case, i) {
                 run.find(format!("operand {i} was overwritten"));
             }
         }
@@ -151,10 +154,19 @@ impl<'a> Placed<'a> {
             if let Some(at) = run.memory.device.written(places[v]).iter().position(|written| !written) {
                 run.find(format!("byte {at} of result {i} was not written"));
             }
-            results.push(decode(*dtype, run.memory.device.bytes(places[v])));
+            let bytes = run.memory.device.bytes(places[v]);
+            let is_split = case.split.is_some_and(|read| given[read] == *v);
+            results.push(if is_split { decode(*dtype, &joined(bytes)) } else { decode(*dtype, bytes) });
         }
         results
     }
+}
+
+/// The bytes of an operand in memory.
+fn bytes_of(case: &Case, read: usize) -> Vec<u8> {
+    let operand = &case.reads[read];
+    let bytes = encode(operand.dtype, &operand.elements);
+    if case.split == Some(read) { split(&bytes) } else { bytes }
 }
 
 /// The device, and the sizes of its allocations.
