@@ -11,6 +11,8 @@
 //! - `COORDINATOR-ACTOR-3` A request is answered once the decision that contains it has taken effect, or once this
 //!   candidate no longer leads. A decision takes effect once it is durable; in a job that ends with this process, only the
 //!   end of the job has to be durable.
+//! - `COORDINATOR-ACTOR-4` Checkpoints are listed in `spawn_blocking`, until their store answers, or the term or generation that
+//!   asked has ended.
 
 use crate::events::{Event, What, WorldEvent};
 use crate::store::{SharedStore, StoreError};
@@ -18,17 +20,21 @@ use crate::timer::{Deadlines, Timer, now};
 use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, Recipient, WrapFuture};
 use phalanx_strategies::elastic::coordinator as machine;
 use phalanx_strategies::elastic::coordinator::lost_world::NotGone;
+use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::coordinator::outlook::{Asked, NotDrained, Outlook};
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Term};
 use phalanx_strategies::elastic::mesh_choice::{Policy, ResizeError};
 use phalanx_strategies::elastic::message::{DesiredState, Ending, Record, Report, Stage, Unsaved};
+use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::elastic::succession::{self, Lease, Succession};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
+use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -57,6 +63,25 @@ pub struct Outlets {
     pub desired_states: Recipient<SendDesiredState>,
     /// Receiver of events.
     pub events: Recipient<Event>,
+}
+
+/// Finds the newest checkpoint that counts for a listing. The coordinator cannot read checkpoints itself.
+#[derive(Clone)]
+pub struct Checkpoints(Arc<Find>);
+
+type Find = dyn Fn(Listing) -> Result<Option<Checkpoint>, String> + Send + Sync;
+
+impl Checkpoints {
+    /// `find` may block. Its error is logged, and it is called again.
+    pub fn new(find: impl Fn(Listing) -> Result<Option<Checkpoint>, String> + Send + Sync + 'static) -> Checkpoints {
+        Checkpoints(Arc::new(find))
+    }
+}
+
+impl fmt::Debug for Checkpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Checkpoints")
+    }
 }
 
 /// Sends a desired state to a node. Delivery is not guaranteed.
@@ -171,6 +196,7 @@ impl Message for Stop {
 pub struct Coordinator {
     settings: Settings,
     store: SharedStore,
+    checkpoints: Checkpoints,
     outlets: Outlets,
     succession: Succession,
     /// The term that this candidate has won and not lost.
@@ -230,7 +256,7 @@ pub const MAILBOX_LEN: usize = 2_048;
 
 impl Coordinator {
     /// Creates a candidate.
-    pub fn new(settings: Settings, store: SharedStore, outlets: Outlets) -> Coordinator {
+    pub fn new(settings: Settings, store: SharedStore, checkpoints: Checkpoints, outlets: Outlets) -> Coordinator {
         let Settings { candidate, timing, holds, .. } = settings;
         let succession = match holds {
             Some((lease, asked)) => Succession::holding(now(), candidate, timing, lease, asked),
@@ -240,6 +266,7 @@ impl Coordinator {
         Coordinator {
             settings,
             store,
+            checkpoints,
             outlets,
             succession,
             term: None,
@@ -317,6 +344,7 @@ impl Coordinator {
             machine::Command::NotSaved(Unsaved { of: checkpoint, reason }) => {
                 self.tell(What::NotSaved { checkpoint, reason }, ctx);
             }
+            machine::Command::ListCheckpoints(listing) => self.list_checkpoints(listing, ctx),
             machine::Command::Outrun(term) => self.succession.handle_outrun(term),
             machine::Command::Refused(node, reason) => {
                 tracing::info!(%node, %reason, "a node is refused");
@@ -367,6 +395,35 @@ impl Coordinator {
         self.leader = Some(Leader { term, machine, announced: Generation(0), nodes_notified: false });
         self.tell(What::Leads, ctx);
         self.drive(ctx);
+    }
+
+    /// `COORDINATOR-ACTOR-1`, `COORDINATOR-ACTOR-4`
+    fn list_checkpoints(&mut self, listing: Listing, ctx: &mut Context<Self>) {
+        let (term, checkpoints) = (self.term, self.checkpoints.clone());
+        let found = tokio::task::spawn_blocking(move || (checkpoints.0)(listing));
+        ctx.spawn(found.into_actor(self).map(move |found, actor, ctx| {
+            let is_current = |leader: &&mut Leader| leader.machine.record().generation == listing.generation;
+            let leader = actor.leader.as_mut().filter(|leader| Some(leader.term) == term).filter(is_current);
+            match (leader, found) {
+                (None, Ok(_)) => {}
+                (Some(leader), Ok(Ok(newest))) => {
+                    leader.machine.handle_listed(now(), listing, newest);
+                    actor.drive(ctx);
+                }
+                (Some(_), Ok(Err(error))) => {
+                    tracing::warn!(%error, "cannot find the newest checkpoint; retrying");
+                    let pause = actor.settings.timing.detection_time;
+                    ctx.run_later(pause, move |actor, ctx| {
+                        if actor.term == term {
+                            actor.list_checkpoints(listing, ctx);
+                        }
+                    });
+                }
+                // This actor cannot handle a panic: the thread ends with it.
+                (_, Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                (_, Err(_)) => {}
+            }
+        }));
     }
 
     fn lease_read(&mut self, result: Result<Lease, StoreError>, ctx: &mut Context<Self>) {

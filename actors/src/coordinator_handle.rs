@@ -1,7 +1,9 @@
 //! Handle of a coordinator that runs on its own control thread, for programs without actors.
 
 use crate::control::{ControlThread, RunError};
-use crate::coordinator::{Coordinator, EndWithoutRecord, Outlets, ReportArrived, SendDesiredState, Settings};
+use crate::coordinator::{
+    Checkpoints, Coordinator, EndWithoutRecord, Outlets, ReportArrived, SendDesiredState, Settings,
+};
 use crate::events::Event;
 use crate::operator::{self, Answer, Request};
 use crate::store::SharedStore;
@@ -96,7 +98,7 @@ impl<F: FnMut(&Event) + Unpin + 'static> Handler<Event> for EventOutlet<F> {
 
 impl CoordinatorHandle {
     /// Starts a candidate on `thread` that sends desired states through `downlink`. `events` is called with each event
-    /// and must not block. Requests have to pass `admission` first. [`CoordinatorHandle::serve`] handles incoming
+    /// and must not block. Requests have to pass `admission` first; `checkpoints` finds the newest one. [`CoordinatorHandle::serve`] handles incoming
     /// messages.
     ///
     /// # Errors
@@ -105,6 +107,7 @@ impl CoordinatorHandle {
         thread: &ControlThread,
         settings: Settings,
         store: SharedStore,
+        checkpoints: Checkpoints,
         admission: Admission,
         downlink: Arc<dyn Downlink>,
         events: impl FnMut(&Event) + Send + Unpin + 'static,
@@ -113,7 +116,7 @@ impl CoordinatorHandle {
             let desired_states = guardian.start("transport to the nodes", |_| Outlet(downlink)).recipient();
             let events = guardian.start("writer of events", |_| EventOutlet(events)).recipient();
             let outlets = Outlets { desired_states, events };
-            guardian.start("coordinator", |_| Coordinator::new(settings, store, outlets))
+            guardian.start("coordinator", |_| Coordinator::new(settings, store, checkpoints, outlets))
         };
         let coordinator = thread.run(start).await?;
         Ok(CoordinatorHandle { thread: thread.clone(), coordinator, admission, fault: Arc::default() })

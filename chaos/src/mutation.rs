@@ -67,11 +67,13 @@ pub enum Mutation {
     WaitForTheLost,
     /// State that came from another rank counts as a copy of its own.
     CountReceivedCopies,
+    /// Coordinators do not look for checkpoints that no report has shown.
+    BelieveTheRecord,
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Mutation; 30] = [
+    pub const ALL: [Mutation; 31] = [
         Mutation::AcceptStaleGeneration,
         Mutation::CommitOnMajority,
         Mutation::ForgetFencing,
@@ -102,5 +104,6 @@ impl Mutation {
         Mutation::BlameTheFirstHolder,
         Mutation::CountReceivedCopies,
         Mutation::WaitForTheLost,
+        Mutation::BelieveTheRecord,
     ];
 }

@@ -2,7 +2,7 @@
 //! tensors.
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Recipient};
-use phalanx_actors::coordinator::{self, Coordinator, GetStatus, Leave, ReportArrived, SendDesiredState};
+use phalanx_actors::coordinator::{self, Checkpoints, Coordinator, GetStatus, Leave, ReportArrived, SendDesiredState};
 use phalanx_actors::events::{Event, IncidentLine, What};
 use phalanx_actors::store::{SharedStore, memory::Memory};
 use phalanx_actors::supervisor::{
@@ -17,13 +17,14 @@ use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, Node
 use phalanx_strategies::elastic::member::{Command, Member, Schedule};
 use phalanx_strategies::elastic::mesh_choice::{INCIDENTS_MAX, Policy};
 use phalanx_strategies::elastic::message::{MemberReport, Requests};
+use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A test's handle of the job.
@@ -31,6 +32,9 @@ pub struct Job {
     policy: Policy,
     is_alone: bool,
     pub store: SharedStore,
+    checkpoints: Checkpoints,
+    /// What the store of checkpoints answers: errors first.
+    pub on_disk: Arc<Mutex<Vec<Result<Checkpoint, String>>>>,
     pub coordinators: Vec<Addr<Coordinator>>,
     network: Addr<Network>,
     events: Addr<Log>,
@@ -87,9 +91,17 @@ impl Job {
             state_bytes: 0,
             rest_bytes_max: 0,
         };
+        let on_disk: Arc<Mutex<Vec<Result<Checkpoint, String>>>> = Arc::default();
+        let answers = on_disk.clone();
+        let checkpoints = Checkpoints::new(move |listing| {
+            let answer = answers.lock().unwrap().pop().transpose()?;
+            Ok(answer.filter(|found| found.generation >= listing.first && found.step > listing.after))
+        });
         let mut job = Job {
             policy,
             store,
+            checkpoints,
+            on_disk,
             is_alone,
             coordinators: vec![],
             network: Network { plane: plane.clone(), coordinators: vec![] }.start(),
@@ -109,7 +121,7 @@ impl Job {
             desired_states: self.network.clone().recipient(),
             events: self.events.clone().recipient(),
         };
-        let coordinator = Coordinator::new(settings, self.store.clone(), outlets).start();
+        let coordinator = Coordinator::new(settings, self.store.clone(), self.checkpoints.clone(), outlets).start();
         self.network.try_send(Reach(coordinator.clone().recipient())).unwrap();
         self.coordinators.push(coordinator);
     }

@@ -15,6 +15,7 @@ use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term};
 use phalanx_strategies::elastic::incident::Why;
 use phalanx_strategies::elastic::member::Schedule;
 use phalanx_strategies::elastic::message::{Ending, Record};
+use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::elastic::succession::Lease;
 use phalanx_strategies::mesh::Mesh;
 use std::sync::Arc;
@@ -235,5 +236,22 @@ fn requested_mesh_is_formed_when_enough_nodes_are_present_and_an_invalid_one_is_
         job.until_running(shards(3), waiting.step).await;
 
         assert_eq!(job.incidents().last().unwrap().why, Why::Resized);
+    });
+}
+
+// COORDINATOR-ACTOR-4
+#[test]
+fn world_begins_from_the_checkpoint_that_its_store_has_once_the_store_answers() {
+    simulate(async {
+        let job = Job::start(shards(1), 1, Schedule::default()).await;
+        let before = job.until_running(shards(1), Step(10)).await;
+        let found = Checkpoint { generation: before.generation, step: Step(1_000) };
+        *job.on_disk.lock().unwrap() = vec![Ok(found), Err("the bucket does not answer".into())];
+
+        job.kill_worker_on(0).await;
+        job.until_happened(What::Checkpoint(found)).await;
+        job.until_running(shards(1), Step(1_001)).await;
+
+        assert_eq!(job.store.read_record().unwrap().checkpoint, found);
     });
 }

@@ -9,6 +9,7 @@ mod ending;
 mod exactly_once;
 mod golden;
 mod leases;
+mod newest_checkpoint;
 mod nothing_lost;
 mod nothing_stale;
 mod one_world;
@@ -22,6 +23,7 @@ use phalanx_strategies::elastic::identity::{Generation, Incarnation, NodeId, Ste
 use phalanx_strategies::elastic::incident::Timeline;
 use phalanx_strategies::elastic::message::{DesiredStateId, Record, WorldPlan};
 use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::elastic::snapshot::Checkpoint;
 use std::ops::Range;
 
 /// An event of the simulation, shown to all invariants.
@@ -96,6 +98,8 @@ pub enum Observation<'a> {
         /// Hash of the update.
         digest: u64,
     },
+    /// All parts of a checkpoint are durable, and its world was not replaced on record before.
+    CheckpointCommitted(Checkpoint),
     /// A coordinator announces a world, possibly an older one again.
     Announced(&'a WorldPlan),
     /// A new world begins.
@@ -218,6 +222,7 @@ pub fn all(reproducible: bool, verify_steps: u64) -> Vec<Box<dyn Invariant>> {
         Box::new(one_world::OneWorld::default()),
         Box::new(nothing_stale::NothingStale::default()),
         Box::new(nothing_lost::NothingLost::default()),
+        Box::new(newest_checkpoint::NewestCheckpoint::default()),
         Box::new(two_copies::TwoCopies),
         Box::new(exactly_once::ExactlyOnce),
         Box::new(ending::Ending::default()),

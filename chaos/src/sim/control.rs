@@ -149,6 +149,16 @@ impl Sim {
                     self.read_record(i, term);
                 }
             }
+            CandidateEvent::ListCheckpoints { term, listing } => {
+                if candidate.term == Some(term) {
+                    self.list_checkpoints(i, term, listing);
+                }
+            }
+            CandidateEvent::Listed { term, listing, newest } => {
+                if let Some(coordinator) = candidate.coordinator.as_mut().filter(|_| candidate.term == Some(term)) {
+                    coordinator.handle_listed(now, listing, newest);
+                }
+            }
             CandidateEvent::RecordWritten { term, accepted, version } => {
                 if let Some(coordinator) = candidate.coordinator.as_mut().filter(|_| candidate.term == Some(term)) {
                     candidate.version = version;
@@ -265,6 +275,11 @@ impl Sim {
                 self.outcome.incidents.push((self.now / 1_000, timeline));
             }
             coordinator::Command::NotSaved(_) => {}
+            coordinator::Command::ListCheckpoints(listing) => {
+                if let Some(term) = self.candidates[i].term {
+                    self.answer(i, self.candidates[i].life, CandidateEvent::ListCheckpoints { term, listing });
+                }
+            }
             coordinator::Command::Outrun(term) => {
                 if let Some(succession) = &mut self.candidates[i].succession {
                     succession.handle_outrun(term);

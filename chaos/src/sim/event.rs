@@ -2,11 +2,12 @@
 
 use crate::plan::Fault;
 use phalanx_strategies::elastic::commit::Version;
+use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::copies::Difference;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Record, Report, Requests};
 use phalanx_strategies::elastic::recovery::Transfer;
-use phalanx_strategies::elastic::snapshot::Part;
+use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use phalanx_strategies::elastic::succession::Lease;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -88,6 +89,10 @@ pub enum CandidateEvent {
     LeaseWritten { asked: Instant, result: Result<Lease, Lease> },
     /// The leader of this term reads the record, again.
     ReadRecord(Term),
+    /// The leader of this term lists the checkpoints.
+    ListCheckpoints { term: Term, listing: Listing },
+    /// The newest checkpoint that counts for a listing of the leader of this term.
+    Listed { term: Term, listing: Listing, newest: Option<Checkpoint> },
     /// A record reaches the store.
     WriteRecord(Box<RecordWrite>),
     /// The store answers the write of a record of this term; the version of the record that it has now.

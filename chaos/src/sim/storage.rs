@@ -8,6 +8,7 @@ use crate::environment::{Outage, StoreName};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use crate::state;
+use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::identity::{Term, Worker};
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
@@ -170,6 +171,21 @@ impl Sim {
         self.queue.push(at, Event::ToCandidate { candidate: i, life, what });
     }
 
+    /// Looks for the newest checkpoint, until the store answers.
+    pub(super) fn list_checkpoints(&mut self, i: usize, term: Term, listing: Listing) {
+        let life = self.candidates[i].life;
+        let again_at = match self.outage(StoreName::Checkpoints) {
+            None => {
+                let newest = self.store.newest(listing).filter(|_| !self.is(Mutation::BelieveTheRecord));
+                return self.answer(i, life, CandidateEvent::Listed { term, listing, newest });
+            }
+            Some((Outage::Hangs, until)) => self.late(until),
+            Some(_) => self.now + CHECKPOINT_PAUSE,
+        };
+        let what = CandidateEvent::ListCheckpoints { term, listing };
+        self.queue.push(again_at, Event::ToCandidate { candidate: i, life, what });
+    }
+
     /// The pieces of a checkpoint in these runs.
     ///
     /// # Errors
@@ -196,7 +212,8 @@ impl Sim {
             Some(_) => Some(self.now + CHECKPOINT_PAUSE),
         };
         if matches!(outage, None | Some((Outage::LosesAnswers, _))) {
-            self.store.save(part, atoms.clone());
+            let committed = self.store.save(part, atoms.clone());
+            committed.into_iter().for_each(|checkpoint| self.observe(&Observation::CheckpointCommitted(checkpoint)));
         }
         match again_at.filter(|_| !trusts) {
             Some(at) => self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } }),

@@ -1,10 +1,11 @@
 //! The durable store: the lease, the record and the parts of checkpoints.
 
+use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::shadow::Shard;
-use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
+use phalanx_strategies::elastic::snapshot::{Checkpoint, Manifests, Part};
 use phalanx_strategies::elastic::succession::Lease;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// See the [module](self).
@@ -17,6 +18,9 @@ pub struct Store {
     /// Counts the records written.
     version: u64,
     parts: BTreeMap<Checkpoint, BTreeMap<Shard, Vec<(u64, u64)>>>,
+    /// Parts of checkpoints that are not committed, of the world on record (`CHECKPOINT-8`).
+    manifests: Manifests,
+    committed: BTreeSet<Checkpoint>,
 }
 
 /// Outcome of a write.
@@ -49,6 +53,14 @@ impl Store {
         if conditional && over != self.version {
             return if self.record == *record { Written::Before } else { Written::Rejected };
         }
+        if record.generation != self.record.generation {
+            self.manifests.abandon();
+        }
+        let has_world =
+            |record: &Record| record.world_plan.as_ref().map(|plan| plan.generation) == Some(record.generation);
+        if let Some(world_plan) = record.world_plan.as_ref().filter(|_| has_world(record) && !has_world(&self.record)) {
+            self.manifests.begin(world_plan);
+        }
         self.record = record.clone();
         self.version += 1;
         Written::Now
@@ -59,9 +71,18 @@ impl Store {
         self.version
     }
 
-    /// Makes a part of a checkpoint durable.
-    pub fn save(&mut self, part: Part, atoms: Vec<(u64, u64)>) {
+    /// Makes a part of a checkpoint durable. Returns the checkpoint if it is committed now.
+    pub fn save(&mut self, part: Part, atoms: Vec<(u64, u64)>) -> Option<Checkpoint> {
         self.parts.entry(part.of).or_default().insert(part.shard, atoms);
+        let committed = self.manifests.handle_part(part);
+        self.committed.extend(committed);
+        committed
+    }
+
+    /// The newest checkpoint that counts for a listing.
+    pub fn newest(&self, listing: Listing) -> Option<Checkpoint> {
+        let counts = |found: &&Checkpoint| found.generation >= listing.first && found.step > listing.after;
+        self.committed.iter().filter(counts).max_by_key(|found| (found.step, found.generation)).copied()
     }
 
     /// The pieces of a checkpoint in these runs.

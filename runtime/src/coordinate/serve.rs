@@ -15,9 +15,10 @@ use crate::train::fit::{fits, fits_here};
 use crate::train::output_lock::{OutputLock, RankLock};
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
+use crate::train::same_run::change_of_running_job;
 use crate::train::saving::Saving;
 use phalanx_actors::control::{ControlThread, RunError, block_on};
-use phalanx_actors::coordinator::Settings;
+use phalanx_actors::coordinator::{Checkpoints, Settings};
 use phalanx_actors::coordinator_handle::{Admission, CoordinatorHandle};
 use phalanx_actors::events::{Event, What};
 use phalanx_actors::operator::{Answer, Request};
@@ -27,14 +28,16 @@ use phalanx_actors::store::{SharedStore, Store};
 use phalanx_actors::transport::{Downlink, Inbox};
 use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::join::{Address, JoinString};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, Skipped, latest_after, list};
 use phalanx_storage::checkpoint::reader::Checkpoint;
+use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Step};
 use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::elastic::succession::Lease;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -112,15 +115,15 @@ fn take_over(
     // Process ids are not unique across machines.
     let candidate = (job_id().0 as u32).max(ALONE + 1);
     loop {
-        let differs = Cell::new(false);
+        let other = RefCell::new(None);
         let watched = patiently(&place, is_over, || {
-            standby::wait(&*store, &timing, &|| is_over() || differs.get(), &mut || {
-                differs.set(!is_recorded(config, &place));
+            standby::wait(&*store, &timing, &|| is_over() || other.borrow().is_some(), &mut || {
+                *other.borrow_mut() = other_configuration(config, &place);
                 stands_by();
             })
         })?;
-        if differs.get() {
-            return Err(ControlPlaneError::OtherConfiguration { path: place.path(CONFIG) }.into());
+        if let Some(other) = other.take() {
+            return Err(other.into());
         }
         let seen = match watched {
             Watched::Vacant(lease) => lease,
@@ -128,9 +131,13 @@ fn take_over(
             Watched::NotNeeded => return Ok(None),
         };
         // The node belongs to the job of the record: a standby that begins after its end must not start the job again.
-        let has_ended = || Ok(store.read_record().map_err(ControlPlaneError::from)?.ending.is_some());
-        if is_beside_node && patiently(&place, is_over, has_ended)? {
+        let read = || Ok(store.read_record().map_err(ControlPlaneError::from)?);
+        let record = patiently(&place, is_over, read)?;
+        if is_beside_node && record.ending.is_some() {
             return Ok(None);
+        }
+        if let Some(other) = may_live(&record).then(|| other_configuration(config, &place)).flatten() {
+            return Err(other.into());
         }
         if lock.is_none() {
             lock = match OutputLock::take(&config.output.folder()) {
@@ -200,14 +207,16 @@ pub(super) fn take_alone(
     Ok((store, lease))
 }
 
-/// Whether a configuration is that of the job, except for the path of its folder. A job without a recorded one accepts any.
-fn is_recorded(config: &JobConfig, place: &ControlPlace) -> bool {
-    let Ok(Some(text)) = place.read(CONFIG) else { return true };
-    let of_job = JobConfig::from_yaml_str(&text, &[]).map(|mut recorded| {
-        recorded.output.output_dir.clone_from(&config.output.output_dir);
-        recorded.to_yaml()
-    });
-    of_job.is_ok_and(|of_job| of_job == config.to_yaml())
+/// Whether ranks of the job on record may train.
+const fn may_live(record: &Record) -> bool {
+    record.ending.is_none() && record.world_plan.is_some()
+}
+
+/// Why a coordinator with this configuration cannot continue the job. A job without a recorded one accepts any.
+fn other_configuration(config: &JobConfig, place: &ControlPlace) -> Option<ControlPlaneError> {
+    let recorded = place.read(CONFIG).ok().flatten()?;
+    let changed = change_of_running_job(&recorded, config)?;
+    Some(ControlPlaneError::OtherConfiguration { path: place.path(CONFIG), changed })
 }
 
 /// Takes the lease for the next term, unless another candidate took it first.
@@ -445,14 +454,16 @@ impl<'a> Coordinating<'a> {
         let policy = Policy { one_model: config.parallel.reproducible, ..policy };
         let Term { job, store, candidate, lease, place, _lock: lock, .. } = term;
         let mark = (!config.output.is_remote()).then(|| FolderMark { path: place.path(JOB), job });
+        let checkpoints = newest_checkpoint(config.output.checkpoints());
         let (holds, is_alone, timing) = (Some(lease.take()), candidate == ALONE, config.elastic.timing());
         let settings = Settings { job, candidate, holds, is_alone, policy, timing };
         let (sender, events) = channel();
         let happened = Happened { sender, end: RingsWhenDropped(Arc::clone(bell)) };
         let starting = async {
             let tell = move |event: &Event| happened.tell(event);
+            let downlink = Arc::clone(&downlink);
             let handle =
-                CoordinatorHandle::start(thread, settings, store, admission, Arc::clone(&downlink), tell).await?;
+                CoordinatorHandle::start(thread, settings, store, checkpoints, admission, downlink, tell).await?;
             for inbox in inboxes {
                 handle.serve(inbox).await?;
             }
@@ -640,13 +651,32 @@ fn begin(
     let mut start_from = None;
     if let Some(path) = resume {
         let id = Checkpoint::open(&path)?.id().clone();
-        record.checkpoint = snapshot::Checkpoint { generation: Generation(id.generation), step: Step(id.step) };
-        record.generation = record.generation.max(Generation(id.generation));
+        record.checkpoint = as_snapshot(&id);
+        record.generation = record.generation.max(record.checkpoint.generation);
         start_from = Some((id.step, path));
     }
+    // Worlds of this run have later generations than all checkpoints that were there before.
+    let earlier = list(&output.checkpoints())?.iter().map(|id| Generation(id.generation)).max();
+    record.generation = record.generation.max(earlier.unwrap_or_default());
+    record.began = record.generation;
     // If a later term has begun, the store does not take this record, and this coordinator steps down later.
     store.write_record(&record).map_err(ControlPlaneError::from)?;
     Ok(start_from)
+}
+
+/// Finds the newest checkpoint of a run that verifies, wherever its members have died after they had committed it.
+fn newest_checkpoint(root: PathBuf) -> Checkpoints {
+    Checkpoints::new(move |Listing { first, after, .. }| {
+        let (found, skipped) = latest_after(&root, after.0, first.0).map_err(|error| error.to_string())?;
+        for Skipped { path, reason } in skipped {
+            tracing::warn!(path = %path.display(), %reason, "skipped a checkpoint");
+        }
+        Ok(found.map(|found| as_snapshot(found.id())))
+    })
+}
+
+fn as_snapshot(id: &CheckpointId) -> snapshot::Checkpoint {
+    snapshot::Checkpoint { generation: Generation(id.generation), step: Step(id.step) }
 }
 
 /// The job number, kept in a file so that a restarted coordinator continues the same job. Without the file, the job is new.

@@ -46,10 +46,11 @@ pub enum ControlPlaneError {
     NotANode,
     /// The configuration is not that of the job that another coordinator leads.
     #[error(
-        "the configuration differs from that of the running job, {}; a standby needs the same one, because the job keeps it",
+        "the configuration differs from that of the running job, {}: {changed}; a coordinator needs the same one, because the job \
+         keeps it until it ends",
         path.display()
     )]
-    OtherConfiguration { path: PathBuf },
+    OtherConfiguration { path: PathBuf, changed: String },
     /// The folder of a node cannot be locked.
     #[error("cannot open {}: {source}", path.display())]
     NodeFolder { path: PathBuf, source: std::io::Error },

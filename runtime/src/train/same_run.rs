@@ -50,6 +50,36 @@ const SHOWN: [&str; 10] = [
     "trace",
 ];
 
+/// Keys that another coordinator of a running job may have changed. Its ranks keep all others, and those that join get what the
+/// coordinator has.
+const FREE_WHILE_RUNNING: [&str; 14] = [
+    "output_dir",
+    "logging_steps",
+    "save_total_limit",
+    "resume_from_checkpoint",
+    "threads",
+    "trace",
+    "base_model",
+    "lora_model_dir",
+    "tokenizer",
+    "dataset_prepared_path",
+    "nproc_per_node",
+    "nnodes",
+    "dp_replicate_size",
+    "dp_shard_size",
+];
+/// The same of the section `elastic`: only the coordinator decides by them. `detection_time` is none: nodes report by theirs.
+const ELASTIC_WHILE_RUNNING: [&str; 8] = [
+    "spare_ranks",
+    "replace_patience",
+    "dp_replicate_min",
+    "dp_shard_min",
+    "rest_bytes_max",
+    "evict_stragglers",
+    "step_timeout",
+    "incidents_max",
+];
+
 /// How the configuration of a checkpoint differs from that of the job that resumes from it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
@@ -77,6 +107,28 @@ pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
     Changes { of_another_run, notable }
 }
 
+/// Why a coordinator with this configuration cannot continue a running job, which keeps the one that is recorded as YAML.
+pub(crate) fn change_of_running_job(recorded: &str, now: &JobConfig) -> Option<String> {
+    let Ok(before) = JobConfig::from_yaml_str(recorded, &[]) else { return Some("it cannot be read".into()) };
+    let keys = |config: &JobConfig| {
+        let mut keys: Keys = serde_yaml_ng::from_str(&config.to_yaml()).unwrap_or_default();
+        keys.retain(|key, _| !FREE_WHILE_RUNNING.contains(&key.as_str()));
+        let elastic = keys.remove("elastic");
+        for (key, value) in elastic.iter().filter_map(Value::as_mapping).flatten() {
+            let Some(key) = key.as_str().filter(|key| !ELASTIC_WHILE_RUNNING.contains(key)) else { continue };
+            keys.insert(format!("elastic.{key}"), value.clone());
+        }
+        keys
+    };
+    let (then, now_keys) = (keys(&before), keys(now));
+    let differs = |key: &&String| without_places(then.get(*key)) != without_places(now_keys.get(*key));
+    let all: BTreeSet<&String> = then.keys().chain(now_keys.keys()).collect();
+    let changed = all.into_iter().filter(differs).map(|key| sentence(key, then.get(key), now_keys.get(key)));
+    let mut found: Vec<String> = changed.collect();
+    found.extend(other_batch(&before, now));
+    (!found.is_empty()).then(|| found.join(", "))
+}
+
 /// The keys that differ, without those that only show or keep what is computed.
 fn differing(then: &Keys, now: &Keys) -> Vec<String> {
     let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
@@ -99,11 +151,13 @@ fn another_run((before, then): (&JobConfig, &Keys), (after, now): (&JobConfig, &
     let keys = sections.iter().flatten().map(|doc| doc.key).chain(["seed"]);
     let changed = keys.filter(|key| !is_free(key) && !same(key));
     let mut found: Vec<String> = changed.map(|key| sentence(key, then.get(key), now.get(key))).collect();
-    let batch = (before.sequences_per_step(), after.sequences_per_step());
-    if batch.0 != batch.1 {
-        found.push(format!("the sequences per step, {} instead of {}", batch.1, batch.0));
-    }
+    found.extend(other_batch(before, after));
     (!found.is_empty()).then(|| found.join(", "))
+}
+
+fn other_batch(before: &JobConfig, after: &JobConfig) -> Option<String> {
+    let (before, after) = (before.sequences_per_step(), after.sequences_per_step());
+    (before != after).then(|| format!("the sequences per step, {after} instead of {before}"))
 }
 
 fn sentence(key: &str, then: Option<&Value>, now: Option<&Value>) -> String {
@@ -201,6 +255,31 @@ mod tests {
         let found = changes(&job("learning_rate: 1e-4"), &job("learning_rate: 2e-4\nresume_from_checkpoint: out/c"));
 
         assert_eq!(found, Changes { of_another_run: None, notable: vec!["learning_rate".into()] });
+    }
+
+    #[test]
+    fn coordinator_of_a_running_job_may_change_only_what_its_ranks_do_not_compute_with() {
+        let change = |then: &str, now: &str| {
+            let now = JobConfig::from_yaml_str(&format!("{JOB}{now}"), &[]).unwrap();
+            change_of_running_job(std::str::from_utf8(&job(then)).unwrap(), &now)
+        };
+
+        for taken in ["output_dir: b", "logging_steps: 3", "trace: t.json", "elastic: {replace_patience: 5}"] {
+            assert_eq!(change("", taken), None, "{taken}");
+        }
+        for (refused, named) in [
+            ("learning_rate: 2e-4", "`learning_rate`"),
+            ("bf16: true", "`bf16`, true instead of false"),
+            ("save_steps: 7", "`save_steps`, 7 instead of 500"),
+            ("checkpoint_dir: elsewhere", "`checkpoint_dir`"),
+            ("elastic: {detection_time: 5}", "`elastic.detection_time`, 5.0 instead of 1.0"),
+            ("dp_shard_size: 2", "the sequences per step, 2 instead of 1"),
+        ] {
+            let found = change("", refused).unwrap_or_default();
+            assert!(found.contains(named), "{refused}: {found}");
+        }
+        let fixed = "microbatches_per_step: 4\n";
+        assert_eq!(change(fixed, &format!("{fixed}dp_shard_size: 2")), None, "the world decides about its mesh");
     }
 
     #[test]

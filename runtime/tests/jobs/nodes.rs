@@ -231,6 +231,23 @@ fn standby_with_another_configuration_is_refused_and_the_job_goes_on() {
 }
 
 #[test]
+fn coordinator_that_starts_again_with_another_learning_rate_is_refused_and_one_with_other_log_lines_leads() {
+    let p = Project::new();
+    let mut job = Job::start_with(&p, 1, &["--max_steps", "100000"]);
+    job.until_step(5);
+    job.coordinator.kill().unwrap();
+    job.coordinator.wait().unwrap();
+
+    let again = ["coordinator", "job.yaml", "--max_steps", "100000"];
+    p.run(&[&again[..], &["--learning_rate", "0.5"]].concat()).refuses(&["`learning_rate`, 0.5 instead of 0.01"]);
+    job.coordinator = p.command(&[&again[..], &["--logging_steps", "7"]].concat()).spawn().unwrap();
+
+    let now = p.metrics("out").last().map_or(0, |last| last.0);
+    until("steps under the second coordinator", || (p.metrics("out").last()?.0 > now + 5).then_some(()));
+    job.stop();
+}
+
+#[test]
 fn drained_node_ends_although_no_coordinator_is_left_to_release_it() {
     let p = Project::new();
     let mut job = Job::start_with(&p, 1, &["--max_steps", "100000"]);

@@ -353,8 +353,11 @@ pub struct Record {
     pub world_plan: Option<Arc<WorldPlan>>,
     /// Whether that world has no durable decision to train, and so has committed nothing.
     pub idle: bool,
-    /// The latest complete checkpoint; the initial weights count as one.
+    /// The latest complete checkpoint that is known; the initial weights count as one.
     pub checkpoint: Checkpoint,
+    /// The latest generation before this run: checkpoints up to it are those of earlier runs.
+    #[serde(default)]
+    pub began: Generation,
     /// Why the latest generation began, if it has not resumed training.
     pub cause: Option<Cause>,
     /// Operator requests.
@@ -397,7 +400,7 @@ impl Record {
     #[must_use]
     pub fn reopened(self) -> Record {
         let Record { term, generation, checkpoint, .. } = self;
-        Record { term, generation, checkpoint, ..Record::default() }
+        Record { term, generation, checkpoint, began: generation, ..Record::default() }
     }
 }
 

@@ -84,6 +84,8 @@ pub enum Blocked {
         /// Remaining time of the pause.
         remaining: Duration,
     },
+    /// The next world begins from a checkpoint, and the store has not yet answered which one is the newest.
+    Listing,
 }
 
 /// Why the last world may be followed.
@@ -121,7 +123,7 @@ impl Blocked {
             | Blocked::StateElsewhere { remaining, .. }
             | Blocked::Unrecorded { remaining }
             | Blocked::Crashes { remaining, .. } => Some(*remaining).filter(|remaining| *remaining < FOREVER / 2),
-            Blocked::TooFew { .. } | Blocked::Wanted { .. } => None,
+            Blocked::TooFew { .. } | Blocked::Wanted { .. } | Blocked::Listing => None,
         }
     }
 }
@@ -156,6 +158,7 @@ impl fmt::Display for Blocked {
             Blocked::Wanted { have, want } => {
                 write!(f, "the requested mesh needs {want} members, {have} are present")
             }
+            Blocked::Listing => f.write_str("looking for the newest checkpoint, from which the job continues"),
             Blocked::StateElsewhere { n_shards, remaining } => write!(
                 f,
                 "{n_shards} shards are in no reachable memory; waiting for nodes that have not reported, \

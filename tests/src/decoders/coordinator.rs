@@ -53,6 +53,7 @@ fn run(mut bytes: &[u8]) {
                 }
                 Command::Persist(record) => record.check().expect("the record is valid"),
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
+                Command::ListCheckpoints(listing) => coordinator.handle_listed(now, listing, None),
                 Command::Refused(..) | Command::Mixed(..) | Command::NotSaved(_) | Command::Outrun(_) => {}
             }
         }

@@ -118,6 +118,7 @@ impl Job {
                     self.coordinator.handle_persisted(self.now, true);
                 }
                 Command::Resumed(_) | Command::Saved(_) | Command::Ended(_) => {}
+                Command::ListCheckpoints(listing) => self.coordinator.handle_listed(self.now, listing, None),
                 Command::Refused(..) | Command::Mixed(..) | Command::NotSaved(..) | Command::Outrun(..) => {}
             }
         }

@@ -80,6 +80,16 @@ pub fn latest_valid_in(
     newest_valid(store, list_in(&**store, root)?, Hashing::AllThreads)
 }
 
+/// As [`latest_valid`], among the checkpoints after this step that a generation from `first` on has written.
+///
+/// # Errors
+/// As [`latest_valid`].
+pub fn latest_after(root: &Path, step: u64, first: u64) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+    let store = store::at(root)?;
+    let newer = list_in(&*store, root)?.into_iter().filter(|id| id.step > step && id.generation >= first).collect();
+    newest_valid(&store, newer, Hashing::AllThreads)
+}
+
 /// As [`latest_valid`], but prefers checkpoints that were saved after a comparison of all copies of the state: a newer one without
 /// is skipped, unless there is no other.
 ///

@@ -187,6 +187,9 @@ impl Coordinator {
 
     fn advance_once(&mut self, now: Instant) -> bool {
         self.believe_broken(now);
+        if matches!(self.phase, Phase::Regrouping { .. }) && self.write_checkpoint() {
+            return false;
+        }
         match &mut self.phase {
             Phase::Deposed => false,
             Phase::Ended { unheard, until, .. } => {
@@ -269,10 +272,10 @@ impl Coordinator {
         if self.trouble.is_some() {
             return self.end_world(now);
         }
-        if let Some(checkpoint) = self.complete.take().filter(|new| new.step > self.record.checkpoint.step) {
-            let n_saves = self.n_saves_with(checkpoint);
-            self.write(Record { checkpoint, n_saves, ..self.record.clone() }, Purpose::Save);
-        } else if self.all_done() {
+        if self.write_checkpoint() {
+            return false;
+        }
+        if self.all_done() {
             if self.failing.is_some() {
                 self.end_failed();
                 return true;
@@ -344,11 +347,17 @@ impl Coordinator {
     fn regroup(&mut self, now: Instant) -> bool {
         let Phase::Regrouping { since, .. } = self.phase else { return false };
         let next = self.next_world(now, since);
+        let waited = now.saturating_duration_since(since);
+        if self.awaits_listing(waited, &next) {
+            let retry = self.record.requests.stop.then(|| since + self.stop_patience());
+            self.phase = Phase::Regrouping { since, retry, blocked: Some(Blocked::Listing) };
+            return false;
+        }
         if self.cannot_save(now, &next) {
             self.end_failed();
             return true;
         }
-        if self.give_up_stopped(now.saturating_duration_since(since), &next) {
+        if self.give_up_stopped(waited, &next) {
             return true;
         }
         match next {

@@ -23,7 +23,8 @@
 //!   that no committed step is lost with them.
 //! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`, `COORDINATOR-12` in
 //!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`, `COORDINATOR-17` in
-//!   `corruption`, `COORDINATOR-19` and `COORDINATOR-20` in `lost_world`, `COORDINATOR-21` in `ending`.
+//!   `corruption`, `COORDINATOR-19` and `COORDINATOR-20` in `lost_world`, `COORDINATOR-21` in `ending`, `COORDINATOR-22` in
+//!   `newest_checkpoint`.
 //! - `COORDINATOR-16` A report of another job, or one that is older than the latest of its node, changes nothing; nor does its
 //!   node become known, judged or refused by it.
 
@@ -36,6 +37,7 @@ mod ending;
 mod inputs;
 mod life;
 pub mod lost_world;
+pub mod newest_checkpoint;
 mod next_world;
 pub mod outlook;
 mod partition;
@@ -58,6 +60,7 @@ use super::straggler::Relieved;
 use super::timing::Timing;
 use change::{Change, GrowthCheck};
 use ending::Failing;
+use newest_checkpoint::{Listed, Listing};
 use partition::{Partitions, SuspectedPartition};
 use quarantine::Quarantine;
 use requests::PendingRequests;
@@ -86,6 +89,8 @@ pub enum Command {
     Refused(NodeId, String),
     /// A node takes part although its devices differ from those of the others, as the text says.
     Mixed(NodeId, String),
+    /// Look for the newest checkpoint in the store; answer with [`Coordinator::handle_listed`] once the store can be read.
+    ListCheckpoints(Listing),
     /// A report names this later term, which the store has lost: lead a term after it (`COORDINATOR-20`).
     Outrun(Term),
 }
@@ -210,6 +215,8 @@ pub struct Coordinator {
     incident: Option<Incident>,
     manifests: Manifests,
     complete: Option<Checkpoint>,
+    /// Whether the store's checkpoints were listed in this generation.
+    listed: Listed,
     /// The latest checkpoint that could not be saved, unless a later one was, and the number of requested checkpoints that are
     /// answered by a failure.
     unsaved: Option<Unsaved>,
@@ -268,6 +275,7 @@ impl Coordinator {
             left_out: BTreeSet::new(),
             manifests: Manifests::default(),
             complete: None,
+            listed: Listed::NotYet,
             unsaved: None,
             n_unsaved: 0,
             reached,

@@ -7,6 +7,7 @@ mod failing;
 mod growth;
 mod inputs;
 mod lost_world;
+mod newest_checkpoint;
 mod quarantine;
 mod spares;
 mod stopping;
@@ -19,7 +20,7 @@ use crate::elastic::member::{self, Member, Schedule};
 use crate::elastic::mesh_choice::INCIDENTS_MAX;
 use crate::elastic::message::{MemberPhase, Requests, WorldPlan};
 use crate::elastic::progress::At;
-use crate::elastic::snapshot::Part;
+use crate::elastic::snapshot::{Manifests, Part};
 use crate::elastic::supervisor::{self, Supervisor};
 use crate::mesh::Mesh;
 use std::collections::BTreeMap;
@@ -38,6 +39,13 @@ struct Job {
     open: Vec<(Worker, Generation, Step)>,
     /// All parts of checkpoints that were written.
     saved: Vec<Part>,
+    /// The store of checkpoints: parts of the latest world's, the newest committed one, and whether a listing gets no answer.
+    parts: Manifests,
+    on_disk: Option<Checkpoint>,
+    disk_is_silent: bool,
+    listings: Vec<Listing>,
+    /// Whether members die after they have saved, before they report it.
+    dies_saved: bool,
     /// The last step for which all members have voted.
     committed: Step,
     ended: Option<Ending>,
@@ -102,6 +110,11 @@ impl Job {
             votes: BTreeMap::new(),
             open: vec![],
             saved: vec![],
+            parts: Manifests::default(),
+            on_disk: None,
+            disk_is_silent: false,
+            listings: vec![],
+            dies_saved: false,
             committed: Step(0),
             ended: None,
             refused: vec![],
@@ -138,6 +151,9 @@ impl Job {
         self.now += TICK;
         self.n_ticks += 1;
         self.coordinator.handle_timeout(self.now);
+        if !self.disk_is_silent {
+            self.list_checkpoints();
+        }
         for (node, supervisor) in &mut self.nodes {
             for (_, member) in self.members.iter().filter(|(worker, _)| worker.member.node == *node) {
                 supervisor.handle_status_report(self.now, member.report());
@@ -183,7 +199,8 @@ impl Job {
                         let _ = supervisor.handle_desired_state(self.now, desired_state);
                     }
                 }
-                Command::Persist(_) => self.coordinator.handle_persisted(self.now, true),
+                Command::Persist(record) => self.persist(&record),
+                Command::ListCheckpoints(listing) => self.listings.push(listing),
                 Command::Ended(ending) => self.ended = Some(ending),
                 Command::Refused(node, reason) => self.refused.push((node, reason)),
                 Command::Mixed(node, text) => self.mixed.push((node, text)),
@@ -206,6 +223,23 @@ impl Job {
             }
         }
         any
+    }
+
+    fn persist(&mut self, record: &Record) {
+        if let Some(world_plan) = record.world_plan.as_ref().filter(|plan| plan.generation == record.generation)
+            && self.coordinator.record().generation == record.generation
+            && self.coordinator.record().world_plan != record.world_plan
+        {
+            self.parts.begin(world_plan);
+        }
+        self.coordinator.handle_persisted(self.now, true);
+    }
+
+    fn list_checkpoints(&mut self) {
+        for listing in std::mem::take(&mut self.listings) {
+            let counts = |found: &Checkpoint| found.generation >= listing.first && found.step > listing.after;
+            self.coordinator.handle_listed(self.now, listing, self.on_disk.filter(counts));
+        }
     }
 
     fn supervise(&mut self, id: NodeId, command: supervisor::Command) {
@@ -247,7 +281,8 @@ impl Job {
             }
             member::Command::Save(part) => {
                 self.saved.push(part);
-                member.handle_saved(part);
+                self.on_disk = self.parts.handle_part(part).or(self.on_disk);
+                if self.dies_saved { self.kill(worker) } else { member.handle_saved(part) }
             }
             member::Command::Finish(generation) => {
                 let _ = member.handle_finished(generation);
