@@ -300,15 +300,20 @@ def adapted(model, keys):
     return model
 
 
+def decays(name, p):
+    """As in transformers' trainer, which exempts biases and norms: DoRA's lengths decay."""
+    return p.dim() >= 2 or ".lora_magnitude_vector." in name
+
+
 def optimizer_of_model(model, kind, keys):
     h = OPTIMIZERS[kind]
     if "loraplus_lr_ratio" in keys:
         return create_loraplus_optimizer(
             model, torch.optim.AdamW, lr=h["lr"], loraplus_lr_ratio=keys["loraplus_lr_ratio"],
             loraplus_weight_decay=h["wd"], betas=h["betas"], eps=h["eps"], foreach=False)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices, vectors = [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": h["wd"]}, {"params": vectors, "weight_decay": 0.0}]
+    trained = [(decays(name, p), p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [{"params": [p for decayed, p in trained if decayed == one], "weight_decay": h["wd"] if one else 0.0}
+              for one in (True, False)]
     return optimizer_of(kind, groups, h)
 
 
@@ -358,7 +363,8 @@ def make_numbers(name, kind, text, out):
                         "t counts from 0",
             "batch_order": "the ids of the whole text, with BOS first where the tokenizer adds it, cut into rows of seq; "
                            "step t takes rows t*batch to (t+1)*batch; the loss is the mean over batch*(seq-1) predictions",
-            "weight_decay_on": "tensors with two or more dimensions",
+            "weight_decay_on": "tensors with two or more dimensions"
+                               + (", and lora_magnitude_vector" if "peft_use_dora" in keys else ""),
             "clip": "global L2 norm"},
     }
     if keys:

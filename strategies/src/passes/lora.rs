@@ -454,7 +454,8 @@ fn adapter(program: &mut Program, targets: &[Target], tensor: &str, shape: &[usi
     let name = names().collect::<Vec<_>>().join(" + ");
     let value = program.add_value(name, &stacked, DType::F32, Kind::Parameter);
     let parts = names().map(|name| ParamPart::whole(name, shape)).collect();
-    program.params.push(Param::whole(value, &stacked, parts, init));
+    // DoRA's lengths are neither biases nor weights of norms, so that they decay, as in transformers' trainer.
+    program.params.push(Param { decay: true, ..Param::whole(value, &stacked, parts, init) });
     value
 }
 
@@ -507,7 +508,9 @@ mod tests {
 
         let at = |module: &str| {
             let name = format!("{module}.lora_magnitude_vector");
-            let magnitude = p.params.iter().find(|param| param.parts[0].name == name).unwrap().value;
+            let magnitude = p.params.iter().find(|param| param.parts[0].name == name).unwrap();
+            assert!(magnitude.decay, "{name}");
+            let magnitude = magnitude.value;
             p.instrs.iter().position(|instr| instr.reads.get(1) == Some(&magnitude)).unwrap()
         };
         let names = |from: usize| p.instrs[from - 4..from + 2].iter().map(|i| i.op.name()).collect::<Vec<_>>();

@@ -94,7 +94,7 @@ pub struct Param {
     pub rate: usize,
     /// How it is stored, if packed: then all shapes and ranges here count words, not weights.
     pub packing: Option<Packing>,
-    /// Whether weight decay applies: by convention to tensors with two or more dims.
+    /// Whether weight decay applies: by convention to tensors with two or more dims, and to adapters.
     pub decay: bool,
     /// Whether it is the table of an embedding, whose optimizer state is never rounded.
     pub is_table: bool,
