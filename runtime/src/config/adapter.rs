@@ -46,8 +46,9 @@ section! {
         pub lora_dropout: f64 = 0.0 => DROPOUT;
         /// Learning rate of the matrices B over that of the matrices A (LoRA+, Hayou et al. 2024); if not set, 1.
         pub loraplus_lr_ratio: Option<f64> = None => POSITIVE;
-        /// Store the frozen matrices of the blocks as nf4, 4.5 bits for each weight (QLoRA, Dettmers et al. 2023).
-        pub load_in_4bit: bool = false;
+        /// Store the frozen matrices of the blocks as nf4, 4.5 bits for each weight (QLoRA, Dettmers et al. 2023); if not set, with
+        /// `qlora` only.
+        pub load_in_4bit: Option<bool> = None;
         /// With nf4: round the scales as double quantisation does.
         pub bnb_4bit_use_double_quant: bool = true;
         /// Store the frozen matrices of the blocks as int8, 8.5 bits for each weight; products use the rounded weights.
@@ -192,7 +193,7 @@ impl AdapterSection {
 
     /// How the frozen matrices of blocks are stored, if not as f32.
     pub fn packing(&self) -> Option<Packing> {
-        if self.load_in_4bit || self.adapter == Some(Adapter::Qlora) {
+        if self.load_in_4bit == Some(true) || self.adapter == Some(Adapter::Qlora) {
             return Some(Packing::Nf4 { double: self.bnb_4bit_use_double_quant });
         }
         self.load_in_8bit.then_some(Packing::Int8)
@@ -211,13 +212,20 @@ impl AdapterSection {
             ("peft_use_dora", self.peft_use_dora),
             ("lora_dropout", self.lora_dropout > 0.0),
             ("loraplus_lr_ratio", self.loraplus_lr_ratio.is_some()),
-            ("load_in_4bit", self.load_in_4bit),
+            ("load_in_4bit", self.load_in_4bit == Some(true)),
             ("load_in_8bit", self.load_in_8bit),
         ];
+        if (self.adapter, self.load_in_4bit) == (Some(Adapter::Qlora), Some(false)) {
+            return Err(ConfigError::Conflict {
+                first: "load_in_4bit".into(),
+                second: "adapter".into(),
+                why: "`qlora` stores the frozen weights in 4 bits; use `adapter: lora`, or remove the first".into(),
+            });
+        }
         if let (true, Some(Packing::Nf4 { .. })) = (self.load_in_8bit, self.packing()) {
             return Err(ConfigError::Conflict {
                 first: "load_in_8bit".into(),
-                second: if self.load_in_4bit { "load_in_4bit" } else { "adapter" }.into(),
+                second: if self.load_in_4bit == Some(true) { "load_in_4bit" } else { "adapter" }.into(),
                 why: "the frozen weights have either 8 bits or 4; remove one of the two, or use `adapter: lora`".into(),
             });
         }

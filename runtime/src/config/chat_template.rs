@@ -67,7 +67,7 @@ pub struct TemplateVariables(pub serde_json::Map<String, serde_json::Value>);
 
 impl Setting for TemplateVariables {
     fn fits() -> String {
-        "a section of values, as in {enable_thinking: false}".into()
+        "a section of values, as in {enable_thinking: false}, whose whole numbers have at most 64 bits".into()
     }
 
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
@@ -99,6 +99,25 @@ mod tests {
         for word in NamedTemplate::names().chain([TOKENIZER, "tokenizer_default_fallback_gemma3", "jinja"]) {
             assert_eq!(of(word).unwrap().write(), Value::from(word));
         }
+    }
+
+    #[test]
+    fn whole_number_beyond_64_bits_is_refused_and_a_text_of_digits_stays_a_text() {
+        let of = |value: &str| {
+            let text = format!(
+                "base_model: m\nmax_steps: 1\ndatasets: [{{path: a, type: chat_template}}]\nchat_template_kwargs: {{n: {value}}}\n"
+            );
+            JobConfig::from_yaml_str(&text, &[]).map(|job| job.data.chat_template_kwargs.0["n"].clone())
+        };
+
+        for wide in ["18446744073709551616", "-9223372036854775809", "1000000000000000000000000000000000000000000"] {
+            let error = of(wide).unwrap_err().to_string();
+            assert!(error.contains("chat_template_kwargs") && error.contains("line 4"), "{wide}: {error}");
+            assert!(error.contains("64 bits") && !error.contains("128"), "{wide}: {error}");
+        }
+        assert_eq!(of("18446744073709551615").unwrap(), u64::MAX);
+        assert_eq!(of("-9223372036854775808").unwrap(), i64::MIN);
+        assert_eq!(of("\"1000000000000000000000000000000\"").unwrap(), "1000000000000000000000000000000");
     }
 
     #[test]

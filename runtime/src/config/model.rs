@@ -9,7 +9,7 @@ use super::section::section;
 use super::setting::Setting;
 use super::source::At;
 use super::special_tokens::{SpecialTokens, TokenTexts};
-use super::yaml_1_1::resolved;
+use super::yaml_1_1::{is_beyond_64_bits, resolved};
 
 section! {
     /// The model and its tokenizer.
@@ -132,8 +132,10 @@ impl Setting for ModelDescription {
         let mut description = serde_json::Map::new();
         for (key, value) in keys {
             let name = key.as_str().unwrap_or_default();
-            let json =
-                as_json(value).ok_or_else(|| at.key(name).mismatch(value, "a value that JSON can represent".into()));
+            let json = as_json(value).ok_or_else(|| {
+                at.key(name)
+                    .mismatch(value, "a value that JSON can represent, whole numbers with at most 64 bits".into())
+            });
             errors.keep(json).map(|json| description.insert(name.to_owned(), json));
         }
         errors.end(Self(description))
@@ -143,13 +145,16 @@ impl Setting for ModelDescription {
     }
 }
 
-/// The value as JSON, with the numbers and truth values of YAML 1.1; `None` for tags, keys that are not strings, and numbers that JSON cannot represent.
+/// The value as JSON, with the numbers and truth values of YAML 1.1; `None` for tags, keys that are not strings, numbers that JSON cannot represent, and whole
+/// numbers beyond 64 bits.
 pub(super) fn as_json(value: &Value) -> Option<serde_json::Value> {
     Some(match value {
         Value::Null => serde_json::Value::Null,
         Value::Bool(x) => (*x).into(),
         Value::Number(x) if x.is_u64() => x.as_u64()?.into(),
         Value::Number(x) if x.is_i64() => x.as_i64()?.into(),
+        // The parser rounds whole numbers beyond 64 bits to floats; other parsers keep them.
+        Value::Number(x) if x.as_f64().is_some_and(is_beyond_64_bits) => return None,
         Value::Number(x) => serde_json::Number::from_f64(x.as_f64()?)?.into(),
         Value::String(x) => match resolved(value) {
             Value::String(_) => x.clone().into(),

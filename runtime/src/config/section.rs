@@ -50,10 +50,10 @@ pub(crate) fn read_key<T: Setting>(
     range: Option<&Range>,
 ) -> Result<Option<T>, ConfigError> {
     let Some(value) = keys.get(key) else { return Ok(None) };
-    if is_empty(value) {
-        return Ok(T::empty());
-    }
     let at = at.key(key);
+    if is_empty(value) {
+        return if T::HAS_TEXT && value.is_string() { Err(at.mismatch(value, T::fits())) } else { Ok(T::empty()) };
+    }
     let read = T::read(value, &at).map_err(|error| match error {
         // The range says more than the type; an error of an item of a list has another key.
         ConfigError::Mismatch { key, location, found, .. } if range.is_some() && key == at.to_string() => {

@@ -21,6 +21,8 @@ pub(crate) trait Setting: Sized {
     fn number(&self) -> Option<f64> {
         None
     }
+    /// Whether an empty text is no way to ask for the default: a path is empty where a variable of a shell was not set.
+    const HAS_TEXT: bool = false;
     /// The meaning of an empty value, if it is not the key's default.
     fn empty() -> Option<Self> {
         None
@@ -181,6 +183,7 @@ impl Setting for String {
 }
 
 impl Setting for PathBuf {
+    const HAS_TEXT: bool = true;
     fn fits() -> String {
         "a path".into()
     }

@@ -95,8 +95,9 @@ impl Source {
             segments[0] = doc.key;
         }
         check_depth(value).map_err(|reason| ConfigError::Syntax { reason })?;
-        // A value that is not YAML by itself, such as `@data`, is a string.
-        let value = serde_yaml_ng::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        // A value that is not YAML by itself, such as `@data`, is a string. An empty one is a variable that the shell does not have.
+        let text = || Value::String(value.to_owned());
+        let value = if value.is_empty() { text() } else { serde_yaml_ng::from_str(value).unwrap_or_else(|_| text()) };
         set(&mut self.keys, &segments, value).map_err(|why| ConfigError::UnknownKey {
             key: written.clone(),
             location: ValueLocation::CommandLine,
@@ -209,13 +210,23 @@ pub(super) fn parse(text: &str) -> Result<Mapping, ConfigError> {
     if let Some((key, line)) = repeated_key(text) {
         return Err(ConfigError::Duplicate { first: key.clone(), second: key, location: ValueLocation::Line(line) });
     }
-    let mut value: Value = serde_yaml_ng::from_str(text).map_err(|error| syntax(error.to_string()))?;
+    let mut value: Value = serde_yaml_ng::from_str(text).map_err(|error| syntax(said(&error.to_string())))?;
     value.apply_merge().map_err(|error| syntax(error.to_string()))?;
     match value {
         Value::Mapping(keys) => Ok(keys),
         Value::Null => Ok(Mapping::new()),
         other => Err(syntax(format!("it is {}, but must be lines of `key: value`", describe(&other)))),
     }
+}
+
+/// An error of the parser in words for users: its numbers have 64 bits.
+fn said(error: &str) -> String {
+    let wide = |kind: &str| {
+        let (place, rest) = error.split_once("invalid type: integer `")?;
+        let (number, end) = rest.split_once(&format!("` as {kind}, expected any YAML value"))?;
+        Some(format!("{place}the whole number {number} has more than 64 bits{end}"))
+    };
+    wide("u128").or_else(|| wide("i128")).unwrap_or_else(|| error.to_owned())
 }
 
 /// Rejects text with too many open brackets or lists within lists on a line. Brackets in strings and comments count too:

@@ -372,6 +372,33 @@ fn settings_of_which_one_would_have_no_effect_beside_an_adapter_are_refused() {
 }
 
 #[test]
+fn empty_path_is_refused_and_an_absent_one_has_its_default() {
+    let base = "base_model: m\ndatasets: [{path: a, type: completion}]\n";
+    let of = |line: &str, to: &[(String, String)]| JobConfig::from_yaml_str(&format!("{base}{line}"), to);
+    let unset = [("output_dir".to_owned(), String::new())];
+
+    let error = of("output_dir: ''", &[]).unwrap_err().to_string();
+    let of_shell = of("", &unset).unwrap_err().to_string();
+
+    assert!(error.contains("`output_dir` (line 3) is") && error.contains("must be a path"), "{error}");
+    assert!(of_shell.contains("`output_dir` (from the command line)"), "{of_shell}");
+    assert_eq!(of("output_dir:", &[]).unwrap().output.output_dir, std::path::Path::new("./outputs"));
+}
+
+#[test]
+fn adapter_of_4_bits_beside_an_explicit_no_to_them_is_refused() {
+    let base = "base_model: m\ndatasets: [{path: a, type: completion}]\nlora_target_linear: true\nadapter: qlora\n";
+    let of = |key: &str| JobConfig::from_yaml_str(&format!("{base}{key}"), &[]);
+
+    let error = of("load_in_4bit: false").unwrap_err().to_string();
+    let (plain, same) = (of("").unwrap(), of("load_in_4bit: true").unwrap());
+
+    assert!(error.contains("`load_in_4bit` (line 5) conflicts with `adapter`"), "{error}");
+    assert_eq!(plain.adapter.packing(), same.adapter.packing());
+    assert_eq!(JobConfig::from_yaml_str(&plain.to_yaml(), &[]).unwrap(), plain, "what is stored reads back equal");
+}
+
+#[test]
 fn all_violated_relations_of_a_section_are_reported_together() {
     let message = refusal("warmup_steps: 1\nwarmup_ratio: 0.9\ndecay_ratio: 0.2\nfp16: true\nbf16: true");
 

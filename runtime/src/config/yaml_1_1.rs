@@ -57,13 +57,19 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
     number.filter(|x| x.is_finite())
 }
 
+/// Whether a float is a whole number that has no 64 bits, so that it may have been rounded from another one.
+pub(crate) fn is_beyond_64_bits(x: f64) -> bool {
+    // The whole numbers at these limits are read as whole numbers if they have 64 bits.
+    x.fract() == 0.0 && (x >= u64::MAX as f64 || x <= i64::MIN as f64)
+}
+
 /// The value as a parser of YAML 1.1 reads it, with all values in it.
 pub(crate) fn resolved(value: &Value) -> Value {
     match value {
         Value::String(_) => match (truth(value), whole(value), number(value)) {
             (Some(truth), ..) => truth.into(),
             (_, Some(whole), _) => whole.into(),
-            (.., Some(number)) => number.into(),
+            (.., Some(number)) if !is_beyond_64_bits(number) => number.into(),
             _ => value.clone(),
         },
         Value::Sequence(items) => Value::Sequence(items.iter().map(resolved).collect()),

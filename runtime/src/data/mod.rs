@@ -31,6 +31,7 @@ pub(crate) mod conversation;
 mod conversation_forms;
 mod document_layout;
 mod jinja;
+mod mistral_regex;
 #[cfg(test)]
 mod named_templates_tests;
 mod packing;

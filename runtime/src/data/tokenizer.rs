@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::byte_vocabulary;
 use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
+use super::mistral_regex;
 use super::reader_differences::Decision;
 use super::side_tokens;
 use super::splitting::Library;
@@ -105,6 +106,7 @@ impl Tokenizer {
     fn from_files(mut files: TokenizerFiles) -> Result<Self, TokenizerError> {
         let decision = Decision::of(&mut files)?;
         let side_tokens = side_tokens::merge(&mut files, decision.class)?;
+        let other_rule = mistral_regex::correct(&mut files)?;
         let (path, json) = files.tokenizer();
         let parsed: Value = serde_json::from_slice(json).map_err(|error| invalid(&path, &error))?;
         let settings = Settings::of(&files)?;
@@ -138,6 +140,7 @@ impl Tokenizer {
         tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
         tokenizer.document_start = tokenizer.probe_of_start()?;
         tokenizer.notes = decision.notes(&settings, &tokenizer, &side_tokens);
+        tokenizer.notes.extend(other_rule.map(str::to_owned));
         Ok(tokenizer)
     }
 
