@@ -7,8 +7,9 @@
 //!   written again.
 //! - JOURNAL-3 A file that is removed or replaced while the job runs, as by a rotation of logs, is opened again within `LOOK`.
 
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,18 @@ pub(crate) struct Journal {
     /// Which file has the path since it was opened, and when that was last looked at.
     identity: Option<(u64, u64)>,
     looked: Instant,
+}
+
+/// Opens a file to append to it, and creates it if it is missing. A pipe would keep its writer waiting for a reader.
+///
+/// # Errors
+/// When it cannot be opened, or is a pipe.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let file = File::options().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.file_type().is_fifo() {
+        true => Err(io::Error::new(ErrorKind::InvalidInput, "it is a pipe")),
+        false => Ok(file),
+    }
 }
 
 /// Time between two looks whether the path still names the file.
@@ -214,6 +227,20 @@ mod tests {
         assert_eq!(text, "one\ntw");
         assert!(fault.unwrap().starts_with("cannot write metrics.jsonl: "));
         assert_eq!((disk.text().as_str(), journal.fault()), ("one\ntwo\nthree\nfour\n", None));
+    }
+
+    // JOURNAL-1
+    #[test]
+    fn pipe_without_or_with_a_reader_is_a_fault_and_nobody_waits_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+
+        let alone = Journal::new(path.clone(), |path| Ok(Box::new(open(path)?))).fault();
+        let _reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        let read = Journal::new(path, |path| Ok(Box::new(open(path)?))).fault();
+
+        assert!(alone.is_some() && read.unwrap().contains("it is a pipe"));
     }
 
     // JOURNAL-1

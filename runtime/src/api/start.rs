@@ -13,7 +13,7 @@ use crate::frontend::UserModel;
 use crate::launch::executable::Executable;
 use crate::train::fit::{check_memory, check_output, check_ranks, create_dir};
 use crate::train::inputs::RunInputs;
-use crate::train::output_lock::OutputLock;
+use crate::train::output_lock::{OutputLock, Preparing};
 use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::programs::Programs;
@@ -122,6 +122,7 @@ impl<'a> Checked<'a> {
             on_event(&Event::Note(note));
         }
         notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
+        let preparing = Preparing::show(&config.output.folder());
         let data = match prepare_data(config, &model, &tokenizer, &|| control.stops(), on_event) {
             Err(stopped) if stopped.is_stop() => return stopped_before_ranks(config),
             prepared => prepared?,
@@ -129,6 +130,7 @@ impl<'a> Checked<'a> {
         let inputs = RunInputs::of(config, &model, &tokenizer, &data)?;
         create_dir(&config.output.folder())?;
         let lock = OutputLock::take(&config.output.folder())?;
+        drop(preparing);
         config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
         if let Some(program) = program {
             drop((data, programs));

@@ -358,6 +358,16 @@ mod tests {
     }
 
     #[test]
+    fn longest_text_of_serve_has_at_least_a_token() {
+        let serve = |n: &str| command().try_get_matches_from(["phalanx", "serve", "m", "--max-len", n]);
+
+        let refused = serve("0").unwrap_err();
+
+        assert!(refused.to_string().contains("'--max-len <MAX_LEN>'") && refused.exit_code() == 2, "{refused}");
+        assert!(serve("1").is_ok());
+    }
+
+    #[test]
     fn examples_in_help_texts_fit_80_columns() {
         let commands = Cli::command();
         let texts: Vec<String> =

@@ -10,7 +10,9 @@ use crate::coordinate::past::{self, Past};
 use crate::coordinate::sentence::incident;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::error::control_plane::ControlPlaneError;
 use crate::train::metrics::Measured;
+use crate::train::output_lock::Preparing;
 use crate::train::step_line::{COLUMNS, folded, short_count};
 use crate::units::{human_bytes, short_duration};
 use comfy_table::{ContentArrangement, Table, presets};
@@ -108,6 +110,7 @@ impl Which {
         let output_dir = self.output_dir()?;
         match ask(&output_dir, request) {
             Ok(answer) => Ok(Ok(answer)),
+            Err(_) if Preparing::is_shown(&self.folder()?) => Err(ControlPlaneError::Preparing { output_dir }.into()),
             Err(error) => past::instead_of(error, &output_dir, &self.timing()).map(Err),
         }
     }

@@ -1,8 +1,7 @@
 //! `events.jsonl`: the history of a job, for users and programs.
 
-use crate::journal::Journal;
+use crate::journal::{self, Journal};
 use phalanx_actors::events::Event;
-use std::fs::File;
 use std::path::Path;
 
 /// Writes one line for each event of the job; incidents have their phases.
@@ -16,9 +15,7 @@ impl EventLog {
     /// Opens the file in a job's folder. Lines are appended, so a resumed job keeps its history. A file that cannot be opened or
     /// written is written later; see [`EventLog::new_fault`].
     pub(crate) fn open(output_dir: &Path) -> EventLog {
-        let file = Journal::new(output_dir.join("events.jsonl"), |path| {
-            Ok(Box::new(File::options().append(true).create(true).open(path)?))
-        });
+        let file = Journal::new(output_dir.join("events.jsonl"), |path| Ok(Box::new(journal::open(path)?)));
         EventLog { file, fault: None }
     }
 

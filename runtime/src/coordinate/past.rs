@@ -8,13 +8,13 @@ use crate::train::metrics::Measured;
 use crate::units::{short_duration, utc};
 use phalanx_actors::events::{Event, What};
 use phalanx_actors::store::Store;
+use phalanx_storage::foreign_file;
 use phalanx_strategies::elastic::coordinator::Activity;
 use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::message::{Ending, Record};
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -148,7 +148,7 @@ fn is_renewed(store: &dyn Store, timing: &Timing) -> bool {
 /// The ending after which nobody led the job again, and the time of the last event.
 fn history(path: &Path) -> (Option<Ending>, Option<u64>) {
     let (mut ending, mut last) = (None, None);
-    let Ok(file) = File::open(path) else { return (None, None) };
+    let Ok(file) = foreign_file::open(path) else { return (None, None) };
     for line in BufReader::new(file).lines().map_while(Result::ok) {
         let Ok(event) = serde_json::from_str::<Event>(&line) else { continue };
         match event.what {

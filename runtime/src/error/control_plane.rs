@@ -72,6 +72,9 @@ pub enum ControlPlaneError {
     /// The folder is not the output folder of a coordinated job.
     #[error("{} contains no coordinated job", output_dir.display())]
     NoJob { output_dir: PathBuf },
+    /// The job has no coordinator yet.
+    #[error("the job in {} prepares its data; it answers once that is done", output_dir.display())]
+    Preparing { output_dir: PathBuf },
     /// The coordinator of a job has ended or cannot be reached.
     #[error("the coordinator of the job in {} does not answer: {source}", output_dir.display())]
     NoAnswer { output_dir: PathBuf, source: QuicError },

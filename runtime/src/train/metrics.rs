@@ -6,6 +6,7 @@ use crate::events::{EvalMetrics, StepMetrics};
 use crate::journal::Journal;
 use crate::train::step_line::Pace;
 use phalanx_storage::checkpoint::fence::Fence;
+use phalanx_storage::foreign_file;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::fs::File;
@@ -130,7 +131,7 @@ const TAIL_BYTES: u64 = 64 << 10;
 impl Measured {
     /// Reads the end of the file in this folder; `None` if it has no step.
     pub(crate) fn latest(dir: &Path) -> Option<Measured> {
-        let mut file = File::open(dir.join("metrics.jsonl")).ok()?;
+        let mut file = foreign_file::open(&dir.join("metrics.jsonl")).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES))).ok()?;
         let mut tail = Vec::new();

@@ -2,12 +2,12 @@
 //! take them ([`open_lock`]).
 //!
 //! The process that starts a job locks `.lock` alone. Each rank process shares `.lock-ranks`, because ranks may outlive a
-//! coordinator.
+//! coordinator. `.lock-preparing` is that of [`Preparing`].
 
 use crate::error::JobError;
-use phalanx_storage::foreign_file::open_lock;
+use phalanx_storage::foreign_file::{self, open_lock};
 use std::fs::{File, TryLockError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Held while a job writes into its folder.
@@ -17,6 +17,8 @@ pub(crate) struct OutputLock {
     file: Option<File>,
 }
 
+/// The file of [`Preparing`] in a job's folder.
+const PREPARING: &str = ".lock-preparing";
 /// How long ranks may take to end after the process that started them.
 const RANKS_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval of checks for ranks that end.
@@ -44,6 +46,39 @@ impl OutputLock {
     /// Whether the lock excludes other jobs: the file system has locks.
     pub(crate) const fn is_exclusive(&self) -> bool {
         self.file.is_some()
+    }
+}
+
+/// Held while a job prepares its data, before it locks its folder: shows others what its process does, and excludes nobody.
+#[derive(Debug)]
+#[must_use = "a drop ends it"]
+pub(crate) struct Preparing {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Preparing {
+    /// Shows it in the folder, if that can be written and no other job does.
+    pub(crate) fn show(output_dir: &Path) -> Option<Preparing> {
+        let path = output_dir.join(PREPARING);
+        std::fs::create_dir_all(output_dir).ok()?;
+        let file = open_lock(&path).ok()?;
+        file.try_lock().ok()?;
+        Some(Preparing { path, _file: file })
+    }
+
+    /// Whether a job prepares its data for this folder.
+    pub(crate) fn is_shown(output_dir: &Path) -> bool {
+        let file = foreign_file::open(&output_dir.join(PREPARING));
+        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        // A job that ends here leaves no folder behind that it has made.
+        let _ = std::fs::remove_file(&self.path);
+        let _ = self.path.parent().map(std::fs::remove_dir);
     }
 }
 
@@ -87,6 +122,19 @@ impl RankLock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn preparation_is_shown_while_it_lasts_and_leaves_no_folder_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out");
+
+        let preparing = Preparing::show(&out).unwrap();
+        let (during, second) = (Preparing::is_shown(&out), Preparing::show(&out));
+        drop(preparing);
+
+        assert!(during && second.is_none());
+        assert!(!Preparing::is_shown(&out) && !out.exists());
+    }
 
     #[test]
     fn second_job_in_a_folder_is_refused() {

@@ -8,6 +8,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::trace::Trace;
 use phalanx_strategies::world::Rank;
 use phalanx_strategies::world::chrome::{Track, document};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -69,7 +70,30 @@ impl StepTrace {
 /// [`JobError::Io`].
 pub(crate) fn check_writable(path: &Path) -> Result<(), JobError> {
     let failed = |source| JobError::Io { action: "write", path: path.to_owned(), source };
-    let was_there = path.exists();
+    let found = std::fs::metadata(path);
+    let was_there = found.is_ok();
+    if found.is_ok_and(|found| found.file_type().is_fifo()) {
+        // It would wait until somebody reads it.
+        return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is a pipe")));
+    }
     std::fs::OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
     if was_there { Ok(()) } else { std::fs::remove_file(path).map_err(failed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pipe_for_a_trace_is_refused_before_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, file) = (dir.path().join("pipe"), dir.path().join("trace.json"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+
+        let refused = check_writable(&pipe).unwrap_err().to_string();
+        check_writable(&file).unwrap();
+
+        assert!(refused.contains("it is a pipe"), "{refused}");
+        assert!(!file.exists(), "it is written at the end");
+    }
 }

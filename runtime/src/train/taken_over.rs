@@ -13,7 +13,7 @@ use phalanx_storage::checkpoint::fence::Fence;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::Builder;
 
@@ -34,7 +34,10 @@ pub(crate) fn take_over(
 ) -> io::Result<File> {
     // Of a link, the file that it names.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let old = match File::open(path) {
+    let old = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Ok(old) if old.metadata()?.file_type().is_fifo() => {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "it is a pipe"));
+        }
         Ok(old) if old.metadata()?.is_file() => Some(old),
         Ok(_) => return in_place(path, kept),
         Err(error) if error.kind() == ErrorKind::NotFound => None,

@@ -5,8 +5,7 @@
 //! `Summary { value = 1 }`, `Value { tag = 1, simple_value = 2 }`, `SessionLog { status = 1 }`. Four messages do not justify a protobuf
 //! compiler.
 
-use crate::journal::Journal;
-use std::fs::File;
+use crate::journal::{self, Journal};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -34,8 +33,7 @@ impl EventWriter {
         double(&mut event, 1, now);
         bytes(&mut event, 3, b"brain.Event:2");
         // What a file that replaces this one has stays.
-        let file =
-            Journal::new(dir.join(name), |path| Ok(Box::new(File::options().append(true).create(true).open(path)?)));
+        let file = Journal::new(dir.join(name), |path| Ok(Box::new(journal::open(path)?)));
         let mut writer = EventWriter { file, message, summary, event, record };
         writer.write();
         writer.restart_after(resumed_step);

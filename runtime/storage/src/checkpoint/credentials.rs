@@ -2,10 +2,15 @@
 //! file: keys that expire while a job runs are replaced without ending it.
 
 use std::env;
-use std::fs;
-use std::path::PathBuf;
+use std::io::{Error, ErrorKind};
+use std::path::{Path, PathBuf};
 
 use object_store::aws::AmazonS3Builder;
+
+use crate::foreign_file;
+
+/// The longest file that is read.
+const BYTES_MAX: u64 = 1 << 20;
 
 /// Variables that name keys of a higher rank than those of the file.
 const STRONGER: [&str; 4] = [
@@ -31,7 +36,7 @@ pub(super) fn with_shared_keys(builder: AmazonS3Builder) -> AmazonS3Builder {
     }
     let of_user = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".aws/credentials"));
     let path = env::var_os("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from).or_else(of_user);
-    let text = path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let text = path.map(|path| text_of(&path)).unwrap_or_default();
     let profile = env::var("AWS_PROFILE").unwrap_or_else(|_| "default".into());
     let Some(Keys { id, secret, token }) = keys_of(&text, &profile) else { return builder };
     let builder = builder.with_access_key_id(id).with_secret_access_key(secret);
@@ -39,6 +44,19 @@ pub(super) fn with_shared_keys(builder: AmazonS3Builder) -> AmazonS3Builder {
         Some(token) => builder.with_token(token),
         None => builder,
     }
+}
+
+/// The text of the file, which is read again and again: a pipe would have it once, and is not waited for.
+fn text_of(path: &Path) -> String {
+    let read = foreign_file::read(path, BYTES_MAX);
+    let text =
+        read.and_then(|bytes| String::from_utf8(bytes).map_err(|error| Error::new(ErrorKind::InvalidData, error)));
+    text.unwrap_or_else(|error| {
+        if error.kind() != ErrorKind::NotFound {
+            tracing::warn!(path = %path.display(), %error, "cannot read the shared file of credentials");
+        }
+        String::new()
+    })
 }
 
 /// The keys of a profile: lines `name = value` below `[profile]`.
@@ -62,6 +80,18 @@ mod tests {
     const FILE: &str = "[default]\naws_access_key_id = A\naws_secret_access_key=s=1\n\n\
                         [other]\n# of the night shift\naws_access_key_id=B\naws_secret_access_key=t\naws_session_token = u\n\
                         [empty]\n[half]\naws_access_key_id=C\n";
+
+    #[test]
+    fn pipe_in_the_place_of_the_file_has_no_keys_and_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, file) = (dir.path().join("pipe"), dir.path().join("credentials"));
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        std::fs::write(&file, FILE).unwrap();
+
+        assert!(made.success());
+        assert_eq!((text_of(&pipe), text_of(&dir.path().join("absent"))), (String::new(), String::new()));
+        assert_eq!(text_of(&file), FILE);
+    }
 
     #[test]
     fn profile_has_the_keys_below_its_name_only() {
