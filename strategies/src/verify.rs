@@ -270,6 +270,22 @@ mod tests {
 
     // VERIFY-7
     #[test]
+    fn part_of_a_weight_that_something_else_than_an_update_or_an_embedding_reads_is_refused() {
+        let mut p = product(8);
+        let w = ValueId(1);
+        let view = p.add_value("w as bf16", &[3, 8], DType::Bf16, Kind::View(w));
+        assert!(p.is_split(w) && verify(&p).is_err(), "a product reads the weight");
+
+        p.instrs[0].reads[1] = view;
+        assert_eq!(verify(&p), Ok(()));
+
+        let sum = p.add_value("sum", &[3, 8], DType::F32, Kind::Activation);
+        p.push(Op::Add, vec![w, w], vec![sum], SITE);
+        assert!(verify(&p).is_err(), "a sum reads it");
+    }
+
+    // VERIFY-7
+    #[test]
     fn view_of_an_activation_is_refused_before_the_activation_is_there() {
         let gather = Collective::new(CollectiveKind::AllGather, Group::over(&[Axis::DpShard]));
         let with = |ops: &[Op]| {

@@ -5,10 +5,11 @@
 //
 // X, Y: element types of x, dx0 and dx, and of dy. V: neighbouring elements that a thread moves at once; divides cols. ITEMS:
 // such vectors of each thread. LAYER: 1 for the layer norm, 0 for the RMS norm. AGAIN: 1 if y, the norm's own result, is written
-// as well.
+// as well. NARROW: 1 if dx is also written in half width.
 // x, dy, dx0, dx: [n, cols]; gain: [cols]; rstd, mean: [n]; parts: [gridDim.x, (1 + LAYER) cols], a block's share of the sums
 // over rows: of dgain, then of dbias. dx0 is null, or may be the memory of dx. y: [n, cols]; it may be the memory of dy, of which a
-// thread reads the elements that it overwrites, and no others. bias: [cols]; only a layer norm that writes y reads it.
+// thread reads the elements that it overwrites, and no others. bias: [cols]; only a layer norm that writes y reads it. narrow:
+// [n, cols]: dx for products in half width.
 #if AGAIN
 #define UNLESS_AGAIN
 #else
@@ -86,7 +87,7 @@ __device__ __forceinline__ void load_row(Row& to, const X* __restrict__ x, const
 // ITEMS V blockDim.x >= cols. The next row is on its way while a row is summed.
 extern "C" __global__ void __launch_bounds__(512) norm_backward(const X* __restrict__ x, const float* gain,
         const float* __restrict__ rstd, const float* __restrict__ mean, const Y* UNLESS_AGAIN dy, const X* dx0, X* dx,
-        const float* bias, Y* y, float* __restrict__ parts, int cols, long long n) {
+        Y* narrow, const float* bias, Y* y, float* __restrict__ parts, int cols, long long n) {
     float dgain[ITEMS][V] = {}, dbias[ITEMS][V] = {};
     Row next;
     load_row(next, x, dy, rstd, mean, blockIdx.x, cols);
@@ -125,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(512) norm_backward(const X* __restr
             if (AGAIN) store_again(y + row * cols + c, xs, g, bias + c, now.r, now.m);
             to_dx(xs, dys, g, olds, sums, now.r, now.m);
             store_vector(dx + row * cols + c, xs);
+            if (NARROW) store_vector(narrow + row * cols + c, xs);
         }
     }
     parts += (long long)blockIdx.x * (1 + LAYER) * cols;
@@ -148,7 +150,7 @@ __device__ __forceinline__ void add_part(float* to, const float (&v)[V]) {
 // and dbias is in memory, zero at first.
 extern "C" __global__ void __launch_bounds__(1024) norm_backward_long(const X* __restrict__ x, const float* gain,
         const float* __restrict__ rstd, const float* __restrict__ mean, const Y* UNLESS_AGAIN dy, const X* dx0, X* dx,
-        const float* bias, Y* y, float* parts, int cols, long long n) {
+        Y* narrow, const float* bias, Y* y, float* parts, int cols, long long n) {
     parts += (long long)blockIdx.x * (1 + LAYER) * cols;
     int turn = 0;
     for (long long row = blockIdx.x; row < n; row += gridDim.x, turn ^= 1) {
@@ -175,6 +177,7 @@ extern "C" __global__ void __launch_bounds__(1024) norm_backward_long(const X* _
             if (AGAIN) store_again(y + at + c, xs, g, bias + c, r, m);
             to_dx(xs, dys, g, old, sums, r, m);
             store_vector(dx + at + c, xs);
+            if (NARROW) store_vector(narrow + at + c, xs);
         }
     }
 }

@@ -418,7 +418,7 @@ impl Backward {
         let dx0 = self.take(x);
         let dparams0: Vec<ValueId> = params.iter().filter_map(|p| self.take(*p)).collect();
         let (residual_x, residual_params) = (dx0.is_some(), !dparams0.is_empty());
-        let op = Op::NormBackward { kind, residual_x, residual_params, again: false };
+        let op = Op::NormBackward { kind, residual_x, residual_params, again: false, narrow: false };
         let head = [x, params[0]].into_iter().chain(stats.iter().copied()).chain([dy]);
         let reads = head.chain(dx0).chain(dparams0).collect();
         let writes: Vec<ValueId> = [x].iter().chain(params).map(|v| self.grad_of(*v)).collect();

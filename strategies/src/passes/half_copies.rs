@@ -10,6 +10,8 @@
 //! take memory for the whole step, and the traffic within a device is small beside that between devices. Nothing is left to convert of
 //! weights that [`super::split_weights`] stores in two parts.
 //!
+//! The gradient of the residual stream is converted by the adjoint of the norm that writes it: one pass over memory less for each.
+//!
 //! Logits that a product in half width writes, and their gradient that only such products read, are stored in half width: with a
 //! large vocabulary they are the largest values of a step, and each is read several times. PyTorch's autocast does the same. The
 //! loss is computed from them in f32; evaluation keeps them in f32.
@@ -17,7 +19,9 @@
 //! Source: Micikevicius et al. 2018, §3.1 (arXiv:1710.03740). We differ in that the copy is made within the step, not kept
 //! as state: state that follows from other state would have to be kept consistent through healing and checkpoints.
 
-use crate::program::{Collective, CollectiveKind, Compute, DType, Instr, Kind, Op, Phase, Program, Site, ValueId};
+use crate::program::{
+    Collective, CollectiveKind, Compute, DType, Instr, Kind, NormKind, Op, Phase, Program, Site, ValueId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A weight with at most this many elements is small: the step keeps its copy from start to end.
@@ -143,12 +147,34 @@ pub(super) fn half_width(program: &Program, instr: &Instr) -> Option<DType> {
     }
 }
 
+/// A half-width copy of a value; the adjoint of a norm writes that of its result itself.
 fn copy(program: &mut Program, wide: ValueId, narrow: DType, site: Site) -> ValueId {
     let value = program.value(wide);
     let (name, shape) = (format!("{} in {narrow}", value.name), value.shape.clone());
     let copy = program.add_value(name, &shape, narrow, Kind::Activation);
-    program.push(Op::Cast, vec![wide], vec![copy], site);
+    let Some(adjoint) = adjoint_of_norm(program, wide, narrow, site) else {
+        program.push(Op::Cast, vec![wide], vec![copy], site);
+        return copy;
+    };
+    let Instr { op, writes, .. } = &mut program.instrs[adjoint];
+    if let Op::NormBackward { narrow, .. } = op {
+        *narrow = true;
+        writes.push(copy);
+    }
     copy
+}
+
+/// The adjoint of a norm that has written a value for the same part of the step, and can write it in this type too.
+fn adjoint_of_norm(program: &Program, wide: ValueId, narrow: DType, site: Site) -> Option<usize> {
+    let writer = program.instrs.iter().rposition(|instr| instr.writes.first() == Some(&wide))?;
+    let instr = &program.instrs[writer];
+    let dy = match instr.op {
+        Op::NormBackward { kind: NormKind::Rms, narrow: false, .. } => instr.reads[3],
+        Op::NormBackward { kind: NormKind::Layer, narrow: false, .. } => instr.reads[4],
+        _ => return None,
+    };
+    let is_near = (instr.site.phase, instr.site.microbatch) == (site.phase, site.microbatch);
+    (is_near && program.value(dy).dtype == narrow).then_some(writer)
 }
 
 #[cfg(test)]
@@ -254,6 +280,32 @@ mod tests {
         half_copies(&mut p);
 
         assert_eq!(names(&p), [("cast", vec!["w"]), ("matmul", vec!["x", "w in f16"])]);
+    }
+
+    /// The adjoint of a norm in f16 or bf16, and a product in bf16 that reads its result.
+    #[test]
+    fn adjoint_of_a_norm_writes_its_result_for_products_of_the_type_that_it_reads() {
+        for (dtype, expected) in
+            [(DType::Bf16, vec!["norm_backward", "matmul"]), (DType::F16, vec!["norm_backward", "cast", "matmul"])]
+        {
+            let mut p = Program::default();
+            let mut value = |name, shape: &[usize], dtype| p.add_value(name, shape, dtype, Kind::Input);
+            let (x, dy, w) =
+                (value("x", &[8, 8], DType::F32), value("dy", &[8, 8], dtype), value("w", &[8, 8], DType::Bf16));
+            let (gain, rstd) = (value("gain", &[8], DType::F32), value("rstd", &[8], DType::F32));
+            let mut value = |name, shape: &[usize]| p.add_value(name, shape, DType::F32, Kind::Activation);
+            let (dx, dgain, y) = (value("dx", &[8, 8]), value("dgain", &[8]), value("y", &[8, 8]));
+            let (kind, rest) = (NormKind::Rms, false);
+            let op = Op::NormBackward { kind, residual_x: rest, residual_params: rest, again: rest, narrow: rest };
+            p.push(op, vec![x, gain, rstd, dy], vec![dx, dgain], SITE);
+            p.push(Op::MatMul(BF16), vec![dx, w], vec![y], SITE);
+
+            half_copies(&mut p);
+
+            assert_eq!(names(&p).into_iter().map(|(op, _)| op).collect::<Vec<_>>(), expected);
+            assert_eq!(names(&p).last().unwrap().1, ["dx in bf16", "w"]);
+            crate::verify::verify(&p).unwrap();
+        }
     }
 
     /// Logits of a product, the loss with their gradient, and a product that reads it.

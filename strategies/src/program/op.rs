@@ -345,7 +345,8 @@ pub enum Op {
     },
     /// RMS: `[x, gain, rstd, dy, (dx0), (dgain0)] -> [dx, dgain]`; layer:
     /// `[x, gain, rstd, mean, dy, (dx0), (dgain0, dbias0), (bias)] -> [dx, dgain, dbias]`. With `again`, the last result is
-    /// the norm's own `y`, in the element type of `dy`; only then the layer norm reads its bias.
+    /// the norm's own `y`, in the element type of `dy`; only then the layer norm reads its bias. With `narrow`, `dx` in the
+    /// element type of `dy` follows.
     NormBackward {
         /// The norm.
         kind: NormKind,
@@ -355,6 +356,8 @@ pub enum Op {
         residual_params: bool,
         /// The result of the norm is written again, with the same bits.
         again: bool,
+        /// `dx` is also written for products in half width.
+        narrow: bool,
     },
     /// `[qkv, gain_q D, gain_k D] -> [qkv', rstd [N, H + K]]`: RMS norm of each query and key head (Qwen3).
     HeadNorm {
@@ -617,7 +620,7 @@ impl Op {
             Op::MatMul(m) if m.residual => vec![(last, 0)],
             Op::ColumnSum { residual: true, .. } => vec![(1, 0)],
             // A row of `dy` is reduced before the row of `dx` is written, but `dy` may be narrower; `y` has its type.
-            Op::NormBackward { kind, residual_x, residual_params, again } => {
+            Op::NormBackward { kind, residual_x, residual_params, again, .. } => {
                 let n_params = if *kind == NormKind::Rms { 1 } else { 2 };
                 let first = if *kind == NormKind::Rms { 4 } else { 5 };
                 let x = residual_x.then_some((first, 0));

@@ -19,8 +19,8 @@ pub(super) fn check(program: &Program, instr: &Instr) -> Result<(), String> {
         Op::MatMul(m) => s.matmul(m),
         Op::ColumnSum { residual, columns } => s.column_sum(*residual, *columns),
         Op::Norm { kind, .. } => s.norm(*kind),
-        Op::NormBackward { kind, residual_x, residual_params, again } => {
-            s.norm_backward(*kind, *residual_x, *residual_params, *again)
+        Op::NormBackward { kind, residual_x, residual_params, again, narrow } => {
+            s.norm_backward(*kind, *residual_x, *residual_params, *again, *narrow)
         }
         Op::HeadNorm { heads, .. } => s.head_norm(heads),
         Op::HeadNormBackward { heads, residual } => s.head_norm_backward(heads, *residual),
@@ -236,11 +236,12 @@ impl Signature<'_> {
         residual_x: bool,
         residual_params: bool,
         again: bool,
+        narrow: bool,
     ) -> Result<(), String> {
         let layer = usize::from(kind == NormKind::Layer);
         let n_params = 1 + layer;
         let n_reads = 4 + layer + usize::from(residual_x) + n_params * usize::from(residual_params);
-        self.count(n_reads + layer * usize::from(again), 1 + n_params + usize::from(again))?;
+        self.count(n_reads + layer * usize::from(again), 1 + n_params + usize::from(again) + usize::from(narrow))?;
         let (n, c) = self.matrix(self.reads[0])?;
         self.shape(self.reads[1], &[c], Some(DType::F32))?;
         self.reads[2..3 + layer].iter().try_for_each(|s| self.shape(s, &[n], Some(DType::F32)))?;
@@ -251,6 +252,9 @@ impl Signature<'_> {
         }
         if again {
             self.shape(self.writes[1 + n_params], &[n, c], Some(self.reads[3 + layer].dtype))?;
+        }
+        if narrow {
+            self.shape(self.writes[self.writes.len() - 1], &[n, c], Some(self.reads[3 + layer].dtype))?;
         }
         self.writes[1..1 + n_params].iter().try_for_each(|g| self.shape(g, &[c], Some(DType::F32)))?;
         let first = 4 + layer + usize::from(residual_x);

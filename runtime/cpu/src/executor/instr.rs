@@ -252,10 +252,16 @@ impl Operands<'_> {
                     });
                 }
                 Op::Norm { kind, eps } => with_element!(self.writes[0].dtype, T => self.norm::<T>(*kind, *eps)),
-                Op::NormBackward { kind, residual_x, residual_params, again } => {
+                Op::NormBackward { kind, residual_x, residual_params, again, narrow } => {
                     let n_stats = if *kind == NormKind::Rms { 1 } else { 2 };
                     let dy = self.reads[2 + n_stats];
                     with_element!(dy.dtype, T => self.norm_backward::<T>(*kind, *residual_x, *residual_params, *again));
+                    if *narrow {
+                        let (dx, narrow) = (self.writes[0], self.writes[self.writes.len() - 1]);
+                        with_element!(dx.dtype, X => with_element!(narrow.dtype, Y => {
+                            elementwise::cast::<X, Y>(dx.slice(), narrow.slice_mut());
+                        }));
+                    }
                 }
                 Op::HeadNorm { heads, eps } => {
                     with_element!(self.reads[0].dtype, T => self.head_norm::<T>(heads_of(heads), *eps));

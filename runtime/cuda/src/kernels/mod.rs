@@ -93,12 +93,15 @@ sources! {
     ];
     /// Adjoint of the norms of rows.
     NORM_BACKWARD = "norm_backward.cu", &[
-        "X=float Y=bf16 V=4 ITEMS=2 LAYER=0 AGAIN=0", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0 AGAIN=0",
-        "X=float Y=float V=4 ITEMS=4 LAYER=0 AGAIN=0", "X=bf16 Y=bf16 V=8 ITEMS=2 LAYER=0 AGAIN=0",
-        "X=float Y=float V=4 ITEMS=2 LAYER=1 AGAIN=0", "X=f16 Y=float V=1 ITEMS=8 LAYER=1 AGAIN=0",
-        "X=float Y=bf16 V=4 ITEMS=2 LAYER=0 AGAIN=1", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0 AGAIN=1",
-        "X=float Y=float V=4 ITEMS=4 LAYER=0 AGAIN=1", "X=bf16 Y=bf16 V=8 ITEMS=2 LAYER=0 AGAIN=1",
-        "X=float Y=float V=4 ITEMS=2 LAYER=1 AGAIN=1", "X=f16 Y=float V=1 ITEMS=8 LAYER=1 AGAIN=1",
+        "X=float Y=bf16 V=4 ITEMS=2 LAYER=0 AGAIN=0 NARROW=0", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0 AGAIN=0 NARROW=0",
+        "X=float Y=float V=4 ITEMS=4 LAYER=0 AGAIN=0 NARROW=0", "X=bf16 Y=bf16 V=8 ITEMS=2 LAYER=0 AGAIN=0 NARROW=0",
+        "X=float Y=float V=4 ITEMS=2 LAYER=1 AGAIN=0 NARROW=0", "X=f16 Y=float V=1 ITEMS=8 LAYER=1 AGAIN=0 NARROW=0",
+        "X=float Y=bf16 V=4 ITEMS=2 LAYER=0 AGAIN=1 NARROW=0", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0 AGAIN=1 NARROW=0",
+        "X=float Y=float V=4 ITEMS=4 LAYER=0 AGAIN=1 NARROW=0", "X=bf16 Y=bf16 V=8 ITEMS=2 LAYER=0 AGAIN=1 NARROW=0",
+        "X=float Y=float V=4 ITEMS=2 LAYER=1 AGAIN=1 NARROW=0", "X=f16 Y=float V=1 ITEMS=8 LAYER=1 AGAIN=1 NARROW=0",
+        "X=float Y=bf16 V=4 ITEMS=2 LAYER=0 AGAIN=0 NARROW=1", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0 AGAIN=0 NARROW=1",
+        "X=float Y=bf16 V=4 ITEMS=2 LAYER=0 AGAIN=1 NARROW=1", "X=float Y=bf16 V=4 ITEMS=4 LAYER=0 AGAIN=1 NARROW=1",
+        "X=float Y=f16 V=4 ITEMS=2 LAYER=1 AGAIN=1 NARROW=1",
     ];
     /// Second stage of sums over rows.
     SUM_PARTS = "sum_parts.cu", &[""];

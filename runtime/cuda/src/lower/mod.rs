@@ -172,8 +172,8 @@ impl Lowering {
             Op::Cast => self.cast(self.reads[0], self.writes[0]),
             Op::Unpack(packing) => self.unpack(*packing),
             Op::Norm { kind, eps } => self.norm(*kind, *eps),
-            Op::NormBackward { kind, residual_x, residual_params, again } => {
-                self.norm_backward(*kind, *residual_x, *residual_params, *again);
+            Op::NormBackward { kind, residual_x, residual_params, again, narrow } => {
+                self.norm_backward(*kind, *residual_x, *residual_params, *again, *narrow);
             }
             Op::HeadNorm { heads, eps } => self.head_norm(heads, *eps),
             Op::HeadNormBackward { heads, residual } => self.head_norm_backward(heads, *residual),

@@ -62,7 +62,14 @@ impl Lowering {
     }
 
     /// Blocks run over rows and keep their share of the parameters' gradients; a second launch adds the shares.
-    pub(super) fn norm_backward(&mut self, kind: NormKind, residual_x: bool, residual_params: bool, again: bool) {
+    pub(super) fn norm_backward(
+        &mut self,
+        kind: NormKind,
+        residual_x: bool,
+        residual_params: bool,
+        again: bool,
+        narrow: bool,
+    ) {
         let is_layer = kind == NormKind::Layer;
         let n_stats = if is_layer { 2 } else { 1 };
         let (x, dy, dx) = (self.reads[0], self.reads[2 + n_stats], self.writes[0]);
@@ -72,14 +79,15 @@ impl Lowering {
         let dx0 = next(residual_x);
         let sums: Vec<_> = self.writes[1..1 + n_stats].iter().map(|sum| (next(residual_params), *sum)).collect();
         let (bias, y) = (next(again && is_layer), again.then(|| self.writes[1 + n_stats]));
+        let narrow = narrow.then(|| self.writes[self.writes.len() - 1]);
 
         let dtypes = [x.dtype, dy.dtype];
         // With 16 elements each of x, dy and two sums, the layer norm runs out of registers.
         let long = if is_layer { SHORT } else { MANY * THREADS_MAX_BACKWARD };
         let division = divide(x.cols, dtypes, long, THREADS_MAX_BACKWARD);
         let name = if division.items.is_some() { "norm_backward" } else { "norm_backward_long" };
-        let kernel =
-            division.instance(Instance::of(NORM_BACKWARD, name), kind, dtypes).with("AGAIN", usize::from(again));
+        let kernel = division.instance(Instance::of(NORM_BACKWARD, name), kind, dtypes);
+        let kernel = kernel.with("AGAIN", usize::from(again)).with("NARROW", usize::from(narrow.is_some()));
         let blocks = blocks_for(x.rows, division.threads, 1024);
         let parts = self.take(blocks, n_stats * x.cols, DType::F32);
         if division.items.is_none() {
@@ -87,7 +95,8 @@ impl Lowering {
         }
         let mean = is_layer.then(|| self.reads[3]);
         let args = Args::new().ptr(x).ptr(self.reads[1]).ptr(self.reads[2]).ptr_or_null(mean).ptr(dy);
-        let args = args.ptr_or_null(dx0).ptr(dx).ptr_or_null(bias).ptr_or_null(y).ptr(parts).int(x.cols).long(x.rows);
+        let args = args.ptr_or_null(dx0).ptr(dx).ptr_or_null(narrow).ptr_or_null(bias).ptr_or_null(y);
+        let args = args.ptr(parts).int(x.cols).long(x.rows);
         self.launch(kernel, [blocks as u32, 1, 1], division.threads as u32, 0, args);
         self.sum_parts(parts, &sums);
     }

@@ -44,6 +44,15 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(forward(rms, f32, bf16, [5, cols]));
         cases.extend(backward(rms, f32, bf16, [5, cols], true, true));
     }
+    for (kind, y, shape, again) in [
+        (rms, bf16, [many, 40], false),
+        (rms, bf16, [many, 40], true),
+        (layer, f16, [9, 36], true),
+        // Too long for registers.
+        (rms, bf16, [5, 8196], true),
+    ] {
+        cases.push(adjoint(kind, [f32, y], shape, [true, true], [again, true]));
+    }
     // Too long for the registers of the backward pass.
     cases.extend(backward(rms, f32, bf16, [5, 8196], true, true));
     cases.extend(backward(layer, f32, f32, [300, 4100], true, true));
@@ -105,11 +114,17 @@ fn backward(
     residual_x: bool,
     residual_params: bool,
 ) -> [Case; 2] {
-    [false, true].map(|again| adjoint(kind, [x, y], shape, [residual_x, residual_params], again))
+    [false, true].map(|again| adjoint(kind, [x, y], shape, [residual_x, residual_params], [again, false]))
 }
 
-/// The adjoint; with `again`, it also writes the result of the norm.
-fn adjoint(kind: NormKind, [x, y]: [DType; 2], shape: [usize; 2], residuals: [bool; 2], again: bool) -> Case {
+/// The adjoint; with `again`, it also writes the result of the norm, and with `narrow` its own in half width.
+fn adjoint(
+    kind: NormKind,
+    [x, y]: [DType; 2],
+    shape: [usize; 2],
+    residuals: [bool; 2],
+    [again, narrow]: [bool; 2],
+) -> Case {
     let ([rows, cols], [residual_x, residual_params]) = (shape, residuals);
     let is_layer = kind == NormKind::Layer;
     let mut reads = vec![Operand::random(&shape, x, 1), Operand::random(&[cols], DType::F32, 2)];
@@ -120,10 +135,10 @@ fn adjoint(kind: NormKind, [x, y]: [DType; 2], shape: [usize; 2], residuals: [bo
     let n_params = 1 + usize::from(is_layer);
     reads.extend((0..n_params).filter(|_| residual_params).map(|i| Operand::random(&[cols], DType::F32, 7 + i as u64)));
     reads.extend((again && is_layer).then(|| Operand::random(&[cols], DType::F32, 9)));
-    let op = Op::NormBackward { kind, residual_x, residual_params, again };
+    let op = Op::NormBackward { kind, residual_x, residual_params, again, narrow };
     let name = format!("norm backward {kind:?} {x} from {y} {shape:?} {residual_x} {residual_params}");
-    let name = format!("{name}{}", if again { ", again" } else { "" });
+    let name = format!("{name}{}{}", if again { ", again" } else { "" }, if narrow { ", narrow" } else { "" });
     let case = Case::new(name, op, reads, of_sum(rows)).writing(&shape, x);
     let case = (0..n_params).fold(case, |case, _| case.writing(&[cols], DType::F32));
-    if again { case.writing(&shape, y) } else { case }
+    (0..usize::from(again) + usize::from(narrow)).fold(case, |case, _| case.writing(&shape, y))
 }

@@ -128,7 +128,7 @@ fn again(case: &Case, results: &[Vec<f64>]) -> Option<Case> {
         Op::Norm { kind, .. } => {
             let statistics = (1..case.writes.len()).map(of);
             let reads = [x, params[0].clone()].into_iter().chain(statistics).chain([dy]);
-            let op = Op::NormBackward { kind, residual_x: false, residual_params: false, again: true };
+            let op = Op::NormBackward { kind, residual_x: false, residual_params: false, again: true, narrow: false };
             (op, reads.chain(params.get(1).cloned()).collect())
         }
         Op::Activation(function) => (Op::ActivationBackward { function, again: true }, vec![x, dy]),

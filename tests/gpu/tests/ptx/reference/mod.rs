@@ -82,8 +82,11 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Cast => vec![x[0].at.clone()],
         Op::Unpack(packing) => vec![unpack(*packing, &x[0])],
         Op::Norm { kind, eps } => norms::forward(*kind, f64::from(*eps), &x),
-        Op::NormBackward { kind, residual_x, residual_params, again } => {
-            norms::backward(*kind, *residual_x, *residual_params, *again, &x)
+        Op::NormBackward { kind, residual_x, residual_params, again, narrow } => {
+            let mut results = norms::backward(*kind, *residual_x, *residual_params, *again, &x);
+            let dx = narrow.then(|| results[0].clone());
+            results.extend(dx);
+            results
         }
         Op::HeadNorm { heads, eps } => norms::of_heads(heads, f64::from(*eps), &x),
         Op::HeadNormBackward { heads, residual } => norms::of_heads_backward(heads, *residual, &x),
