@@ -181,15 +181,16 @@ impl Coordinator {
     /// Takes every step that needs no further event.
     pub(super) fn advance(&mut self, now: Instant) {
         while self.writing.is_none()
-            && (self.write_ending() || self.write_decisions() || self.write_asked() || self.advance_once(now))
+            && (self.write_ending()
+                || self.write_decisions()
+                || self.write_asked()
+                || self.write_listed()
+                || self.advance_once(now))
         {}
     }
 
     fn advance_once(&mut self, now: Instant) -> bool {
         self.believe_broken(now);
-        if matches!(self.phase, Phase::Regrouping { .. }) && self.write_checkpoint() {
-            return false;
-        }
         match &mut self.phase {
             Phase::Deposed => false,
             Phase::Ended { unheard, until, .. } => {

@@ -70,6 +70,11 @@ impl Coordinator {
         begins_from_checkpoint && !(stops && waited >= self.stop_patience())
     }
 
+    /// Makes a checkpoint of the list the newest one on record, before the next world is planned. Returns whether it is being written.
+    pub(super) fn write_listed(&mut self) -> bool {
+        matches!(self.phase, Phase::Regrouping { .. }) && self.write_checkpoint()
+    }
+
     /// Makes a complete checkpoint the newest one on record. Returns whether it is being written.
     pub(super) fn write_checkpoint(&mut self) -> bool {
         let newer = self.complete.take().filter(|new| new.step > self.record.checkpoint.step);

@@ -225,23 +225,6 @@ impl Job {
         any
     }
 
-    fn persist(&mut self, record: &Record) {
-        if let Some(world_plan) = record.world_plan.as_ref().filter(|plan| plan.generation == record.generation)
-            && self.coordinator.record().generation == record.generation
-            && self.coordinator.record().world_plan != record.world_plan
-        {
-            self.parts.begin(world_plan);
-        }
-        self.coordinator.handle_persisted(self.now, true);
-    }
-
-    fn list_checkpoints(&mut self) {
-        for listing in std::mem::take(&mut self.listings) {
-            let counts = |found: &Checkpoint| found.generation >= listing.first && found.step > listing.after;
-            self.coordinator.handle_listed(self.now, listing, self.on_disk.filter(counts));
-        }
-    }
-
     fn supervise(&mut self, id: NodeId, command: supervisor::Command) {
         let Some(supervisor) = self.nodes.get_mut(&id) else { return };
         match command {

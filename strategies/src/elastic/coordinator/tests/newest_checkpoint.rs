@@ -18,6 +18,24 @@ impl Job {
     fn base(&self) -> Version {
         self.coordinator.record().world_plan.as_ref().unwrap().base
     }
+
+    pub(super) fn persist(&mut self, record: &Record) {
+        if let Some(world_plan) = record.world_plan.as_ref().filter(|plan| plan.generation == record.generation)
+            && self.coordinator.record().generation == record.generation
+            && self.coordinator.record().world_plan != record.world_plan
+        {
+            self.parts.begin(world_plan);
+        }
+        self.coordinator.handle_persisted(self.now, true);
+    }
+
+    /// The store answers all listings.
+    pub(super) fn list_checkpoints(&mut self) {
+        for listing in std::mem::take(&mut self.listings) {
+            let counts = |found: &Checkpoint| found.generation >= listing.first && found.step > listing.after;
+            self.coordinator.handle_listed(self.now, listing, self.on_disk.filter(counts));
+        }
+    }
 }
 
 // COORDINATOR-22
