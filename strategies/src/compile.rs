@@ -12,6 +12,7 @@ use crate::passes::compact::compact;
 use crate::passes::context_parallel::{CpComm, CpError, exchange_keys, shard_tokens};
 use crate::passes::data_parallel::{complete, data_parallel, reduces_each_microbatch};
 use crate::passes::enter::erase;
+use crate::passes::fp8::{fp8, fp8_of_whole_vectors};
 use crate::passes::fully_sharded::{GROUP as SHARDS, UNIT, ZeroStage, fully_sharded, gather_updated};
 use crate::passes::fuse::fuse;
 use crate::passes::half_copies::half_copies;
@@ -337,6 +338,10 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     // Fusing comes before adapters: the base then computes the same bits as without adapters, and an adapter after a
     // fused product adds directly to the residual stream.
     fuse(forward);
+    // Adapters are too small to gain: it comes before them.
+    if spec.precision == Precision::Fp8 {
+        fp8(forward);
+    }
     if let Some(adapters) = &spec.lora {
         lora(forward, adapters)?;
     }
@@ -347,6 +352,7 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     if let Some(adapters) = &spec.lora {
         pack(forward, adapters.packing, spec.precision)?;
     }
+    fp8_of_whole_vectors(forward);
     Ok(())
 }
 

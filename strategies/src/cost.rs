@@ -1,6 +1,8 @@
 //! Cost of an instruction: arithmetic and memory traffic, derived from its shapes.
 
-use crate::program::{Attention, AttentionPart, CachedAttention, Columns, Instr, MatMul, Op, Program, ValueId};
+use crate::program::{
+    Attention, AttentionPart, CachedAttention, Columns, Compute, DType, Instr, MatMul, Op, Program, ValueId,
+};
 
 /// Work of an instruction or a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -11,6 +13,8 @@ pub struct Cost {
     pub attention_flops: f64,
     /// Bytes read and written.
     pub streamed_bytes: f64,
+    /// Bytes read and written before a product in FP8 to round its operands, or to transpose a weight.
+    pub rounded_bytes: f64,
 }
 
 impl std::ops::Add for Cost {
@@ -20,6 +24,7 @@ impl std::ops::Add for Cost {
             matmul_flops: self.matmul_flops + other.matmul_flops,
             attention_flops: self.attention_flops + other.attention_flops,
             streamed_bytes: self.streamed_bytes + other.streamed_bytes,
+            rounded_bytes: self.rounded_bytes + other.rounded_bytes,
         }
     }
 }
@@ -35,6 +40,7 @@ pub fn instr_cost(program: &Program, instr: &Instr) -> Cost {
             Cost {
                 matmul_flops: 2.0 * c.n_rows() as f64 * n as f64 * k as f64,
                 streamed_bytes: product_bytes(program, instr, m),
+                rounded_bytes: if m.compute == Compute::Fp8 { rounded_bytes(program, instr, m) } else { 0.0 },
                 ..Cost::default()
             }
         }
@@ -76,6 +82,19 @@ fn product_bytes(program: &Program, instr: &Instr, m: &MatMul) -> f64 {
         residual.map_or(0.0, |v| if m.replaces { bytes(program, *v) } else { unused(*v, m.c_columns) });
     let unused_operands = unused(instr.reads[0], m.a_columns) + unused(instr.reads[1], m.b_columns);
     touched_bytes(program, instr) - unused_operands - unused_residual - unused(instr.writes[0], m.c_columns)
+}
+
+/// Bytes that are moved to have both operands of a product as e4m3, their rows along the sums.
+fn rounded_bytes(program: &Program, instr: &Instr, m: &MatMul) -> f64 {
+    let [a, b] = [0, 1].map(|i| program.value(instr.reads[i]));
+    let from_bf16 = (DType::Bf16.size_bytes() + DType::E4m3.size_bytes()) as f64;
+    let used = a.n_rows() * m.a_columns.map_or(a.n_columns(), |columns| columns.len);
+    let of_weight = match (b.dtype, m.trans_b) {
+        (DType::E4m3, true) => 0.0,
+        (DType::E4m3, false) => 2.0 * DType::E4m3.size_bytes() as f64,
+        _ => from_bf16,
+    };
+    from_bf16 * used as f64 + of_weight * b.n_elements() as f64
 }
 
 fn attention(program: &Program, instr: &Instr, a: &Attention, n_products: f64) -> Cost {

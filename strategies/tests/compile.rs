@@ -27,7 +27,7 @@ proptest! {
         family in families(),
         layers in 1usize..4, kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool,
         n in 1usize..4, rows in 1usize..3,
-        precision in prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::F16]),
+        precision in prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::Fp8, Precision::F16]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
         target in support::targets(),
     ) {
@@ -239,6 +239,44 @@ fn half_width_activations_take_less_memory_and_parameters_do_not_change() {
     let (f32, bf16) = (compile(Precision::F32), compile(Precision::Bf16));
     assert!(bf16.layout.bytes(Region::Work) < f32.layout.bytes(Region::Work) * 3 / 4);
     assert_eq!(bf16.layout.bytes(Region::Parameters), f32.layout.bytes(Region::Parameters));
+}
+
+/// The operands' names of products in FP8 and of all others, of a Llama whose feed-forward layers are 40 wide.
+fn products_in_fp8(tp: usize, lora: Option<LoraSpec>) -> (Vec<String>, Vec<String>) {
+    let mut forward = model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
+    forward.mesh_rank = MeshRank { mesh: Mesh { tp, ..Mesh::ONE }, rank: 0 };
+    let spec = StepSpec { lora, ..spec(1, Precision::Fp8, Recompute::None) };
+    let p = compile_step(forward, &spec, &Nowhere::default()).unwrap().program;
+    let products = p.instrs.iter().filter(|i| matches!(i.op, Op::MatMul(_)));
+    let name = |i: &Instr| i.reads[..2].iter().map(|v| p.value(*v).name.clone()).collect::<Vec<_>>().join(" x ");
+    let (fp8, others): (Vec<_>, Vec<_>) = products.partition(|i| i.op.compute() == Some(DType::E4m3));
+    (fp8.into_iter().map(name).collect(), others.into_iter().map(name).collect())
+}
+
+#[test]
+fn fp8_multiplies_linear_layers_of_blocks_with_whole_vectors_forward_and_for_gradients_of_inputs() {
+    let (fp8, others) = products_in_fp8(1, None);
+
+    let weights: Vec<&str> = fp8.iter().filter_map(|operands| operands.split(" x ").nth(1)).collect();
+    assert_eq!(weights.len(), 4, "{fp8:?}");
+    assert_eq!((weights[0], weights[1]), (weights[3], weights[2]), "qkv and o, forward and backward");
+    // Gate, up and down are 40 wide: forward, gradients of inputs and of weights; those of qkv and o; the head's three.
+    assert_eq!(others.len(), 2 * 3 + 2 + 3, "{others:?}");
+
+    // Two ranks have 32 rows of qkv and 16 columns of o, four have 24 and 8.
+    let n_in_fp8 = [2, 4].map(|tp| products_in_fp8(tp, None).0.len());
+    assert_eq!(n_in_fp8, [4, 0]);
+}
+
+#[test]
+fn fp8_stores_frozen_weights_as_its_products_read_them_and_leaves_adapters_in_bf16() {
+    let (fp8, others) = products_in_fp8(1, Some(support::adapters("llama", 0.0)));
+
+    // The input of the first layer has no gradient.
+    assert_eq!(fp8.iter().filter(|operands| operands.ends_with(" as e4m3")).count(), 3, "{fp8:?}");
+    assert_eq!(fp8.len(), 3);
+    assert!(others.iter().any(|operands| operands.contains("lora_A")), "{others:?}");
+    assert!(others.iter().any(|operands| operands.ends_with(" as bf16")), "feed-forward: {others:?}");
 }
 
 #[test]

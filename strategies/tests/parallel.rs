@@ -45,7 +45,7 @@ proptest! {
         family in families(),
         kv_heads in prop::sample::select(vec![1usize, 2, 4]), tied: bool, dropout in prop::option::of(support::dropouts()), n in 1usize..4,
         mesh in any_mesh(), parallel in any_parallel(),
-        precision in prop::sample::select(vec![Precision::F32, Precision::Bf16]),
+        precision in prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::Fp8]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
         optimizer in support::optimizers(), target in support::targets(),
     ) {

@@ -36,7 +36,7 @@ struct Case {
 fn any_case() -> impl Strategy<Value = Case> {
     let family = families();
     let kv_heads = prop::sample::select(vec![1usize, 2, 4]);
-    let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16]);
+    let precision = prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::Fp8]);
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
     let model = (family, kv_heads, any::<bool>());
     let dropout = prop::option::of(support::dropouts());

@@ -11,6 +11,7 @@ pub(crate) enum Ty {
     F16x2,
     Bf16,
     Bf16x2,
+    E4m3x2,
     Tf32,
     F32,
     F32x2,
@@ -26,6 +27,7 @@ impl Ty {
             "f16x2" => Ty::F16x2,
             "bf16" => Ty::Bf16,
             "bf16x2" => Ty::Bf16x2,
+            "e4m3x2" => Ty::E4m3x2,
             "tf32" => Ty::Tf32,
             "f32" => Ty::F32,
             "f32x2" => Ty::F32x2,
@@ -54,7 +56,7 @@ impl Ty {
         match self {
             Ty::Pred => 0,
             Ty::Bits(n) | Ty::Unsigned(n) | Ty::Signed(n) => usize::from(n),
-            Ty::F16 | Ty::Bf16 => 2,
+            Ty::F16 | Ty::Bf16 | Ty::E4m3x2 => 2,
             Ty::F16x2 | Ty::Bf16x2 | Ty::Tf32 | Ty::F32 => 4,
             Ty::F64 | Ty::F32x2 => 8,
         }

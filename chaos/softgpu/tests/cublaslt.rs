@@ -9,6 +9,7 @@ use support::{Gpu, P, cu};
 const F32: u32 = 0;
 const F16: u32 = 2;
 const BF16: u32 = 14;
+const E4M3: u32 = 28;
 const COMPUTE_32F: u32 = 68;
 
 /// A matrix of a test: type, rows, columns, leading dimension, by rows or not.
@@ -48,6 +49,7 @@ impl Matrix {
         match self.element {
             F32 => gpu.put(values),
             F16 => gpu.put(&values.iter().map(|v| to_f16(*v)).collect::<Vec<u16>>()),
+            E4M3 => gpu.put(&values.iter().map(|v| to_e4m3(*v)).collect::<Vec<u8>>()),
             _ => gpu.put(&values.iter().map(|v| (v.to_bits() >> 16) as u16).collect::<Vec<u16>>()),
         }
     }
@@ -69,6 +71,12 @@ fn to_f16(v: f32) -> u16 {
     } else {
         (u >> 16 & 0x8000) as u16 | ((u >> 13 & 0x3ff) as u16) | ((((u >> 23 & 0xff) as i32 - 112) as u16) << 10)
     }
+}
+
+/// Of multiples of 1/16 from -1 to 1.
+fn to_e4m3(v: f32) -> u8 {
+    let (u, sign) = (v.abs().to_bits(), if v < 0.0 { 0x80 } else { 0 });
+    if v == 0.0 { 0 } else { sign | (((u >> 20) - (120 << 3)) as u8) }
 }
 
 fn from_f16(v: u16) -> f32 {
@@ -393,6 +401,62 @@ fn contradicting_shapes_types_and_pointers_are_refused() {
     for (attribute, value, code) in [(7u32, 32u32, 15), (99, 0, 7), (2, 1, 7), (3, 9, 7)] {
         assert_eq!(blas.set("cublasLtMatmulDescSetAttribute", descriptors.desc, attribute, value), code, "{attribute}");
     }
+}
+
+/// Descriptors of a product of e4m3 with these modes of scales.
+fn describe_fp8(blas: &Blas, transposes: [bool; 2], m: [&Matrix; 4], scales: [u64; 2], modes: [i32; 2]) -> Descriptors {
+    let d = blas.describe(COMPUTE_32F, transposes, m);
+    for ((pointer, mode), (scales, value)) in [(17, 31), (18, 32)].into_iter().zip(scales.into_iter().zip(modes)) {
+        assert_eq!(blas.set("cublasLtMatmulDescSetAttribute", d.desc, pointer, scales), 0);
+        assert_eq!(blas.set("cublasLtMatmulDescSetAttribute", d.desc, mode, value), 0);
+    }
+    assert_eq!(blas.set("cublasLtMatmulDescSetAttribute", d.desc, 25, 1i8), 0);
+    d
+}
+
+#[test]
+fn products_of_e4m3_multiply_rows_and_columns_by_their_scales() {
+    let blas = Blas::new();
+    let (m, n, k) = (48, 7, 32);
+    let of_rows: Vec<f32> = (0..m).map(|i| 2f32.powi(i as i32 % 5)).collect();
+    let of_columns: Vec<f32> = (0..n).map(|j| 1.0 + j as f32).collect();
+    let scales = [blas.gpu.put(&of_rows), blas.gpu.put(&of_columns)];
+    for to in [F32, BF16] {
+        let (a, b, d) = (matrix(E4M3, k, m), matrix(E4M3, k, n), matrix(to, m, n));
+        let (va, vb, vc) = (a.values(1), b.values(2), d.values(3));
+        let at_d = d.put(&blas.gpu, &vc);
+        let at = [a.put(&blas.gpu, &va), b.put(&blas.gpu, &vb), at_d, at_d];
+        let descriptors = describe_fp8(&blas, [true, false], [&a, &b, &d, &d], scales, [3; 2]);
+
+        assert_eq!(blas.multiply(descriptors, [0.5, 1.0], at, None, (0, 0)), 0);
+
+        let found = d.get(&blas.gpu, at_d);
+        for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+            let sum = expected([&a, &b, &d, &d], [&va, &vb, &vc], [true, false], [0.5, 0.0], 0, i, j);
+            let y = sum * f64::from(of_rows[i] * of_columns[j]) + f64::from(vc[d.at(0, i, j)]);
+            let (x, unit) = (f64::from(found[d.at(0, i, j)]), if to == BF16 { 1.0 / 64.0 } else { 1e-6 });
+            assert!((x - y).abs() <= unit * y.abs().max(4.0), "{i} {j}: {x}, expected {y}");
+        }
+    }
+}
+
+#[test]
+fn products_of_e4m3_that_hopper_does_not_multiply_are_refused() {
+    let blas = Blas::new();
+    let scales = [blas.gpu.put(&[1f32; 48]), blas.gpu.put(&[1f32; 48])];
+    let code = |transposes, a: Matrix, b: Matrix, to: Matrix, modes| {
+        blas.heuristic(describe_fp8(&blas, transposes, [&a, &b, &to, &to], scales, modes), 1).err().unwrap_or(0)
+    };
+    let (a, b, to) = (matrix(E4M3, 32, 48), matrix(E4M3, 32, 16), matrix(F32, 48, 16));
+
+    assert_eq!(code([true, false], a, b, to, [3; 2]), 0);
+    assert_eq!(code([true, false], a, b, to, [0; 2]), 15, "scales of whole matrices");
+    assert_eq!(code([true, false], a, b, matrix(E4M3, 48, 16), [3; 2]), 15, "results in e4m3");
+    assert_eq!(code([true, false], a, Matrix { element: BF16, ..b }, to, [3; 2]), 15, "operands of two types");
+    let (by_rows, short) = (matrix(E4M3, 48, 32), matrix(E4M3, 24, 48));
+    assert_eq!(code([false, false], by_rows, b, to, [3; 2]), 15, "an operand that is not along the sums");
+    assert_eq!(code([true, false], short, matrix(E4M3, 24, 16), to, [3; 2]), 15, "sums of 24");
+    assert_eq!(code([true, false], Matrix { ld: 40, ..a }, b, to, [3; 2]), 15, "columns that begin within 16 bytes");
 }
 
 #[test]

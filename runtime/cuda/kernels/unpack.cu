@@ -9,6 +9,16 @@ extern "C" __global__ void __launch_bounds__(256) unpack_bf16(const unsigned* __
     }
 }
 
+// y [n] = the e4m3 numbers in x [n / 4], the first of each four in the lowest bits, over 16.
+extern "C" __global__ void __launch_bounds__(256) unpack_e4m3(const unsigned* __restrict__ x, Y* __restrict__ y, long long n) {
+    GRID_STRIDE(i, n / 4) {
+        unsigned word = x[i];
+        float v[4];
+        for (int j = 0; j < 4; j++) v[j] = of_e4m3(word >> j * 8 & 0xffu) * (1.0f / 16.0f);
+        store_vector(y + 4 * i, v);
+    }
+}
+
 // y [n] = scale q / 127, of 64 signed bytes q behind each scale in x [n / 64 * 17].
 extern "C" __global__ void __launch_bounds__(256) unpack_int8(const unsigned* __restrict__ x, Y* __restrict__ y, long long n) {
     GRID_STRIDE(i, n / WIDTH) {

@@ -36,12 +36,12 @@ impl Rates {
 
     /// Time that an instruction may take.
     pub(crate) fn time_of(&self, program: &Program, instr: &Instr) -> Duration {
-        let Cost { matmul_flops, attention_flops, streamed_bytes } = instr_cost(program, instr);
+        let Cost { matmul_flops, attention_flops, streamed_bytes, rounded_bytes } = instr_cost(program, instr);
         let is_half = instr.reads.first().is_some_and(|v| matches!(program.value(*v).dtype, DType::Bf16 | DType::F16));
         let width = usize::from(is_half);
         let seconds = matmul_flops / self.products[width]
             + attention_flops / self.attention[width]
-            + streamed_bytes / self.bytes_per_s;
+            + (streamed_bytes + rounded_bytes) / self.bytes_per_s;
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }
 }

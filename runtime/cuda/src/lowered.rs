@@ -9,7 +9,7 @@ use crate::error::CudaError;
 use crate::gpu::{Gpu, Stream};
 use crate::graph::Graph;
 use crate::kernels::CompileError;
-use crate::lower::{Attends, Commands, is_reproducible, lower_all};
+use crate::lower::{Commands, Engines, is_reproducible, lower_all};
 use crate::product::Choice;
 use crate::shared::Shared;
 use phalanx_strategies::compile::{Compiled, Identity};
@@ -70,8 +70,8 @@ enum State {
 }
 
 impl Lowered {
-    /// Lowers a program for batches of a packing. Its values are at `place`, its scratch at `scratch`; `attends` tells how
-    /// attention runs. With `may_run`, products may be run to find their fastest algorithms.
+    /// Lowers a program for batches of a packing. Its values are at `place`, its scratch at `scratch`; `engines` tells what
+    /// the GPU does for an instruction. With `may_run`, products may be run to find their fastest algorithms.
     ///
     /// # Errors
     /// When a kernel cannot be compiled, or the library refuses a product.
@@ -85,10 +85,10 @@ impl Lowered {
         packing: Packing,
         place: impl Fn(ValueId) -> u64,
         scratch: u64,
-        attends: impl Fn(&Instr) -> Attends,
+        engines: impl Fn(&Instr) -> Engines,
         may_run: bool,
     ) -> Result<Lowered, CompileError> {
-        let Commands { starts, is_merged, commands } = lower_all(c, place, scratch, attends);
+        let Commands { starts, is_merged, commands } = lower_all(c, place, scratch, engines);
         let choice = match choice_of(&c.program) {
             Choice::Known if may_run => Choice::Fastest,
             choice => choice,

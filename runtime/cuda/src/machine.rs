@@ -9,7 +9,7 @@ use crate::cudnn::{Direction, Packing, Shape};
 use crate::error::CudaError;
 use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::kernels::CompileError;
-use crate::lower::{Attends, cudnn_shape, lower};
+use crate::lower::{Engines, cudnn_shape, lower};
 use crate::lowered::{LASTING, Lowered};
 use crate::product::Choice;
 use crate::rehearsal::{Rehearsal, nowhere};
@@ -22,7 +22,9 @@ use phalanx_device::span::Memory;
 use phalanx_device::{AllocError, Backing, ElementType, ExecError, Machine, Operand, RawBuffer, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
-use phalanx_strategies::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Program, ValueId};
+use phalanx_strategies::program::{
+    Collective, CollectiveKind, Compute, DType, Instr, Kind, MatMul, Op, Program, ValueId,
+};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -155,7 +157,7 @@ impl CudaMachine {
         load(&Launch::of_place(&shared.gpu, 0));
         for (c, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(move |instr| (c, instr))) {
             // Kernels do not depend on addresses, except that two operands may be the same memory.
-            let (commands, _) = lower(&c.program, instr, |v| nowhere(v.0), 0, shared.attends(None)).finish();
+            let (commands, _) = lower(&c.program, instr, |v| nowhere(v.0), 0, shared.engines(&instr.op, None)).finish();
             for command in commands {
                 if let Command::Launch(launch) = command {
                     load(&launch);
@@ -195,11 +197,11 @@ impl CudaMachine {
         self.shared.gpu.bind().map_err(|e| failed(&e))?;
         let scratch = self.regions[&Region::Work].address + c.layout.scratch.0 as u64;
         let offered = |instr: &Instr| self.shared.offered(cudnn_shape(&c.program, instr, packing), &instr.op);
-        let attends = |instr: &Instr| self.shared.attends(offered(instr));
+        let engines = |instr: &Instr| self.shared.engines(&instr.op, offered(instr));
         // SAFETY: all values lie in this machine's regions; before the first instruction of a step only inputs and what outlasts
         // steps have contents.
         let lowered =
-            unsafe { Lowered::new(&self.shared, c, packing, |v| self.address(c, v), scratch, attends, first == 0) };
+            unsafe { Lowered::new(&self.shared, c, packing, |v| self.address(c, v), scratch, engines, first == 0) };
         let lowered = lowered.map_err(|e| failed(&e))?;
         self.lowered.push(lowered);
         Ok(self.lowered.len() - 1)
@@ -355,6 +357,7 @@ const fn element_type(dtype: DType) -> ElementType {
         DType::F16 => ElementType::F16,
         DType::F64 => ElementType::F64,
         DType::I32 => ElementType::I32,
+        DType::E4m3 => panic!("ranks exchange the words that a view is of"),
     }
 }
 
@@ -406,9 +409,11 @@ impl Shared {
         cudnn.offers(&shape, direction).then_some(shape)
     }
 
-    /// How attention runs on this GPU; through cuDNN if there is a shape.
-    pub(crate) fn attends(&self, cudnn: Option<Shape>) -> Attends {
-        Attends { cudnn, shared_bytes_max: self.gpu.shared_bytes_max }
+    /// What this GPU does for an instruction: attention through cuDNN if there is a shape.
+    pub(crate) fn engines(&self, op: &Op, cudnn: Option<Shape>) -> Engines {
+        let is_fp8 = matches!(op, Op::MatMul(MatMul { compute: Compute::Fp8, .. }));
+        let has_fp8 = is_fp8 && self.products.has_fp8(&self.gpu);
+        Engines { cudnn, shared_bytes_max: self.gpu.shared_bytes_max, has_fp8 }
     }
 
     /// Compiles the kernel or plans the product of a command.

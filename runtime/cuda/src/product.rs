@@ -13,7 +13,7 @@ use cudarc::cublaslt::sys::{
 };
 use phalanx_strategies::program::DType;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Algorithms that are tried for a product. On an H100 the library proposes no more, even if asked for 48.
 const N_TRIED: usize = 8;
@@ -25,6 +25,9 @@ const FAR_BEHIND: f64 = 1.1;
 /// within the noise of a measurement.
 const GAIN: f64 = 0.98;
 
+/// Edge of the matrices of which the library is asked whether it multiplies them.
+const FP8_PROBE: usize = 4096;
+
 /// Working space of a product: twice what cuBLAS itself takes on Hopper, so that it can propose algorithms that split sums. Whether
 /// they gain has not been measured apart.
 pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
@@ -34,6 +37,7 @@ const COMPUTE_F32: u32 = 68;
 const R_32F: u32 = 0;
 const R_16F: u32 = 2;
 const R_16BF: u32 = 14;
+const R_8F_E4M3: u32 = 28;
 /// `CUBLASLT_MATMUL_DESC_TRANSA`, `…_TRANSB`.
 const TRANS_A: u32 = 3;
 const TRANS_B: u32 = 4;
@@ -41,6 +45,14 @@ const TRANS_B: u32 = 4;
 const EPILOGUE: u32 = 7;
 const BIAS_POINTER: u32 = 8;
 const EPILOGUE_BIAS: u32 = 4;
+/// `CUBLASLT_MATMUL_DESC_{A,B}_SCALE_POINTER`, `…_SCALE_MODE`, `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`: one f32 for each row of
+/// op(A) and each column of op(B).
+const SCALE_POINTERS: [u32; 2] = [17, 18];
+const SCALE_MODES: [u32; 2] = [31, 32];
+const OF_ROWS: i32 = 3;
+/// `CUBLASLT_MATMUL_DESC_FAST_ACCUM`: sums stay in the matrix unit, whose registers keep fewer bits of them than f32; without it, products
+/// in FP8 with scales of rows are little faster than those in bf16 (pytorch/ao, `torchao/float8/config.py`).
+const FAST_ACCUM: u32 = 25;
 /// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`, `…_REDUCTION_SCHEME_MASK`.
 const MAX_WORKSPACE: u32 = 1;
 const REDUCTION_SCHEMES: u32 = 3;
@@ -77,6 +89,8 @@ pub(crate) struct Product {
     pub(crate) k: usize,
     pub(crate) a: Matrix,
     pub(crate) b: Matrix,
+    /// Addresses of an f32 for each row of op(a), and of one for each column of op(b), which multiply it; of e4m3 operands.
+    pub(crate) scales: Option<[u64; 2]>,
     pub(crate) c: Matrix,
     pub(crate) alpha: f32,
     /// What is added: a matrix stored as `c`, or `c` itself.
@@ -94,6 +108,8 @@ pub(crate) struct Products {
     fastest: Algorithms,
     /// The first that the library proposes, which takes it a while. Layers have the same products.
     first: Algorithms,
+    /// Whether the library multiplies e4m3 numbers, once it was asked.
+    has_fp8: OnceLock<bool>,
 }
 
 /// Which of the library's algorithms a product uses. All have a fixed order of sums.
@@ -131,6 +147,7 @@ const fn type_code(dtype: DType) -> u32 {
     match dtype {
         DType::Bf16 => R_16BF,
         DType::F16 => R_16F,
+        DType::E4m3 => R_8F_E4M3,
         DType::F32 | DType::F64 | DType::I32 => R_32F,
     }
 }
@@ -145,7 +162,30 @@ impl Products {
         // SAFETY: a pointer to a local; the context is current.
         check(gpu, "cublasLtCreate", unsafe { (gpu.libraries.blas.cublasLtCreate)(&raw mut handle) })?;
         let (fastest, first) = (Algorithms::new(cache, arithmetic_of(gpu, None)), Algorithms::new(None, String::new()));
-        Ok(Products { handle, fastest, first })
+        Ok(Products { handle, fastest, first, has_fp8: OnceLock::new() })
+    }
+
+    /// Whether the library multiplies e4m3 numbers with a scale for each row, into f32 and into bf16; a line tells once if not.
+    pub(crate) fn has_fp8(&self, gpu: &Arc<Gpu>) -> bool {
+        let matrix = |address, dtype, is_transposed| Matrix { address, stride: FP8_PROBE, dtype, is_transposed };
+        let plans = |dtype: DType| {
+            let (m, n, k, alpha, workspace) = (FP8_PROBE, FP8_PROBE, FP8_PROBE, 1.0, 0);
+            let (a, b) = (matrix(0, DType::E4m3, false), matrix(0, DType::E4m3, true));
+            let c = matrix(0, dtype, false);
+            self.planned(
+                gpu,
+                Product { m, n, k, a, b, scales: Some([0; 2]), c, alpha, added: None, bias: None, workspace },
+            )
+        };
+        let asked = || gpu.bind().and_then(|()| plans(DType::F32)).and_then(|_| plans(DType::Bf16));
+        *self.has_fp8.get_or_init(|| match asked() {
+            Ok(_) => true,
+            Err(error) => {
+                let device = &gpu.name;
+                tracing::warn!(%error, "`fp8` computes in bf16 on {device}: cuBLASLt has no products of FP8 with scales of rows here");
+                false
+            }
+        })
     }
 
     /// Plans a product with an algorithm of a fixed order of sums.
@@ -202,6 +242,17 @@ impl Products {
                 check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
                 let code = set(desc, BIAS_POINTER, (&raw const bias).cast(), size_of::<u64>());
                 check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+            }
+            if let Some([of_a, of_b]) = product.scales {
+                let (set, is_fast, of_rows) = (blas.cublasLtMatmulDescSetAttribute, 1i8, OF_ROWS);
+                let code = set(desc, FAST_ACCUM, (&raw const is_fast).cast(), size_of::<i8>());
+                check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+                for ((pointer, mode), scales) in SCALE_POINTERS.into_iter().zip(SCALE_MODES).zip([of_b, of_a]) {
+                    let code = set(desc, mode, (&raw const of_rows).cast(), size_of::<i32>());
+                    check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+                    let code = set(desc, pointer, (&raw const scales).cast(), size_of::<u64>());
+                    check(gpu, "cublasLtMatmulDescSetAttribute", code)?;
+                }
             }
             for (layout, ((rows, cols), matrix)) in layouts.iter_mut().zip(shapes) {
                 let code = (blas.cublasLtMatrixLayoutCreate)(

@@ -33,9 +33,9 @@ impl Rehearsal {
         let mut commands = VecDeque::new();
         for (program, instr) in programs.iter().flat_map(|c| c.program.instrs.iter().map(|instr| (&c.program, instr))) {
             let whole = cudnn_shape(program, instr, whole_rows(program, instr));
-            let attends = shared.attends(whole.filter(|_| shared.cudnn.is_some()));
+            let engines = shared.engines(&instr.op, whole.filter(|_| shared.cudnn.is_some()));
             let scratch = nowhere(program.values.len() as u32);
-            let (of_instr, _) = lower(program, instr, |v: ValueId| nowhere(v.0), scratch, attends).finish();
+            let (of_instr, _) = lower(program, instr, |v: ValueId| nowhere(v.0), scratch, engines).finish();
             let mut is_new = |command: &Command| match command {
                 Command::Product(product) => is_first(&mut products, product.kind()),
                 Command::Attention(call) => is_first(&mut attentions, (call.shape, call.direction)),

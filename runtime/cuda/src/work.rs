@@ -4,7 +4,7 @@
 use crate::command::{Args, Command};
 use crate::cudnn::{Call, Direction, Packing};
 use crate::kernels::Source;
-use crate::lower::{Attends, Lowering, cudnn_shape, lower, lower_all};
+use crate::lower::{Engines, Lowering, cudnn_shape, lower, lower_all};
 use crate::product;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::{Attention, DType, Instr, Op, Program, ValueId};
@@ -79,6 +79,8 @@ pub struct MatrixProduct {
     pub a: Matrix,
     /// The right operand.
     pub b: Matrix,
+    /// Addresses of factors of the rows of op(a) and of the columns of op(b), f32.
+    pub scales: Option<[u64; 2]>,
     /// The result.
     pub c: Matrix,
     /// Factor of the product.
@@ -123,7 +125,7 @@ pub struct Matrix {
 /// Lowers an instruction to kernels of this crate. `place` gives the address of each value, `scratch` is that of the scratch;
 /// all are multiples of 256.
 pub fn work_of(program: &Program, instr: &Instr, place: impl Fn(ValueId) -> u64, scratch: u64) -> WorkOfInstr {
-    work(lower(program, instr, place, scratch, Attends::WIDE))
+    work(lower(program, instr, place, scratch, Engines::WIDE))
 }
 
 /// Lowers attention, or its adjoint, to cuDNN for a batch with these starts of documents, and to the kernels around the call;
@@ -137,7 +139,7 @@ pub fn work_beside_cudnn(
 ) -> Option<WorkOfInstr> {
     let (Op::Attention(heads) | Op::AttentionBackward(heads)) = &instr.op else { return None };
     let shape = cudnn_shape(program, instr, Packing::of(doc_start, heads.seq_len))?;
-    Some(work(lower(program, instr, place, scratch, Attends { cudnn: Some(shape), ..Attends::WIDE })))
+    Some(work(lower(program, instr, place, scratch, Engines { cudnn: Some(shape), ..Engines::WIDE })))
 }
 
 fn work(lowering: Lowering) -> WorkOfInstr {
@@ -148,7 +150,7 @@ fn work(lowering: Lowering) -> WorkOfInstr {
 
 /// Lowers all instructions of a program, as a machine does: some share launches.
 pub fn work_of_program(c: &Compiled, place: impl Fn(ValueId) -> u64, scratch: u64) -> Vec<Work> {
-    lower_all(c, place, scratch, |_| Attends::WIDE).commands.into_iter().map(Work::from).collect()
+    lower_all(c, place, scratch, |_| Engines::WIDE).commands.into_iter().map(Work::from).collect()
 }
 
 impl From<Command> for Work {
@@ -174,8 +176,9 @@ impl From<Command> for Work {
                 tensors,
             }),
             Command::Product(product) => {
-                let product::Product { m, n, k, a, b, c, alpha, added, bias, workspace: _ } = product;
-                Work::Product(MatrixProduct { m, n, k, a: a.into(), b: b.into(), c: c.into(), alpha, added, bias })
+                let product::Product { m, n, k, a, b, scales, c, alpha, added, bias, workspace: _ } = product;
+                let (a, b, c) = (a.into(), b.into(), c.into());
+                Work::Product(MatrixProduct { m, n, k, a, b, scales, c, alpha, added, bias })
             }
         }
     }

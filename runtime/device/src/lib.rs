@@ -4,7 +4,7 @@
 //!   them. [`span`]: borrowed runs of their memory; [`staging`]: the buffers through which they pass; [`thread`]: errors of
 //!   starting a device thread.
 //! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold. [`packed`]: weights in
-//!   fewer bits.
+//!   fewer bits; [`e4m3`]: the numbers of products in FP8.
 //! - [`world`], [`operation`], [`communicator`]: the ranks of a world, the operations of a group, and the trait that
 //!   runs them. [`parts`] divides a tensor among members; [`descriptor`] describes an operation, so that members that
 //!   disagree get an [`error`] naming both sides.
@@ -18,6 +18,7 @@
 pub mod communicator;
 pub mod descriptor;
 pub mod device;
+pub mod e4m3;
 pub mod element;
 pub mod error;
 pub mod float;

@@ -6,9 +6,11 @@ mod dynamic;
 
 pub use dynamic::{DynamicMap, double_quantised};
 
+use crate::e4m3;
 use crate::float::Float;
 use half::{bf16, f16};
 use phalanx_strategies::program::Packing;
+use phalanx_strategies::program::packing::E4M3_STEP;
 
 /// The sixteen numbers of NF4. Source: Dettmers et al. 2023, QLoRA, appendix E (arXiv:2305.14314).
 pub const NF4: [f32; 16] = [
@@ -35,10 +37,10 @@ const SCALE_MIN: f32 = 1e-38;
 /// `1 / 127`, rounded to f32.
 const INT8_STEP: f32 = 1.0 / 127.0;
 
-/// Weights that have a scale in common, in a matrix of this many columns; none have one in bf16.
+/// Weights that have a scale in common, in a matrix of this many columns; none have one in bf16 and in FP8.
 pub const fn weights_of_scale(packing: Packing, n_columns: usize) -> Option<usize> {
     match packing {
-        Packing::Bf16 => None,
+        Packing::Bf16 | Packing::E4m3 => None,
         Packing::Int8 => Some(n_columns),
         Packing::Nf4 { .. } => Some(64),
     }
@@ -60,6 +62,11 @@ pub fn pack(packing: Packing, weights: &[f32], scale: f32, words: &mut [u32]) {
         Packing::Bf16 => {
             let bits = |x: f32| u32::from(<bf16 as Float>::from_f32(x).to_bits());
             words[0] = bits(weights[0]) | bits(weights[1]) << 16;
+        }
+        Packing::E4m3 => {
+            // As devices do that round bf16 copies.
+            let code = |x: f32| e4m3::encode(Float::to_f32(<bf16 as Float>::from_f32(x)) / E4M3_STEP);
+            words[0] = u32::from_le_bytes([0, 1, 2, 3].map(|i| code(weights[i])));
         }
         Packing::Int8 => {
             let factor = 127.0 / scale.max(SCALE_MIN);
@@ -104,6 +111,12 @@ pub fn unpack<T: Float>(packing: Packing, words: &[u32], weights: &mut [T]) {
             for (words, weights) in blocks {
                 weights[0] = T::from_f32(f32::from_bits(words[0] << 16));
                 weights[1] = T::from_f32(f32::from_bits(words[0] & 0xffff_0000));
+            }
+        }
+        Packing::E4m3 => {
+            for (words, weights) in blocks {
+                let numbers = words[0].to_le_bytes().map(|bits| T::from_f32(e4m3::decode(bits) * E4M3_STEP));
+                weights.copy_from_slice(&numbers);
             }
         }
         Packing::Int8 => {

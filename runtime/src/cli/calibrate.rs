@@ -75,7 +75,7 @@ fn rates(named: Hardware, samples: &[Sample]) -> Hardware {
         let (fill_s, peak_flops) = line(&of.collect::<Vec<_>>())?;
         Some(Rate { peak_flops, fraction: 1.0, fill_s })
     };
-    let (f32, bf16) = (products(Compute::F32), products(Compute::Bf16));
+    let (f32, bf16, fp8) = (products(Compute::F32), products(Compute::Bf16), products(Compute::Fp8));
     let mut work: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     let mut moved: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
     for s in samples {
@@ -109,6 +109,7 @@ fn rates(named: Hardware, samples: &[Sample]) -> Hardware {
     Hardware {
         matmul_f32,
         matmul_bf16,
+        fp8_speedup: fp8.map_or(named.fp8_speedup, |rate| rate.best() / matmul_bf16.best()),
         attention_fraction: attention.map_or(named.attention_fraction, |rate| (rate / peak).min(1.0)),
         memory_bytes_per_s: bytes / seconds,
         memory_fraction: 1.0,

@@ -20,10 +20,8 @@ use comfy_table::{Table, presets};
 use phalanx_strategies::cost::program_cost;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::passes::memory::Region;
-use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::plan::hardware::Rate;
 use phalanx_strategies::plan::{Hardware, Overhead};
-use phalanx_strategies::program::Compute;
 use phalanx_strategies::trace::Ranks;
 use serde_json::json;
 use std::path::PathBuf;
@@ -168,7 +166,8 @@ impl Estimate<'_> {
             ("more for evaluation", peak_bytes - c.layout.total_bytes()),
         ];
         let cost = program_cost(&c.program);
-        let compute = if plan.spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 };
+        // The peak, which FLOP are counted against, is that of bf16 in FP8 too, as elsewhere.
+        let compute = plan.spec.precision.compute().without_fp8();
         let of_rank = (plan.batch.n_tokens() * plan.spec.n_microbatches) as f64;
         let tokens = of_rank * mesh.data_ranks() as f64;
         // Ranks that share rows share their arithmetic.

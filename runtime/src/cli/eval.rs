@@ -123,6 +123,7 @@ impl Outcome<'_> {
         match self.precision {
             Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
+            Precision::Fp8 => "fp8",
             Precision::F16 => "fp16",
         }
     }

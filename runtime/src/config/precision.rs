@@ -11,6 +11,10 @@ section! {
         /// products read; auto: only if the machine has fast bfloat16 products; full: as true, and the matrices that DoRA adapts are
         /// stored in bfloat16 too.
         pub bf16: Bf16 = Bf16::Off;
+        /// With `bf16`: linear layers of the blocks multiply 8-bit floats, forward and for the gradients of activations, which GPUs of
+        /// compute capability 9.0 do faster; other devices multiply the same numbers in bfloat16. Frozen matrices beside adapters are
+        /// stored in this form.
+        pub fp8: bool = false;
         /// Activations in float16, weights and sums in f32; the loss is scaled so that small gradients do not
         /// underflow.
         pub fp16: bool = false;
@@ -108,6 +112,8 @@ pub enum Precision {
     F32,
     /// bfloat16 operands, f32 sums.
     Bf16,
+    /// The same, and 8-bit operands in linear layers.
+    Fp8,
     /// float16 operands, f32 sums, scaled loss.
     Fp16,
 }
@@ -117,6 +123,8 @@ impl PrecisionSection {
     pub fn precision(&self, machine_has_fast_bf16: bool) -> Precision {
         match (self.fp16, self.bf16) {
             (true, _) => Precision::Fp16,
+            // Who asks for it asks for bfloat16 too.
+            _ if self.fp8 => Precision::Fp8,
             (false, Bf16::On | Bf16::Full) => Precision::Bf16,
             (false, Bf16::Auto) if machine_has_fast_bf16 => Precision::Bf16,
             (false, _) => Precision::F32,
@@ -129,6 +137,9 @@ impl PrecisionSection {
         };
         if self.fp16 && self.bf16 != Bf16::Off {
             return conflict("bf16", "fp16", "a run uses only one of the two formats");
+        }
+        if self.fp8 && self.bf16 == Bf16::Off {
+            return conflict("fp8", "bf16", "activations beside 8-bit products are bfloat16: set `bf16: true`");
         }
         let default = Self::default();
         let scale_keys = [

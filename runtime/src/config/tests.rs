@@ -245,6 +245,9 @@ fn violated_relation_names_both_keys() {
     for (lines, first, second) in [
         ("warmup_steps: 1\nwarmup_ratio: 0.1", "warmup_steps", "warmup_ratio"),
         ("bf16: true\nfp16: true", "bf16", "fp16"),
+        ("fp8: true", "fp8", "bf16"),
+        ("fp8: true\nbf16: false", "fp8", "bf16"),
+        ("fp8: true\nbf16: true\nfp16: true", "bf16", "fp16"),
         ("model: {model_type: llama}", "base_model", "model"),
         ("lora_r: 4", "lora_r", "adapter"),
         ("peft_use_rslora: true", "peft_use_rslora", "adapter"),

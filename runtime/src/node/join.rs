@@ -33,7 +33,6 @@ use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
 use phalanx_strategies::elastic::message::DesiredState;
 use phalanx_strategies::elastic::supervisor::Abandonment;
 use phalanx_strategies::elastic::timing::Timing;
-use phalanx_strategies::passes::precision::Precision;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -234,7 +233,7 @@ impl Part {
             yaml: yaml_of_ranks(config, &model),
             listen: self.listen,
             secret: bootstrap.secret,
-            peak_flops: model.device.peak_flops(model.spec.precision == Precision::Bf16),
+            peak_flops: model.device.peak_flops(model.spec.precision.is_bf16()),
             start_from: bootstrap.start_from,
             timing,
             user_model: model.model.user().map(UserModel::digest),

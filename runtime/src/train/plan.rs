@@ -573,6 +573,7 @@ pub(crate) fn precision(config: &JobConfig, model: &Architecture, device: &dyn D
     match config.precision.precision(device.has_fast_bf16() && model.known().is_some()) {
         ConfigPrecision::F32 => Precision::F32,
         ConfigPrecision::Bf16 => Precision::Bf16,
+        ConfigPrecision::Fp8 => Precision::Fp8,
         ConfigPrecision::Fp16 => Precision::F16,
     }
 }

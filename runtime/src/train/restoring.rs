@@ -1,8 +1,8 @@
 //! Tensors of a checkpoint, read into a machine.
 //!
-//! A run in bf16 holds frozen matrices beside adapters as words of two bf16 numbers. A checkpoint of a run in another number format,
-//! or of an early version, has them as f32. Each form is read as the other one: rounding gives the numbers that products in bf16
-//! use of the f32 ones.
+//! A run in bf16 or FP8 holds frozen matrices beside adapters as words of two bf16 or four e4m3 numbers. A checkpoint of a run in another
+//! number format, or of an early version, has them in another form. Each form is read as the other ones: rounding gives the numbers that
+//! the run's products use of those in the checkpoint.
 
 use super::weights::{self, Tensor};
 use phalanx_device::span::STAGING_BYTES;
@@ -19,11 +19,17 @@ use rayon::prelude::*;
 pub(super) enum Form {
     /// As the machine does.
     Same,
-    /// As f32; the machine holds words of bf16.
-    Wide,
-    /// As words of bf16; the machine holds f32.
-    Narrow,
+    /// In words of this packing, or as f32; the machine holds it in the other way that is named.
+    Other {
+        /// In the checkpoint.
+        there: Option<Packing>,
+        /// In the machine.
+        here: Option<Packing>,
+    },
 }
+
+/// Packings whose words each have numbers alone, without scales.
+const OF_NUMBERS: [Packing; 2] = [Packing::Bf16, Packing::E4m3];
 
 /// How a checkpoint holds a tensor of a machine, unless their shapes differ.
 ///
@@ -35,13 +41,18 @@ pub(super) fn form(checkpoint: &Checkpoint, tensor: &Tensor, c: &Compiled) -> Re
         return Ok(Some(Form::Same));
     }
     let (&[rows, columns], &[n_rows, n_columns]) = (&found[..], &ours[..]) else { return Ok(None) };
-    let packing = c.program.param_of(tensor.value).and_then(|param| param.packing);
-    let (form, words, weights) = match packing {
-        Some(Packing::Bf16) => (Form::Wide, n_columns, columns),
-        None if !tensor.trainable => (Form::Narrow, columns, n_columns),
-        _ => return Ok(None),
+    let here = c.program.param_of(tensor.value).and_then(|param| param.packing);
+    let is_convertible = here.map_or(!tensor.trainable, |packing| OF_NUMBERS.contains(&packing));
+    if rows != n_rows || !is_convertible {
+        return Ok(None);
+    }
+    let weights = here.map_or(n_columns, |packing| packing.weights(n_columns));
+    let fits = |there: &Option<Packing>| match there {
+        None => weights == columns,
+        Some(packing) => packing.has_blocks(0, weights) && packing.words(weights) == columns,
     };
-    Ok((rows == n_rows && weights == Packing::Bf16.weights(words)).then_some(form))
+    let there = [None].into_iter().chain(OF_NUMBERS.map(Some)).find(fits);
+    Ok(there.map(|there| Form::Other { there, here }))
 }
 
 /// Reads one tensor of a checkpoint into the machine.
@@ -103,47 +114,45 @@ fn read_box(
 ) -> Result<(), CheckpointError> {
     match form {
         Form::Same => checkpoint.read_into(name, region, bytemuck::cast_slice_mut(out)),
-        Form::Wide => read_rounded(checkpoint, name, region, bytemuck::cast_slice_mut(out)),
-        Form::Narrow => read_widened(checkpoint, name, region, out),
+        Form::Other { there, here } => read_converted(checkpoint, name, there, here, region, out),
     }
 }
 
-/// Reads a box of words from a tensor of f32.
-fn read_rounded(
+/// Reads a box of a tensor in the machine's form from one in another form.
+fn read_converted(
     checkpoint: &Checkpoint,
     name: &str,
-    region: &TensorBox,
-    out: &mut [u32],
-) -> Result<(), CheckpointError> {
-    let mut of_weights = region.clone();
-    (of_weights.offset[1], of_weights.extent[1]) =
-        (Packing::Bf16.weights(region.offset[1]), Packing::Bf16.weights(region.extent[1]));
-    let mut weights = vec![0.0f32; of_weights.n_elements()];
-    checkpoint.read_into(name, &of_weights, bytemuck::cast_slice_mut(&mut weights))?;
-    let pairs = weights.par_chunks(Packing::Bf16.n_weights());
-    out.par_chunks_mut(1).zip(pairs).for_each(|(word, pair)| packed::pack(Packing::Bf16, pair, 0.0, word));
-    Ok(())
-}
-
-/// Reads a box of f32 from a tensor of words.
-fn read_widened(
-    checkpoint: &Checkpoint,
-    name: &str,
+    there: Option<Packing>,
+    here: Option<Packing>,
     region: &TensorBox,
     out: &mut [f32],
 ) -> Result<(), CheckpointError> {
+    let weights_of = |n: usize| here.map_or(n, |packing| packing.weights(n));
+    let (start, n_columns) = (weights_of(region.offset[1]), weights_of(region.extent[1]));
     // A rank's columns may begin or end within a word.
-    let (first, end) = (region.offset[1] / 2, (region.offset[1] + region.extent[1]).div_ceil(2));
-    let mut of_words = region.clone();
-    (of_words.offset[1], of_words.extent[1]) = (first, end - first);
-    let mut words = vec![0u32; of_words.n_elements()];
-    checkpoint.read_into(name, &of_words, bytemuck::cast_slice_mut(&mut words))?;
-    let skipped = region.offset[1] - Packing::Bf16.weights(first);
+    let of_word = there.map_or(1, Packing::n_weights);
+    let (first, end) = (start / of_word, (start + n_columns).div_ceil(of_word));
+    let mut stored = region.clone();
+    (stored.offset[1], stored.extent[1]) = (first, end - first);
+    let mut words = vec![0u32; stored.n_elements()];
+    checkpoint.read_into(name, &stored, bytemuck::cast_slice_mut(&mut words))?;
+    let skipped = start - first * of_word;
     let rows = out.par_chunks_mut(region.extent[1]).zip(words.par_chunks(end - first));
     rows.for_each(|(out, words)| {
-        let mut weights = vec![0.0f32; Packing::Bf16.weights(words.len())];
-        packed::unpack(Packing::Bf16, words, &mut weights);
-        out.copy_from_slice(&weights[skipped..skipped + out.len()]);
+        let mut weights = vec![0.0f32; words.len() * of_word];
+        match there {
+            Some(packing) => packed::unpack(packing, words, &mut weights),
+            None => weights.copy_from_slice(bytemuck::cast_slice(words)),
+        }
+        let weights = &weights[skipped..skipped + n_columns];
+        match here {
+            Some(packing) => {
+                let blocks = bytemuck::cast_slice_mut(out).chunks_mut(packing.n_words());
+                let each = blocks.zip(weights.chunks(packing.n_weights()));
+                each.for_each(|(words, block)| packed::pack(packing, block, 0.0, words));
+            }
+            None => out.copy_from_slice(weights),
+        }
     });
     Ok(())
 }
@@ -218,14 +227,14 @@ mod tests {
             read(checkpoint, tensor, &mut *machine, &c).unwrap();
             assert!(is_equal(checkpoint, tensor, &*machine, &c).unwrap());
             let elements = weights::elements(&*machine, &c, tensor);
-            let is_packed = c.program.param_of(tensor.value).unwrap().packing.is_some();
+            let packing = c.program.param_of(tensor.value).unwrap().packing;
             for (index, at) in tensor.runs().flat_map(|(index, at)| (index..).zip(at)) {
-                let mut pair = [elements[at]; 2];
-                if is_packed {
-                    packed::unpack(Packing::Bf16, &[elements[at].to_bits()], &mut pair);
+                let mut numbers = vec![elements[at]; packing.map_or(1, Packing::n_weights)];
+                if let Some(packing) = packing {
+                    packed::unpack(packing, &[elements[at].to_bits()], &mut numbers);
                 }
-                let n = if is_packed { 2 } else { 1 };
-                found.extend((0..n).map(|i| ((tensor.name.clone(), n * index + i), pair[i])));
+                let first = index * numbers.len();
+                found.extend((first..).zip(numbers).map(|(i, number)| ((tensor.name.clone(), i), number)));
             }
         }
         found
@@ -235,12 +244,13 @@ mod tests {
     fn saved(precision: Precision, dir: &std::path::Path) -> Checkpoint {
         let c = compiled(&*devices::host(), MeshRank::default(), precision);
         let bytes = |tensor: &Tensor| -> Vec<u8> {
-            let is_packed = c.program.param_of(tensor.value).unwrap().packing.is_some();
+            let packing = c.program.param_of(tensor.value).unwrap().packing;
             let word = |i: usize| {
                 let mut words = [element(&tensor.name, i).to_bits()];
-                if is_packed {
-                    let pair = [2 * i, 2 * i + 1].map(|i| element(&tensor.name, i));
-                    packed::pack(Packing::Bf16, &pair, 0.0, &mut words);
+                if let Some(packing) = packing {
+                    let n = packing.n_weights();
+                    let numbers: Vec<f32> = (n * i..n * (i + 1)).map(|i| element(&tensor.name, i)).collect();
+                    packed::pack(packing, &numbers, 0.0, &mut words);
                 }
                 words[0]
             };
@@ -287,6 +297,26 @@ mod tests {
         }
     }
 
+    /// Each rank of a mesh that cuts vectors computes in bf16, and holds the same numbers.
+    #[test]
+    fn frozen_weights_in_fp8_are_read_in_every_form_and_rounded_from_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |precision, name: &str| saved(precision, &dir.path().join(name));
+        let (bf16, fp8) = (of(Precision::Bf16, "bf16"), of(Precision::Fp8, "fp8"));
+        let rounded = held(&fp8, MeshRank::default(), Precision::Fp8);
+        let is_fp8 = |(name, _): &&(String, usize)| name.contains("self_attn");
+
+        let [back, from_bf16] = [(&fp8, Precision::Bf16), (&bf16, Precision::Fp8)]
+            .map(|(checkpoint, precision)| held(checkpoint, MeshRank::default(), precision));
+
+        assert!(back == rounded && from_bf16 == rounded);
+        assert!(rounded != held(&bf16, MeshRank::default(), Precision::Bf16));
+        let mesh = Mesh { tp: 2, ..Mesh::ONE };
+        let cut: BTreeMap<_, _> = (0..2).flat_map(|rank| held(&fp8, MeshRank { mesh, rank }, Precision::Fp8)).collect();
+        let n_other = rounded.keys().filter(is_fp8).filter(|key| cut[*key] != rounded[*key]).count();
+        assert_eq!((n_other, rounded.keys().filter(is_fp8).count() > 0), (0, true));
+    }
+
     #[test]
     fn other_shapes_and_trained_weights_have_no_other_form() {
         let dir = tempfile::tempdir().unwrap();
@@ -296,11 +326,12 @@ mod tests {
         let q = tensors.iter().find(|tensor| tensor.name.ends_with("q_proj.weight")).unwrap();
         let with = |shape: &[usize], trainable| Tensor { shape: shape.to_vec(), trainable, ..q.clone() };
 
-        assert_eq!(form(&wide, q, &c), Ok(Some(Form::Wide)));
+        let (f32, bf16) = (None, Some(Packing::Bf16));
+        assert_eq!(form(&wide, q, &c), Ok(Some(Form::Other { there: f32, here: bf16 })));
         assert_eq!(form(&wide, &with(&[32, 15], false), &c), Ok(None));
         assert_eq!(form(&wide, &with(&[16, 16], false), &c), Ok(None));
         let whole = compiled(&*devices::host(), MeshRank::default(), Precision::F32);
         let twice = |trainable| form(&wide, &with(&[32, 64], trainable), &whole);
-        assert_eq!((twice(false), twice(true)), (Ok(Some(Form::Narrow)), Ok(None)));
+        assert_eq!((twice(false), twice(true)), (Ok(Some(Form::Other { there: bf16, here: f32 })), Ok(None)));
     }
 }

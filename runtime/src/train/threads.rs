@@ -16,7 +16,6 @@ use crate::train::trainer::{TrainData, Trainer};
 use phalanx_collective::shm::world::ShmWorld;
 use phalanx_device::world::WorldId;
 use phalanx_device::{Backing, CollectiveError};
-use phalanx_strategies::passes::precision::Precision;
 use std::borrow::Borrow;
 use std::sync::Arc;
 
@@ -128,7 +127,7 @@ impl Session<'_> {
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         // Only the leader reports steps, so only the leader measures the peak.
         let peak = match leads {
-            true => self.model.device.peak_flops(self.model.spec.precision == Precision::Bf16),
+            true => self.model.device.peak_flops(self.model.spec.precision.is_bf16()),
             false => f64::INFINITY,
         };
         let programs = Arc::clone(self.programs);

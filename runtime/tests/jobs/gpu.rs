@@ -78,6 +78,8 @@ fn gpu_ranks_allocate_what_an_estimate_without_a_gpu_tells() {
         "--dp_shard_size 2 --bf16 true",
         "--dp_shard_size 2 --zero_stage 2 --bf16 true",
         "--adapter lora --lora_r 4 --lora_target_linear true --bf16 true",
+        "--adapter lora --lora_r 4 --lora_target_linear true --bf16 true --fp8 true",
+        "--dp_shard_size 2 --bf16 true --fp8 true",
         "--tensor_parallel_size 2",
         "--context_parallel_size 2",
         "--pipeline_parallel_size 2",

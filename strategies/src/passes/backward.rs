@@ -378,7 +378,8 @@ impl Backward {
             let (a, b) = if m.trans_b { (dy, x) } else { (x, dy) };
             let op = MatMul {
                 alpha: m.alpha,
-                compute: m.compute,
+                // Of a sum over tokens, the terms would have different scales in FP8.
+                compute: m.compute.without_fp8(),
                 residual: carried.is_some(),
                 a_columns: a.1,
                 b_columns: b.1,

@@ -142,7 +142,8 @@ pub(super) fn half_width(program: &Program, instr: &Instr) -> Option<DType> {
     let Op::MatMul(m) = &instr.op else { return None };
     let has_f16 = instr.reads[..2].iter().chain(&instr.writes).any(|v| program.value(*v).dtype == DType::F16);
     match m.compute {
-        Compute::Bf16 => Some(DType::Bf16),
+        // Devices round to bf16 before they round to e4m3.
+        Compute::Bf16 | Compute::Fp8 => Some(DType::Bf16),
         Compute::F32 => has_f16.then_some(DType::F16),
     }
 }

@@ -1,7 +1,7 @@
 //! Passes: each rewrites a program into one that computes the same, or more. One file per pass.
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
-//! `context_parallel` (tokens), `fuse`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pack`, `pipeline`,
+//! `context_parallel` (tokens), `fuse`, `fp8`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pack`, `fp8` (cut weights), `pipeline`,
 //! `backward`, `enter`, `recompute`, `again`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`,
 //! `optimizer` (with `tensor_sums`), `offload`, `unpack`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
 //!
@@ -22,6 +22,7 @@ pub mod compact;
 pub mod context_parallel;
 pub mod data_parallel;
 pub mod enter;
+pub mod fp8;
 pub mod fully_sharded;
 pub mod fuse;
 pub mod half_copies;

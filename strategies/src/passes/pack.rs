@@ -1,11 +1,12 @@
 //! Packed weights: frozen matrices are stored in fewer bits, and unpacked just before each product that reads them.
 //!
 //! [`pack`] changes what parameters are stored as, before anything is sharded: ranks then hold, gather and save words. Frozen
-//! matrices that only products in bf16 read are stored in bf16 in any case: the products would round them in each step. [`unpack`]
+//! matrices that only products in bf16 read are stored in bf16 in any case, and those that only products in FP8 read as e4m3: the
+//! products would round them in each step. [`unpack`]
 //! inserts the instructions that unpack a weight, after everything else is in its place: a weight is unpacked anew for each
 //! product inside a block, so that no more than one of them exists in full at a time. Weights outside blocks, such as that of
 //! the head, are unpacked once for adjacent products. Products in bf16 read weights that are stored in bf16 where they are, or where
-//! they were gathered; so do products in f32 on devices that widen operands. [`pack_halves`] stores weights so that need no more than
+//! they were gathered, and those in FP8 weights that are stored as e4m3; so do products in f32 on devices that widen operands. [`pack_halves`] stores weights so that need no more than
 //! bf16 and are never updated.
 //!
 //! Source: Dettmers et al. 2023, QLoRA, §3 (arXiv:2305.14314). We differ in that the scales of double quantisation are stored
@@ -13,7 +14,7 @@
 
 use crate::passes::precision::Precision;
 use crate::program::{
-    CollectiveKind, Compute, DType, Instr, Kind, Op, Packing, Param, ParamPart, Program, Site, ValueId,
+    CollectiveKind, Compute, DType, Instr, Kind, MatMul, Op, Packing, Param, ParamPart, Program, Site, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -34,31 +35,33 @@ pub struct CutBlocks {
     pub packing: Packing,
 }
 
-/// Packs the frozen matrices that only products read: those of blocks as `packing` says, and all others as bf16 if products are;
-/// without `packing`, those of blocks too, unless lengths of their rows are read. Beside weights of fewer bits, tables of embeddings
+/// Packs the frozen matrices that only products read: those of blocks as `packing` says, and all others as their products round them, to
+/// bf16 or e4m3; without `packing`, or where it is bf16, those of blocks too, unless lengths of their rows are read. Beside weights of fewer bits, tables of embeddings
 /// are bf16 too. The choice depends on whole tensors, so that it is the same on every rank; and on every mesh, except that bf16 is not
 /// chosen where tensor parallelism does not cut rows into equal parts of whole words.
 ///
 /// # Errors
 /// When a block of weights, as `packing` has them, would be on two ranks.
 pub fn pack(program: &mut Program, packing: Option<Packing>, precision: Precision) -> Result<(), CutBlocks> {
-    let half = (precision == Precision::Bf16).then_some(Packing::Bf16);
-    let (uses, measured) = (uses(program), measured(program));
+    let half = precision.is_bf16().then_some(Packing::Bf16);
+    let (uses, measured, in_fp8) = (uses(program), measured(program), in_fp8(program));
+    let fewer_bits = packing.filter(|packing| *packing != Packing::Bf16);
     for at in 0..program.params.len() {
         let param = &program.params[at];
+        let rounded = (in_fp8.contains(&param.value) && !measured.contains(&param.value)).then_some(Packing::E4m3);
         let wanted = match uses.get(&param.value) {
             // Products round what they read, but lengths of f32 numbers would change.
             _ if param.trainable || packing.is_none() && measured.contains(&param.value) => continue,
-            Some(Use::InBlock) => [packing, half],
-            Some(Use::Outside) => [half, None],
+            Some(Use::InBlock) => [fewer_bits, rounded, packing, half],
+            Some(Use::Outside) => [half, None, None, None],
             // So would a table of f32 numbers.
-            Some(Use::Table) if packing.is_some_and(|packing| packing != Packing::Bf16) => [half, None],
+            Some(Use::Table) if fewer_bits.is_some() => [half, None, None, None],
             Some(Use::Table | Use::TableAndHead | Use::Other) | None => continue,
         };
         let Some(fitting) = wanted.into_iter().flatten().find(|packing| has_blocks(param, *packing)) else { continue };
         match check_columns(param, fitting) {
             Err(cut) if packing == Some(fitting) => return Err(cut),
-            Ok(()) if packing == Some(fitting) || has_equal_columns(param, program.mesh_rank.mesh.tp) => {
+            Ok(()) if packing == Some(fitting) || has_equal_columns(param, fitting, program.mesh_rank.mesh.tp) => {
                 store(program, at, fitting);
             }
             _ => {}
@@ -103,10 +106,14 @@ pub fn unpack(program: &mut Program, widens: bool) {
         } else if let Some((at, packing)) = operand(&instr, &packed) {
             let weight = instr.reads[at];
             let dtype = dtype(&instr);
-            // Words of two bf16 numbers are a matrix of bf16 numbers in memory.
-            let is_in_place = dtype == DType::Bf16 || (widens && matches!(instr.op, Op::MatMul(_)));
-            if is_in_place && packing == Packing::Bf16 {
-                instr.reads[at] = *views.entry(weight).or_insert_with(|| view(program, weight));
+            // Words of two bf16 numbers, or four e4m3 numbers, are a matrix of such numbers in memory.
+            let is_in_place = match packing {
+                Packing::Bf16 => dtype == DType::Bf16 || (widens && matches!(instr.op, Op::MatMul(_))),
+                Packing::E4m3 => matches!(instr.op, Op::MatMul(MatMul { compute: Compute::Fp8, .. })),
+                Packing::Int8 | Packing::Nf4 { .. } => false,
+            };
+            if is_in_place {
+                instr.reads[at] = *views.entry(weight).or_insert_with(|| view(program, weight, packing));
                 program.instrs.push(instr);
                 continue;
             }
@@ -164,6 +171,15 @@ fn measured(program: &Program) -> BTreeSet<ValueId> {
     lengths.map(|instr| instr.reads[0]).collect()
 }
 
+/// Weights that only products in FP8 read.
+fn in_fp8(program: &Program) -> BTreeSet<ValueId> {
+    let is_fp8 = |op: &Op, at: usize| at == 1 && matches!(op, Op::MatMul(MatMul { compute: Compute::Fp8, .. }));
+    let reads =
+        || program.instrs.iter().flat_map(|i| i.reads.iter().enumerate().map(|(at, v)| (*v, is_fp8(&i.op, at))));
+    let others: BTreeSet<ValueId> = reads().filter(|(_, is_fp8)| !is_fp8).map(|(v, _)| v).collect();
+    reads().map(|(v, _)| v).filter(|v| !others.contains(v)).collect()
+}
+
 /// Whether a parameter is a matrix whose rows are blocks.
 fn has_blocks(param: &Param, packing: Packing) -> bool {
     let part_fits = |part: &ParamPart| part.shape.len() == 2 && packing.has_blocks(0, part.shape[1]);
@@ -179,10 +195,10 @@ fn check_columns(param: &Param, packing: Packing) -> Result<(), CutBlocks> {
     }
 }
 
-/// Whether all tensor-parallel ranks have as many columns, and whole words of bf16, of what is cut along its rows.
-fn has_equal_columns(param: &Param, tp: usize) -> bool {
+/// Whether all tensor-parallel ranks have as many columns, and whole blocks, of what is cut along its rows.
+fn has_equal_columns(param: &Param, packing: Packing, tp: usize) -> bool {
     let mut cut = param.parts.iter().filter(|part| part.dim == 1);
-    cut.all(|part| part.shape[1].is_multiple_of(tp * Packing::Bf16.n_weights()))
+    cut.all(|part| part.shape[1].is_multiple_of(tp * packing.n_weights()))
 }
 
 fn store(program: &mut Program, at: usize, packing: Packing) {
@@ -211,18 +227,19 @@ fn operand(instr: &Instr, packed: &BTreeMap<ValueId, Packing>) -> Option<(usize,
     Some((at, *packed.get(&instr.reads[at])?))
 }
 
-/// The element type in which a product multiplies.
+/// The element type in which a product reads its operands.
 fn dtype(instr: &Instr) -> DType {
     match &instr.op {
-        Op::MatMul(m) if m.compute == Compute::Bf16 => DType::Bf16,
+        Op::MatMul(m) if m.compute != Compute::F32 => DType::Bf16,
         _ => DType::F32,
     }
 }
 
-fn view(program: &mut Program, weight: ValueId) -> ValueId {
+fn view(program: &mut Program, weight: ValueId, packing: Packing) -> ValueId {
     let value = program.value(weight);
-    let shape = [value.n_rows(), Packing::Bf16.weights(value.n_columns())];
-    program.add_value(format!("{} as bf16", value.name), &shape, DType::Bf16, Kind::View(weight))
+    let shape = [value.n_rows(), packing.weights(value.n_columns())];
+    let dtype = if packing == Packing::E4m3 { DType::E4m3 } else { DType::Bf16 };
+    program.add_value(format!("{} as {dtype}", value.name), &shape, dtype, Kind::View(weight))
 }
 
 fn unpack_one(program: &mut Program, (weight, packing): (ValueId, Packing), dtype: DType, site: Site) -> ValueId {

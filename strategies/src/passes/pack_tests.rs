@@ -298,3 +298,44 @@ fn weight_in_bf16_is_read_where_it_was_gathered_and_its_memory_is_free_after_the
     }
     assert_eq!(place(gathered[0]), place(gathered[1]));
 }
+
+/// A weight that products in FP8 read, one that they share with one in bf16, and one whose rows' lengths are read.
+#[test]
+fn weights_of_products_in_fp8_are_stored_as_these_read_them() {
+    let fp8 = |p: &mut Program, weight| {
+        product(p, weight, Some(0));
+        p.instrs.last_mut().unwrap().op = Op::MatMul(MatMul { compute: Compute::Fp8, ..MatMul::nt() });
+    };
+    for (packing, expected) in [(None, Packing::E4m3), (Some(Packing::Bf16), Packing::E4m3), (Some(NF4), NF4)] {
+        let mut p = Program::default();
+        let [own, shared] = ["own", "shared"].map(|name| frozen(&mut p, name, &[128, 128]));
+        [own, shared].into_iter().for_each(|weight| fp8(&mut p, weight));
+        product(&mut p, shared, Some(0));
+
+        pack(&mut p, packing, Precision::Fp8).unwrap();
+
+        let other = if packing == Some(NF4) { NF4 } else { Packing::Bf16 };
+        assert_eq!(["own", "shared"].map(|name| packing_of(&p, name)), [Some(expected), Some(other)]);
+        if expected == Packing::E4m3 {
+            assert_eq!(&p.value(own).shape[..], [128, 32]);
+        }
+    }
+}
+
+#[test]
+fn weight_in_fp8_is_read_in_place_and_unpacked_only_for_products_in_bf16() {
+    let mut p = Program::default();
+    let weight = frozen(&mut p, "w", &[128, 128]);
+    product(&mut p, weight, Some(0));
+    p.instrs[0].op = Op::MatMul(MatMul { compute: Compute::Fp8, ..MatMul::nt() });
+    pack(&mut p, None, Precision::Fp8).unwrap();
+    product(&mut p, weight, Some(0));
+
+    unpack(&mut p, false);
+
+    let ops: Vec<&str> = p.instrs.iter().map(|i| i.op.name()).collect();
+    assert_eq!(ops, ["matmul", "unpack", "matmul"]);
+    let [in_fp8, in_bf16] = [0, 2].map(|i| p.value(p.instrs[i].reads[1]));
+    assert_eq!((in_fp8.kind, in_fp8.dtype, in_fp8.size_bytes()), (Kind::View(weight), DType::E4m3, 128 * 128));
+    assert_eq!(in_bf16.dtype, DType::Bf16);
+}

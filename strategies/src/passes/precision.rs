@@ -18,16 +18,35 @@ pub enum Precision {
     F32,
     /// bf16 activations and products, f32 master weights.
     Bf16,
+    /// As bf16, with the products of linear layers in FP8; see [`super::fp8`].
+    Fp8,
     /// fp16 activations, f32 master weights; needs loss scaling.
     F16,
 }
 
+impl Precision {
+    /// Whether activations are in bf16.
+    pub const fn is_bf16(self) -> bool {
+        matches!(self, Precision::Bf16 | Precision::Fp8)
+    }
+
+    /// The precision of linear layers.
+    pub const fn compute(self) -> Compute {
+        match self {
+            Precision::F32 | Precision::F16 => Compute::F32,
+            Precision::Bf16 => Compute::Bf16,
+            Precision::Fp8 => Compute::Fp8,
+        }
+    }
+}
+
 /// Sets the element types of a forward program's activations and the precision of its products.
 pub fn precision(program: &mut Program, precision: Precision) {
-    let (narrow, compute) = match precision {
+    let compute = precision.compute().without_fp8();
+    let narrow = match precision {
         Precision::F32 => return,
-        Precision::Bf16 => (DType::Bf16, Compute::Bf16),
-        Precision::F16 => (DType::F16, Compute::F32),
+        Precision::Bf16 | Precision::Fp8 => DType::Bf16,
+        Precision::F16 => DType::F16,
     };
     let wide = read_as_f32(program);
     for i in 0..program.instrs.len() {
@@ -38,7 +57,9 @@ pub fn precision(program: &mut Program, precision: Precision) {
         }
         let follows_residual = match &mut instr.op {
             Op::MatMul(m) => {
-                *m = MatMul { compute, ..*m };
+                if m.compute != Compute::Fp8 {
+                    m.compute = compute;
+                }
                 m.residual.then(|| instr.reads[instr.reads.len() - 1])
             }
             Op::Norm { .. }

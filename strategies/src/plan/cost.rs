@@ -19,7 +19,8 @@ use std::time::Duration;
 /// Seconds of one instruction, whose kernel has this name.
 pub fn instr_seconds(hardware: &Hardware, kernel: &str, cost: &Cost, compute: Compute) -> f64 {
     let attention = cost.attention_flops / hardware.attention(kernel, compute);
-    let arithmetic = hardware.matmul(compute).seconds(cost.matmul_flops) + attention;
+    let rounding = cost.rounded_bytes / hardware.streaming("cast");
+    let arithmetic = hardware.matmul(compute).seconds(cost.matmul_flops) + attention + rounding;
     // Rates of attention count operations, not bytes.
     let streamed = if cost.attention_flops > 0.0 { 0.0 } else { cost.streamed_bytes / hardware.streaming(kernel) };
     // Launches run ahead of the device: a kernel that takes longer hides the launch of the next.

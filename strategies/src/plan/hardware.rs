@@ -16,6 +16,9 @@ pub struct Hardware {
     pub matmul_f32: Rate,
     /// Matrix products of bf16 operands.
     pub matmul_bf16: Rate,
+    /// Speed of products in FP8 over those in bf16; 1 where they are computed in bf16.
+    #[serde(default = "in_bf16")]
+    pub fp8_speedup: f64,
     /// Fraction of the peak of matrix products that fused attention reaches.
     pub attention_fraction: f64,
     /// Memory of a device, bytes.
@@ -106,6 +109,8 @@ const ATTENTION: f64 = 0.6;
 // TFLOP/s, 750 on average, because of power; attention, forward and backward together, at 331 with heads of 64 and 405 with 128.
 const HOPPER_PRODUCTS: f64 = 0.76;
 const HOPPER_ATTENTION: f64 = 0.37;
+// Products of the size of a step of 8 billion parameters on an H100 (runtime/BENCHMARKS.md): 1,288 to 1,489 TFLOP/s, in bf16 672 to 791.
+const HOPPER_FP8: f64 = 1.9;
 // Share of the peak that copies reach on HBM; Deakin et al. 2018, BabelStream, finds 80 to 90 % on server GPUs.
 const STREAMS: f64 = 0.85;
 // A launch costs a few microseconds of the host: Zhang et al. 2019, "A study of single and multi-device synchronization
@@ -210,6 +215,10 @@ impl Hardware {
         match compute {
             Compute::F32 => self.matmul_f32,
             Compute::Bf16 => self.matmul_bf16,
+            Compute::Fp8 => {
+                let peak_flops = self.fp8_speedup * self.matmul_bf16.peak_flops;
+                Rate { peak_flops, ..self.matmul_bf16 }
+            }
         }
     }
 
@@ -225,7 +234,7 @@ impl Hardware {
 
     /// Operations per second that an attention kernel reaches.
     pub fn attention(&self, kernel: &str, compute: Compute) -> f64 {
-        let usual = self.matmul(compute).peak_flops * self.attention_fraction;
+        let usual = self.matmul(compute.without_fp8()).peak_flops * self.attention_fraction;
         self.measured.get(kernel).copied().unwrap_or(usual)
     }
 
@@ -246,6 +255,10 @@ impl Hardware {
 // An assumption, of the order of a launch.
 const FILL_S: f64 = 5e-6;
 
+fn in_bf16() -> f64 {
+    1.0
+}
+
 fn gpu_rate(peak_flops: f64) -> Rate {
     Rate { peak_flops, fraction: PRODUCTS, fill_s: FILL_S }
 }
@@ -257,6 +270,7 @@ fn a100_80g() -> Hardware {
         name: "a100-80g".into(),
         matmul_bf16: gpu_rate(312.0 * TERA),
         matmul_f32: gpu_rate(19.5 * TERA),
+        fp8_speedup: in_bf16(),
         attention_fraction: ATTENTION,
         memory_bytes: 80_000_000_000,
         memory_bytes_per_s: 2039.0 * GB,
@@ -280,6 +294,7 @@ fn h100() -> Hardware {
         name: "h100".into(),
         matmul_bf16: Rate { fraction: HOPPER_PRODUCTS, ..gpu_rate(989.0 * TERA) },
         matmul_f32: gpu_rate(67.0 * TERA),
+        fp8_speedup: HOPPER_FP8,
         attention_fraction: HOPPER_ATTENTION,
         memory_bytes_per_s: 3350.0 * GB,
         intra_node: Link { bytes_per_s: 450.0 * GB, fraction: COLLECTIVES, hop_s: NVLINK_HOP_S },
@@ -300,6 +315,7 @@ fn b200() -> Hardware {
         name: "b200".into(),
         matmul_bf16: gpu_rate(2250.0 * TERA),
         matmul_f32: gpu_rate(75.0 * TERA),
+        fp8_speedup: in_bf16(),
         attention_fraction: ATTENTION,
         memory_bytes: 180_000_000_000,
         memory_bytes_per_s: 8000.0 * GB,
@@ -348,6 +364,7 @@ fn cpu() -> Hardware {
         // Loading operands limits AMX far below its peak; the fractions are assumptions until the job measures them.
         matmul_bf16: Rate { peak_flops: core_cycles * 1024.0, fraction: 0.3, fill_s: FILL_S },
         matmul_f32: Rate { peak_flops: core_cycles * 64.0, fraction: PRODUCTS, fill_s: FILL_S },
+        fp8_speedup: in_bf16(),
         attention_fraction: 0.2,
         memory_bytes: 512_000_000_000,
         memory_bytes_per_s: 307.2 * GB,

@@ -115,7 +115,7 @@ impl Workload {
             optimizer: spec.optimizer,
             seq_len: batch.seq_len,
             global_batch_rows,
-            compute: if spec.precision == Precision::Bf16 { Compute::Bf16 } else { Compute::F32 },
+            compute: spec.precision.compute(),
             activation_bytes,
             // Whole bytes: those of nf4 have less than one each.
             gathered_bytes: packing.map_or(4, |packing| 4 * packing.n_words() / packing.n_weights()),

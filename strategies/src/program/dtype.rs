@@ -17,6 +17,9 @@ pub enum DType {
     F64,
     /// Token ids, labels and positions.
     I32,
+    /// 8-bit float with 4 bits of exponent and 3 of mantissa, up to 448 and without infinities: weights of products in FP8.
+    /// Source: Micikevicius et al. 2022, FP8 Formats for Deep Learning, §3 (arXiv:2209.05433).
+    E4m3,
 }
 
 impl DType {
@@ -26,6 +29,7 @@ impl DType {
             DType::Bf16 | DType::F16 => 2,
             DType::F32 | DType::I32 => 4,
             DType::F64 => 8,
+            DType::E4m3 => 1,
         }
     }
 
@@ -43,6 +47,7 @@ impl fmt::Display for DType {
             DType::F16 => "f16",
             DType::F64 => "f64",
             DType::I32 => "i32",
+            DType::E4m3 => "e4m3",
         })
     }
 }

@@ -19,6 +19,21 @@ pub enum Compute {
     F32,
     /// Operands rounded to bf16.
     Bf16,
+    /// Operands rounded to bf16 and then to e4m3. Each row of `a` is first divided by a power of two, so that its largest number just
+    /// fits, and `b`, a weight, by [`super::packing::E4M3_STEP`]. `a` is not transposed, has all its rows, and rows of `b` and of its
+    /// transpose have multiples of 16 elements.
+    Fp8,
+}
+
+impl Compute {
+    /// The precision of everything else in a program with such products: that of attention and of gradients of weights.
+    #[must_use]
+    pub const fn without_fp8(self) -> Compute {
+        match self {
+            Compute::Fp8 => Compute::Bf16,
+            other => other,
+        }
+    }
 }
 
 /// A run of columns of a matrix.
@@ -663,6 +678,7 @@ impl Op {
         match self {
             Op::MatMul(MatMul { compute: Compute::F32, .. }) => Some(DType::F32),
             Op::MatMul(MatMul { compute: Compute::Bf16, .. }) => Some(DType::Bf16),
+            Op::MatMul(MatMul { compute: Compute::Fp8, .. }) => Some(DType::E4m3),
             _ => None,
         }
     }

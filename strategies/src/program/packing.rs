@@ -5,11 +5,18 @@
 
 use std::fmt;
 
+/// What weights are divided by before they are rounded to e4m3. Rounding is relative to each weight from 2^-10 to 28, which covers those
+/// of language models, so a scale of its own for each row would change nothing: it only moves the range. Larger ones become 28.
+pub const E4M3_STEP: f32 = 1.0 / 16.0;
+
 /// How a frozen weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Packing {
     /// Two bf16 numbers in a word, the first in the low half.
     Bf16,
+    /// Four e4m3 numbers in a word, the first in the lowest bits, each a weight divided by [`E4M3_STEP`]: what products in FP8
+    /// multiply.
+    E4m3,
     /// 64 numbers `scale q / 127`: the scale, which is the largest magnitude of the whole row, and 64 signed bytes.
     /// Source: Dettmers et al. 2022, LLM.int8(), §2.1 (arXiv:2208.07339), for weights only.
     Int8,
@@ -26,6 +33,7 @@ impl Packing {
     pub const fn n_weights(self) -> usize {
         match self {
             Packing::Bf16 => 2,
+            Packing::E4m3 => 4,
             Packing::Int8 | Packing::Nf4 { .. } => 64,
         }
     }
@@ -33,7 +41,7 @@ impl Packing {
     /// Words of a block.
     pub const fn n_words(self) -> usize {
         match self {
-            Packing::Bf16 => 1,
+            Packing::Bf16 | Packing::E4m3 => 1,
             Packing::Int8 => 17,
             Packing::Nf4 { .. } => 9,
         }
@@ -59,6 +67,7 @@ impl fmt::Display for Packing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Packing::Bf16 => "bf16",
+            Packing::E4m3 => "fp8",
             Packing::Int8 => "int8",
             Packing::Nf4 { double: false } => "nf4",
             Packing::Nf4 { double: true } => "nf4, double quantised",

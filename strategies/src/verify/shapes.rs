@@ -2,10 +2,11 @@
 
 use crate::mesh::MeshRank;
 use crate::optimizer::Extent;
+use crate::passes::fp8::VECTOR;
 use crate::program::op::UpdateOperands;
 use crate::program::{
-    ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Collective, CollectiveKind, Columns, DType,
-    Hyper, Instr, MatMul, NormKind, Op, Packing, Program, QkColumns, QkNorm, Update, Value, VocabShard,
+    ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Collective, CollectiveKind, Columns, Compute,
+    DType, Hyper, Instr, MatMul, NormKind, Op, Packing, Program, QkColumns, QkNorm, Update, Value, VocabShard,
 };
 
 /// Checks one instruction against the signature of its operation.
@@ -169,6 +170,7 @@ impl Signature<'_> {
         if (c_rows, c_columns) != (rows, n) {
             return Err(format!("the product is [{rows}, {n}], its result [{c_rows}, {c_columns}]"));
         }
+        self.fp8(m, [k, n])?;
         if m.replaces && !(m.residual && m.c_columns.is_some()) {
             return Err("nothing to replace: replaces needs a residual and c_columns".into());
         }
@@ -179,6 +181,23 @@ impl Signature<'_> {
             self.shape(self.reads[self.reads.len() - 1], &self.writes[0].shape, Some(self.writes[0].dtype))?;
         }
         Ok(())
+    }
+
+    /// Sizes and types of a product in FP8, and that no other one reads e4m3.
+    fn fp8(&self, m: &MatMul, [k, n]: [usize; 2]) -> Result<(), String> {
+        let is_e4m3 = self.reads[1].dtype == DType::E4m3;
+        match m.compute {
+            Compute::Fp8 if m.trans_a || m.b_columns.is_some() => {
+                Err("operands of FP8 are not transposed or cut".into())
+            }
+            Compute::Fp8 if !(k.is_multiple_of(VECTOR) && n.is_multiple_of(VECTOR)) => {
+                Err(format!("a product in FP8 of [{k}, {n}] weights, expected multiples of {VECTOR}"))
+            }
+            Compute::F32 | Compute::Bf16 if is_e4m3 => {
+                Err(format!("`{}` is read as {:?}", self.reads[1].name, m.compute))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn unpack(&self, packing: Packing) -> Result<(), String> {

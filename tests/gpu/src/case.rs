@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use half::{bf16, f16};
+use phalanx_device::e4m3;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
 use phalanx_strategies::compile::Compiled;
@@ -28,6 +29,7 @@ fn rounded(dtype: DType, x: f64) -> f64 {
         DType::F16 => f16::from_f64(x).to_f64(),
         DType::F32 => f64::from(x as f32),
         DType::F64 | DType::I32 => x,
+        DType::E4m3 => f64::from(e4m3::decode(e4m3::encode(x as f32))),
     }
 }
 
@@ -245,7 +247,7 @@ fn rounding(dtype: DType, tolerance: Tolerance) -> f64 {
         // Two roundings that differ are one unit in the last place apart.
         DType::Bf16 => 1.0 / 128.0,
         DType::F16 => 1.0 / 1024.0,
-        DType::F32 | DType::F64 | DType::I32 => 0.0,
+        DType::F32 | DType::F64 | DType::I32 | DType::E4m3 => 0.0,
     }
 }
 
@@ -257,6 +259,7 @@ fn put(machine: &mut dyn Machine, c: &Compiled, v: ValueId, operand: &Operand) {
         DType::F16 => machine.write(c, v, 0, &elements.iter().map(|x| f16::from_f64(*x)).collect::<Vec<_>>()),
         DType::F64 => machine.write(c, v, 0, elements),
         DType::I32 => machine.write(c, v, 0, &elements.iter().map(|x| *x as i32).collect::<Vec<_>>()),
+        DType::E4m3 => machine.write(c, v, 0, &elements.iter().map(|x| e4m3::encode(*x as f32)).collect::<Vec<_>>()),
     }
 }
 
@@ -267,5 +270,6 @@ fn get(machine: &dyn Machine, c: &Compiled, v: ValueId) -> Vec<f64> {
         DType::F16 => machine.read::<f16>(c, v).into_iter().map(f64::from).collect(),
         DType::F64 => machine.read::<f64>(c, v),
         DType::I32 => machine.read::<i32>(c, v).into_iter().map(f64::from).collect(),
+        DType::E4m3 => machine.read::<u8>(c, v).into_iter().map(|bits| f64::from(e4m3::decode(bits))).collect(),
     }
 }

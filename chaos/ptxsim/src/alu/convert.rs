@@ -86,6 +86,9 @@ pub(crate) fn convert(to: Ty, from: Ty, mode: Conversion) -> Option<Alu> {
 
 /// The conversion of two f32 into a pair, the first into the upper half.
 pub(crate) fn convert_pair(to: Ty, mode: Conversion) -> Option<Alu> {
+    if to == Ty::E4m3x2 && mode.satfinite {
+        return Some(two(move |a, b| e4m3(float(a, Ty::F32, mode.ftz)) << 8 | e4m3(float(b, Ty::F32, mode.ftz))));
+    }
     let format = match to {
         Ty::F16x2 => F16,
         Ty::Bf16x2 => BF16,
@@ -98,7 +101,7 @@ pub(crate) fn convert_pair(to: Ty, mode: Conversion) -> Option<Alu> {
 /// Whether a type is a floating-point number; pairs are neither.
 fn is_number(ty: Ty) -> Option<bool> {
     match ty {
-        Ty::Pred | Ty::F16x2 | Ty::Bf16x2 | Ty::F32x2 => None,
+        Ty::Pred | Ty::F16x2 | Ty::Bf16x2 | Ty::E4m3x2 | Ty::F32x2 => None,
         ty => Some(ty.is_float()),
     }
 }
@@ -127,6 +130,18 @@ fn from_float(x: f64, to: Ty, mode: Conversion) -> u64 {
             if mode.ftz && y.is_subnormal() { u64::from(0f32.copysign(y).to_bits()) } else { bits }
         }
     }
+}
+
+/// A number of 4 bits of exponent and 3 of mantissa, at most 448: to nearest, ties to even.
+fn e4m3(x: f64) -> u64 {
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    if x.is_nan() {
+        return 0x7f;
+    }
+    let exponent = x.abs().log2().floor().clamp(-6.0, 8.0) as i32;
+    // Units of the last place of numbers with this exponent.
+    let units = (x.abs() * 2f64.powi(3 - exponent)).round_ties_even().min(16.0) as u64;
+    sign | (8 * (exponent + 6) as u64 + units).min(0x7e)
 }
 
 fn finish(x: f64, format: Format, mode: Conversion) -> u64 {

@@ -18,6 +18,10 @@ pub struct Description {
     pub bias: usize,
     pub bias_stride: i64,
     pub bias_type: Option<Element>,
+    /// Of A and B: the scales, and a `cublasLtMatmulMatrixScale_t`.
+    pub scales: [usize; 2],
+    pub scale_modes: [u32; 2],
+    pub is_fast: bool,
 }
 
 /// How a matrix lies in memory.
@@ -71,7 +75,20 @@ impl Description {
             return Err(refuse(NOT_SUPPORTED, format_args!("compute type {compute} with scale type {scale}")));
         }
         let transposes = [false; 2];
-        Ok(Description { compute, scale, transposes, epilogue: 1, bias: 0, bias_stride: 0, bias_type: None })
+        let (epilogue, bias, bias_stride, bias_type) = (1, 0, 0, None);
+        let (scales, scale_modes, is_fast) = ([0; 2], [0; 2], false);
+        Ok(Description {
+            compute,
+            scale,
+            transposes,
+            epilogue,
+            bias,
+            bias_stride,
+            bias_type,
+            scales,
+            scale_modes,
+            is_fast,
+        })
     }
 
     pub fn has_bias(&self) -> bool {
@@ -107,7 +124,10 @@ impl Attributes for Description {
             },
             8 => self.bias = as_u64(value)? as usize,
             10 => self.bias_stride = as_u64(value)? as i64,
+            17 | 18 => self.scales[attribute as usize - 17] = as_u64(value)? as usize,
+            25 => self.is_fast = number::<1>(value)?[0] != 0,
             26 => self.bias_type = Some(element(as_u32(value)?)?),
+            31 | 32 => self.scale_modes[attribute as usize - 31] = as_u32(value)?,
             _ => {
                 return Err(refuse(
                     INVALID_VALUE,

@@ -6,6 +6,7 @@ pub enum Element {
     F32,
     F16,
     Bf16,
+    E4m3,
 }
 
 impl Element {
@@ -14,6 +15,7 @@ impl Element {
             0 => Some(Element::F32),
             2 => Some(Element::F16),
             14 => Some(Element::Bf16),
+            28 => Some(Element::E4m3),
             _ => None,
         }
     }
@@ -23,11 +25,16 @@ impl Element {
             Element::F32 => 0,
             Element::F16 => 2,
             Element::Bf16 => 14,
+            Element::E4m3 => 28,
         }
     }
 
     pub fn bytes(self) -> usize {
-        if self == Element::F32 { 4 } else { 2 }
+        match self {
+            Element::F32 => 4,
+            Element::F16 | Element::Bf16 => 2,
+            Element::E4m3 => 1,
+        }
     }
 
     /// The value at an address.
@@ -41,6 +48,7 @@ impl Element {
                 Element::F32 => *(at as *const f32),
                 Element::F16 => f32_of_f16(*(at as *const u16)),
                 Element::Bf16 => f32::from_bits(u32::from(*(at as *const u16)) << 16),
+                Element::E4m3 => f32_of_e4m3(*(at as *const u8)),
             }
         }
     }
@@ -56,6 +64,7 @@ impl Element {
                 Element::F32 => *(at as *mut f32) = value,
                 Element::F16 => *(at as *mut u16) = f16_of_f32(value),
                 Element::Bf16 => *(at as *mut u16) = bf16_of_f32(value),
+                Element::E4m3 => unreachable!("no product writes e4m3"),
             }
         }
     }
@@ -64,6 +73,16 @@ impl Element {
 pub fn bf16_of_f32(value: f32) -> u16 {
     let u = value.to_bits();
     if value.is_nan() { 0x7fff } else { ((u + 0x7fff + (u >> 16 & 1)) >> 16) as u16 }
+}
+
+pub fn f32_of_e4m3(bits: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+    let magnitude = match (exponent, bits & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa * 2f32.powi(-9),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    };
+    if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
 pub fn f32_of_f16(bits: u16) -> f32 {

@@ -1,4 +1,4 @@
-//! libcublasLt: products of f32, bf16 and f16 matrices with f32 sums in a fixed order.
+//! libcublasLt: products of f32, bf16, f16 and e4m3 matrices with f32 sums in a fixed order.
 //!
 //! SAFETY, for all functions here: arguments are what cublasLt.h asks for.
 

@@ -3,6 +3,7 @@
 use super::attributes::{Description, Layout};
 use super::element::{Element, f32_of_f16};
 use super::{INVALID_VALUE, NOT_SUPPORTED, Outcome, Status, is_reachable, refuse};
+use crate::settings;
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -33,6 +34,8 @@ pub struct Problem {
     pub compute: u32,
     pub has_relu: bool,
     pub bias: Option<Bias>,
+    /// Of e4m3 operands: addresses of one f32 for each row of A and of one for each column of B.
+    pub scales: Option<[usize; 2]>,
 }
 
 /// One value for each row of D.
@@ -96,17 +99,33 @@ impl Problem {
             return Err(refuse(INVALID_VALUE, format_args!("numbers of batches differ")));
         }
         check_types(d, &views)?;
+        let scales = (va.element == Element::E4m3).then_some(d.scales);
+        if scales.is_some() {
+            check_fp8(d, layouts, [m, k])?;
+        }
         let bias_type = d.bias_type.unwrap_or(vd.element);
         let bias =
             d.has_bias().then_some(Bias { at: d.bias, element: bias_type, stride: d.bias_stride.max(0) as usize });
-        Ok(Problem { m, n, k, batches: to.batches as usize, views, compute: d.compute, has_relu: d.has_relu(), bias })
+        Ok(Problem {
+            m,
+            n,
+            k,
+            batches: to.batches as usize,
+            views,
+            compute: d.compute,
+            has_relu: d.has_relu(),
+            bias,
+            scales,
+        })
     }
 
     /// What an algorithm depends on.
     pub fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let bias = self.bias.map(|b| b.element);
-        (self.m, self.n, self.k, self.batches, self.views, self.compute, self.has_relu, bias).hash(&mut hasher);
+        let has_scales = self.scales.is_some();
+        (self.m, self.n, self.k, self.batches, self.views, self.compute, self.has_relu, bias, has_scales)
+            .hash(&mut hasher);
         hasher.finish()
     }
 
@@ -133,6 +152,18 @@ impl Problem {
                 return Err(refuse(INVALID_VALUE, what));
             }
         }
+        for (at, n) in self.scales.into_iter().flatten().zip([self.m, self.n]) {
+            if at == 0 || !at.is_multiple_of(16) || !is_reachable(at, 4 * n) {
+                return Err(refuse(INVALID_VALUE, format_args!("{n} scales at {at:#x} are not memory of a device")));
+            }
+        }
+        let is_aligned = |i: &usize| pointers[*i].is_multiple_of(16);
+        if self.scales.is_some() && !(0..4).filter(|i| *i != 2 || reads_c).all(|i| is_aligned(&i)) {
+            return Err(refuse(
+                NOT_SUPPORTED,
+                format_args!("matrices of FP8 that do not begin at multiples of 16 bytes"),
+            ));
+        }
         let Some(bias) = self.bias else { return Ok(()) };
         let bytes = ((self.batches - 1) * bias.stride + self.m) * bias.element.bytes();
         if bias.at == 0 || !is_reachable(bias.at, bytes) {
@@ -151,12 +182,43 @@ fn check_types(d: &Description, views: &[View; 4]) -> Outcome {
             Element::F32 => to == Element::F32 && !is_half,
             Element::F16 => to != Element::Bf16 && (!is_half || to == Element::F16),
             Element::Bf16 => to != Element::F16 && !is_half,
+            Element::E4m3 => to != Element::E4m3 && !is_half,
         };
-    let is_bias_known = d.bias_type.is_none_or(|bias| bias == to || (to == Element::F32 && bias == a));
+    // Beside e4m3, a bias is bf16.
+    let is_bias_of_fp8 = a != Element::E4m3 || !d.has_bias() || d.bias_type.unwrap_or(to) == Element::Bf16;
+    let is_bias_known =
+        is_bias_of_fp8 && d.bias_type.is_none_or(|bias| bias == to || (to == Element::F32 && bias == a));
     if is_known && is_bias_known {
         return Ok(());
     }
     let what =
         format_args!("compute type {} with A {a:?}, B {b:?}, C {c:?}, D {to:?}, bias {:?}", d.compute, d.bias_type);
     Err(refuse(NOT_SUPPORTED, what))
+}
+
+/// `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`.
+const OF_ROWS: u32 = 3;
+
+/// What products of e4m3 ask for: both operands along the sums ("TN"), 16 bytes at a time, and an f32 for each row of A and for each
+/// column of B, which only Hopper multiplies with. Source: NVIDIA, cuBLAS documentation, `cublasLtMatmul()`, CUDA 13.0. Other scale modes
+/// exist, and are refused here.
+fn check_fp8(d: &Description, layouts: [&Layout; 4], [m, k]: [usize; 2]) -> Outcome {
+    let arch = settings::number("SOFTGPU_ARCH");
+    let is_by_columns = layouts.iter().all(|layout| !layout.is_by_rows);
+    if d.scale_modes != [OF_ROWS; 2] || arch != 90 {
+        let what = format_args!("scales of modes {:?} on sm_{arch}", d.scale_modes);
+        return Err(refuse(NOT_SUPPORTED, what));
+    }
+    if d.transposes != [true, false] || !is_by_columns {
+        return Err(refuse(NOT_SUPPORTED, format_args!("e4m3 with transposes {:?}, expected TN", d.transposes)));
+    }
+    let bytes = |layout: &Layout| layout.ld as usize * layout.element.bytes();
+    if !m.is_multiple_of(16) || !k.is_multiple_of(16) || !layouts.iter().all(|layout| bytes(layout).is_multiple_of(16))
+    {
+        return Err(refuse(
+            NOT_SUPPORTED,
+            format_args!("e4m3 with {m} rows and sums of {k}, expected multiples of 16"),
+        ));
+    }
+    Ok(())
 }

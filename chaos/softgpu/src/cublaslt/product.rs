@@ -153,6 +153,10 @@ impl Product {
                 unsafe { pack(start as *const u16, along, k_stride, n, kc, width, to, wide) }
             }
             // SAFETY: as above.
+            Element::E4m3 => unsafe {
+                pack(start as *const u8, along, k_stride, n, kc, width, to, super::element::f32_of_e4m3)
+            },
+            // SAFETY: as above.
             Element::F16 => unsafe {
                 pack(start as *const u16, along, k_stride, n, kc, width, to, super::element::f32_of_f16)
             },
@@ -160,6 +164,13 @@ impl Product {
         if self.problem.rounds_to_tf32() {
             to.iter_mut().for_each(|x| *x = f32::from_bits(x.to_bits().wrapping_add(0x1000) & !0x1fff));
         }
+    }
+
+    /// Of an element of D.
+    fn scale(&self, i: usize, j: usize) -> f32 {
+        let Some([of_rows, of_columns]) = self.problem.scales else { return 1.0 };
+        // SAFETY: they lie in memory of a device, which was checked.
+        unsafe { *((of_rows + 4 * i) as *const f32) * *((of_columns + 4 * j) as *const f32) }
     }
 
     fn finish(&self, batch: usize, cols: std::ops::Range<usize>, sums: &[f32]) {
@@ -170,7 +181,7 @@ impl Product {
         };
         for (n, j) in cols.enumerate() {
             for i in 0..p.m {
-                let mut value = self.alpha * sums[n * p.m + i];
+                let mut value = self.alpha * self.scale(i, j) * sums[n * p.m + i];
                 // SAFETY: the views and the bias lie in memory of a device, which was checked.
                 unsafe {
                     if self.beta != 0.0 {

@@ -255,7 +255,8 @@ fn add_product(at: [usize; 2], to: &mut [f32], [m, n, k]: [usize; 3], full: [usi
         let from = (first + i) % n_blocks * block;
         let k = block.min(k - from);
         let views = [view(m, k, full[2]), view(k, n, full[1]), view(m, n, full[1]), view(m, n, full[1])];
-        let problem = Problem { m, n, k, batches: 1, views, compute: COMPUTE_32F, has_relu: false, bias: None };
+        let (compute, has_relu, bias, scales) = (COMPUTE_32F, false, None, None);
+        let problem = Problem { m, n, k, batches: 1, views, compute, has_relu, bias, scales };
         let pointers = [at[0] + 4 * from, at[1] + 4 * from * full[1], to.as_ptr() as usize, to.as_mut_ptr() as usize];
         Product { problem, alpha: 1.0, beta: 1.0, pointers, split: 1, workspace: 0 }.run();
         if seed.is_some() {

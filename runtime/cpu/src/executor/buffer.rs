@@ -64,7 +64,9 @@ impl Buffer {
                 DType::F32 => Slice::F32(&self.slice::<f32>()[first..]),
                 DType::Bf16 => Slice::Bf16(&self.slice::<bf16>()[first..]),
                 DType::F16 => Slice::F16(&self.slice::<f16>()[first..]),
-                DType::F64 | DType::I32 => unreachable!("the verifier admits only activations in products"),
+                DType::F64 | DType::I32 | DType::E4m3 => {
+                    unreachable!("the verifier admits only activations in products")
+                }
             }
         };
         Mat::new(data, self.cols)
@@ -82,7 +84,9 @@ impl Buffer {
                 DType::F32 => SliceMut::F32(&mut self.slice_mut::<f32>()[first..]),
                 DType::Bf16 => SliceMut::Bf16(&mut self.slice_mut::<bf16>()[first..]),
                 DType::F16 => SliceMut::F16(&mut self.slice_mut::<f16>()[first..]),
-                DType::F64 | DType::I32 => unreachable!("the verifier admits only activations in products"),
+                DType::F64 | DType::I32 | DType::E4m3 => {
+                    unreachable!("the verifier admits only activations in products")
+                }
             }
         };
         MatMut { data, ld: self.cols }

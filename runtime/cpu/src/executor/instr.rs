@@ -33,7 +33,7 @@ macro_rules! with_element {
                 type $T = f16;
                 $body
             }
-            DType::F32 | DType::F64 | DType::I32 => {
+            DType::F32 | DType::F64 | DType::I32 | DType::E4m3 => {
                 type $T = f32;
                 $body
             }
@@ -56,6 +56,7 @@ const fn element_type(dtype: DType) -> ElementType {
         DType::F16 => ElementType::F16,
         DType::F64 => ElementType::F64,
         DType::I32 => ElementType::I32,
+        DType::E4m3 => panic!("ranks exchange the words that a view is of"),
     }
 }
 

@@ -52,7 +52,13 @@ sources! {
     /// Conversions of elements.
     CAST = "cast.cu" after "runs.cuh", &["X=float Y=bf16", "X=f16 Y=float", "X=bf16 Y=f16"];
     /// Packed weights as numbers.
-    UNPACK = "unpack.cu", &["Y=float", "Y=bf16", "Y=f16"];
+    UNPACK = "unpack.cu" after "e4m3.cuh", &["Y=float", "Y=bf16", "Y=f16"];
+    /// Rows of activations for products in FP8.
+    FP8_ROWS = "fp8_rows.cu" after "e4m3.cuh", &[
+        "Y=e4m3 V=8 ITEMS=1", "Y=e4m3 V=8 ITEMS=4", "Y=e4m3 V=1 ITEMS=8", "Y=bf16 V=8 ITEMS=2", "Y=bf16 V=1 ITEMS=8",
+    ];
+    /// Weights for products in FP8.
+    FP8_WEIGHTS = "fp8_weights.cu" after "e4m3.cuh", &["X=bf16 Y=e4m3", "X=bf16 Y=bf16", "X=e4m3 Y=e4m3"];
     /// Attention in f32 arithmetic, and its adjoint.
     ATTENTION = "attention.cu" after "attention.cuh", &[
         "X=float Y=float HEAD_DIM=64 TILE=64",

@@ -178,7 +178,7 @@ struct Gradients {
 impl Lowering {
     /// `[qkv, doc_start] -> [o, lse]`.
     pub(super) fn attention(&mut self, a: &Attention) {
-        if let Some(shape) = self.attends.cudnn {
+        if let Some(shape) = self.engines.cudnn {
             return self.forward_by_library(a, shape);
         }
         let x = Operands::whole(a, self.reads[0], self.reads[1]);
@@ -194,7 +194,7 @@ impl Lowering {
 
     /// `[qkv, doc_start, o, lse, do] -> [dqkv]`.
     pub(super) fn attention_backward(&mut self, a: &Attention) {
-        if let Some(shape) = self.attends.cudnn {
+        if let Some(shape) = self.engines.cudnn {
             return self.backward_by_library(a, shape);
         }
         let (qkv, dqkv) = (self.reads[0], self.writes[0]);
@@ -228,7 +228,7 @@ impl Lowering {
                 (kernel, mma.queries, mma::THREADS, mma.shared_bytes)
             }
             None => {
-                let tiles = Tiles::of(heads.head_dim, self.attends.shared_bytes_max);
+                let tiles = Tiles::of(heads.head_dim, self.engines.shared_bytes_max);
                 let shared_bytes = 2 * tiles.of_tokens + tiles.of_either();
                 let kernel = x.kernel(ATTENTION, "attention_forward", o.dtype).with("TILE", tiles.edge);
                 (kernel, tiles.edge, THREADS, shared_bytes)
@@ -240,7 +240,7 @@ impl Lowering {
 
     fn backward(&mut self, x: &Operands, [o, lse, dout]: [Buffer; 3], to: &Gradients) {
         let heads = x.part.heads;
-        let kernels = BackwardKernels::of(x, self.attends.shared_bytes_max);
+        let kernels = BackwardKernels::of(x, self.engines.shared_bytes_max);
         // Tensor cores want gradients of outputs in the type of the other operand.
         let rounded = (kernels.source == ATTENTION_MMA_BACKWARD && dout.dtype != x.q.dtype)
             .then(|| self.take(dout.rows, dout.cols, x.q.dtype));

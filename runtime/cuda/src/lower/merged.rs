@@ -4,7 +4,7 @@
 //! gradients, and conversions. A launch of many runs has the bits of a launch for each, because a run has the same blocks in both. Times of merged
 //! instructions count for the first one.
 
-use super::{Attends, Lowering, lower};
+use super::{Engines, Lowering, lower};
 use crate::command::{Buffer, Command, Launch};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::{Instr, ValueId};
@@ -31,13 +31,13 @@ struct Group {
     written: Vec<Range<u64>>,
 }
 
-/// Lowers all instructions; `place` is the address of a value, `scratch` that of the scratch, `attends` how an instruction's
+/// Lowers all instructions; `place` is the address of a value, `scratch` that of the scratch, `engines` how an instruction's
 /// attention runs. Nothing is merged across phases.
 pub(crate) fn lower_all(
     c: &Compiled,
     place: impl Fn(ValueId) -> u64,
     scratch: u64,
-    attends: impl Fn(&Instr) -> Attends,
+    engines: impl Fn(&Instr) -> Engines,
 ) -> Commands {
     let scratch_bytes = c.layout.scratch.1;
     let (mut all, mut group) = (Commands::default(), Group::default());
@@ -45,15 +45,15 @@ pub(crate) fn lower_all(
         if i == c.phases.apply || i == c.phases.gather {
             all.push_group(&mut group);
         }
-        let attends = attends(instr);
-        let next = lower(&c.program, instr, &place, scratch + group.scratch_taken as u64, attends);
+        let engines = engines(instr);
+        let next = lower(&c.program, instr, &place, scratch + group.scratch_taken as u64, engines);
         if group.accepts(&next, scratch_bytes) {
             group.join(next);
             continue;
         }
         all.push_group(&mut group);
         // Again, because now it has the whole scratch.
-        let alone = lower(&c.program, instr, &place, scratch, attends);
+        let alone = lower(&c.program, instr, &place, scratch, engines);
         if group.accepts(&alone, scratch_bytes) {
             group.join(alone);
             continue;
@@ -158,11 +158,11 @@ mod tests {
 
     /// Launches of an instruction's kernels, merged and one by one; also instructions of the kind.
     fn launches(c: &Compiled, is_it: fn(&Op) -> bool) -> (usize, usize, usize) {
-        let all = lower_all(c, place(c), SCRATCH, |_| Attends::WIDE);
+        let all = lower_all(c, place(c), SCRATCH, |_| Engines::WIDE);
         let of = |i: usize| all.starts[i + 1] - all.starts[i];
         let instrs = || (0..c.program.instrs.len()).filter(|i| is_it(&c.program.instrs[*i].op));
         let alone =
-            |i: usize| lower(&c.program, &c.program.instrs[i], place(c), SCRATCH, Attends::WIDE).finish().0.len();
+            |i: usize| lower(&c.program, &c.program.instrs[i], place(c), SCRATCH, Engines::WIDE).finish().0.len();
         (instrs().map(of).sum(), instrs().map(alone).sum(), instrs().count())
     }
 
@@ -216,12 +216,12 @@ mod tests {
     fn merged_instructions_keep_their_runs_and_cross_no_phase() {
         let c = step_of_1b(OptimizerSpec::AdamW(AdamW::default()));
 
-        let all = lower_all(&c, place(&c), SCRATCH, |_| Attends::WIDE);
+        let all = lower_all(&c, place(&c), SCRATCH, |_| Engines::WIDE);
 
         assert_eq!((all.starts.len(), all.is_merged.len()), (c.program.instrs.len() + 1, c.program.instrs.len()));
         assert!(!all.is_merged[c.phases.apply] && all.starts.is_sorted());
         let of_commands = |commands: &[Command]| commands.iter().map(blocks).sum::<usize>();
-        let alone = |instr| of_commands(&lower(&c.program, instr, place(&c), SCRATCH, Attends::WIDE).finish().0);
+        let alone = |instr| of_commands(&lower(&c.program, instr, place(&c), SCRATCH, Engines::WIDE).finish().0);
         assert_eq!(of_commands(&all.commands), c.program.instrs.iter().map(alone).sum::<usize>());
     }
 
@@ -233,7 +233,7 @@ mod tests {
         c.program.instrs.insert(first + 1, again);
         (c.phases.gather, c.phases.end) = (c.phases.gather + 1, c.phases.end + 1);
 
-        let all = lower_all(&c, place(&c), SCRATCH, |_| Attends::WIDE);
+        let all = lower_all(&c, place(&c), SCRATCH, |_| Engines::WIDE);
 
         assert_eq!(all.is_merged[first..first + 3], [false, false, true]);
     }

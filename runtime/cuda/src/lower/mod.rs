@@ -13,6 +13,7 @@ mod columns;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod head_norm;
 mod magnitude;
 mod merged;
@@ -50,25 +51,27 @@ pub(crate) struct Lowering {
     /// What is taken of it, in order.
     taken: Vec<Buffer>,
     commands: Vec<Command>,
-    attends: Attends,
+    engines: Engines,
     /// Whether the weight that it updates, or the table that it reads, is split.
     is_split: bool,
 }
 
-/// How attention runs.
+/// What a GPU and its libraries do for an instruction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attends {
+pub(crate) struct Engines {
     /// The shape for which cuDNN runs the instruction.
     pub(crate) cudnn: Option<Shape>,
     /// Most bytes of shared memory that a block of this crate's kernels may have.
     pub(crate) shared_bytes_max: usize,
+    /// Whether cuBLASLt multiplies e4m3 numbers with a scale for each row.
+    pub(crate) has_fp8: bool,
 }
 
-impl Attends {
-    /// The GPUs with the least shared memory: sm_86, sm_89, sm_120.
-    const NARROW: Attends = Attends { cudnn: None, shared_bytes_max: 99 << 10 };
-    /// The GPUs with the most: sm_90, sm_100.
-    pub(crate) const WIDE: Attends = Attends { cudnn: None, shared_bytes_max: 227 << 10 };
+impl Engines {
+    /// The GPUs with the least: sm_86, sm_89, sm_120.
+    const NARROW: Engines = Engines { cudnn: None, shared_bytes_max: 99 << 10, has_fp8: false };
+    /// The GPUs with the most: sm_90.
+    pub(crate) const WIDE: Engines = Engines { cudnn: None, shared_bytes_max: 227 << 10, has_fp8: true };
 }
 
 /// Lowers an instruction; `place` is the address of a value, `scratch` that of the scratch.
@@ -77,7 +80,7 @@ pub(crate) fn lower(
     instr: &Instr,
     place: impl Fn(ValueId) -> u64,
     scratch: u64,
-    attends: Attends,
+    engines: Engines,
 ) -> Lowering {
     let buffer = |v: &ValueId| {
         let value = p.value(*v);
@@ -90,7 +93,7 @@ pub(crate) fn lower(
         _ => false,
     };
     let (taken, commands) = (Vec::new(), Vec::new());
-    let mut lowering = Lowering { reads, writes, scratch, taken, commands, attends, is_split };
+    let mut lowering = Lowering { reads, writes, scratch, taken, commands, engines, is_split };
     lowering.op(p, &instr.op);
     lowering
 }
@@ -98,12 +101,12 @@ pub(crate) fn lower(
 /// Bytes of scratch that an instruction needs: the most that its lowerings take.
 pub(crate) fn scratch_bytes(p: &Program, instr: &Instr, has_cudnn: bool) -> usize {
     // Different addresses, so that no operand is taken for the memory of another.
-    let taken = |attends| lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0, attends).taken_bytes();
+    let taken = |engines| lower(p, instr, |v| (u64::from(v.0) + 1) << 40, 0, engines).taken_bytes();
     let documents = Packing::Documents { n: 1, longest: 2 };
     let packings = [Packing::Whole { rows: 0, seq_len: 0 }, documents].into_iter().filter(|_| has_cudnn);
     let shapes = packings.filter_map(|packing| cudnn_shape(p, instr, packing));
-    let of_library = shapes.map(|shape| Attends { cudnn: Some(shape), ..Attends::WIDE });
-    of_library.chain([Attends::NARROW, Attends::WIDE]).map(taken).max().unwrap_or(0)
+    let of_library = shapes.map(|shape| Engines { cudnn: Some(shape), ..Engines::WIDE });
+    of_library.chain([Engines::NARROW, Engines::WIDE]).map(taken).max().unwrap_or(0)
 }
 
 /// The shape for which cuDNN may run an instruction on a batch of this packing.
@@ -244,5 +247,6 @@ pub(crate) fn type_name(dtype: DType) -> &'static str {
         DType::F16 => "f16",
         DType::F64 => "double",
         DType::I32 => "int",
+        DType::E4m3 => "e4m3",
     }
 }

@@ -1,6 +1,7 @@
 //! Matrix products.
 
 use super::Lowering;
+use super::fp8::Operands;
 use crate::command::{Buffer, Command};
 use crate::product::{Matrix, Product, WORKSPACE_BYTES};
 use phalanx_strategies::program::{Compute, DType, MatMul};
@@ -11,12 +12,13 @@ impl Lowering {
     pub(super) fn product(&mut self, m: &MatMul) {
         let (a, b, c) = (self.reads[0], self.reads[1], self.writes[0]);
         let compute = match m.compute {
-            Compute::Bf16 => DType::Bf16,
+            Compute::Bf16 | Compute::Fp8 => DType::Bf16,
             // Products of float16 are exact in the f32 sums of the tensor cores.
             Compute::F32 if a.dtype == DType::F16 && b.dtype == DType::F16 => DType::F16,
             Compute::F32 => DType::F32,
         };
-        let (a, b) = (self.in_precision(a, compute), self.in_precision(b, compute));
+        let a = self.in_precision(a, compute);
+        let b = if b.dtype == DType::E4m3 { b } else { self.in_precision(b, compute) };
         let a_columns = m.a_columns.map_or((0, a.cols), |columns| (columns.start, columns.len));
         let b_first = m.b_columns.map_or(0, |columns| columns.start);
         let c_columns = m.c_columns.map_or((0, c.cols), |columns| (columns.start, columns.len));
@@ -30,9 +32,15 @@ impl Lowering {
         };
         // A bias is added before the one rounding of a narrow result. The library writes f32 or the type of the operands, and
         // adds a bias of the type that it writes.
-        let is_direct = c.dtype == DType::F32 || (c.dtype == a.dtype && !m.bias);
+        let is_direct = c.dtype == DType::F32 || (c.dtype == compute && !m.bias);
         let bias = m.bias.then(|| self.reads[2]);
         let fused_bias = bias.filter(|bias| covers_c && (bias.dtype, c.dtype) == (DType::F32, DType::F32));
+        let Operands { a, b, scales } = match m.compute {
+            Compute::Fp8 => self.fp8_operands(m, a, b),
+            _ => Operands { a: matrix(a, a_columns.0, m.trans_a), b: matrix(b, b_first, m.trans_b), scales: None },
+        };
+        // In FP8 the library adds a bias of bf16 only.
+        let fused_bias = fused_bias.filter(|_| scales.is_none());
         let sum = if is_direct { c } else { self.take(c.rows, c.cols, DType::F32) };
         let workspace = self.take(1, WORKSPACE_BYTES / size_of::<f32>(), DType::F32);
         let to = matrix(sum, c_columns.0, false);
@@ -47,8 +55,9 @@ impl Lowering {
             m: rows,
             n: c_columns.1,
             k,
-            a: matrix(a, a_columns.0, m.trans_a),
-            b: matrix(b, b_first, m.trans_b),
+            a,
+            b,
+            scales,
             c: to,
             alpha: m.alpha,
             added,

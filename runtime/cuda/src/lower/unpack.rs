@@ -12,6 +12,7 @@ impl Lowering {
         let (words, weights) = (self.reads[0], self.writes[0]);
         let (kernel, of_thread) = match packing {
             Packing::Bf16 => ("unpack_bf16", 2),
+            Packing::E4m3 => ("unpack_e4m3", 4),
             Packing::Int8 => ("unpack_int8", WIDTH),
             Packing::Nf4 { .. } => ("unpack_nf4", WIDTH),
         };

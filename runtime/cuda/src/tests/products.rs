@@ -18,7 +18,7 @@ fn runs(gpu: &BorrowedGpu, products: &Products, k: usize, choice: Choice) -> boo
     let matrix = |address, stride, is_transposed| Matrix { address, stride, dtype: DType::F32, is_transposed };
     let (b, c) = (a + (4 * N * LONG) as u64, a + (8 * N * LONG) as u64);
     let (a, b, c) = (matrix(a, k, false), matrix(b, k, true), matrix(c, N, false));
-    let product = Product { m: N, n: N, k, a, b, c, alpha: 1.0, added: None, bias: None, workspace };
+    let product = Product { m: N, n: N, k, a, b, scales: None, c, alpha: 1.0, added: None, bias: None, workspace };
     let mut found = vec![0u8; 4 * N * N];
     // SAFETY: all memory is this test's.
     unsafe {

@@ -29,7 +29,7 @@ const RULES: &[Rule] = &[
     ("fsdp_config.*", Part),
     ("deepspeed_config.*", Part),
     ("gpu_ids", LeftOut("set CUDA_VISIBLE_DEVICES to choose GPUs")),
-    ("fp8_config.*", LeftOut("there are no 8-bit products")),
+    ("fp8_config.*", LeftOut("there is one recipe: scales of rows, of the current step")),
     ("megatron_lm_config.*", LeftOut("set `tensor_parallel_size` and `pipeline_parallel_size`")),
     ("ipex_config.*", LeftOut("it is for hardware that Phalanx does not use")),
     ("tpu_name", LeftOut("it is for hardware that Phalanx does not use")),
@@ -142,6 +142,10 @@ fn mixed_precision(value: &Value, _: &Mapping, to: &mut Converted) {
         "no" | "false" => to.set("bf16", false),
         "bf16" => to.set("bf16", true),
         "fp16" => to.set("fp16", true),
+        "fp8" => {
+            to.set("bf16", true);
+            to.set("fp8", true);
+        }
         other => to.leave_out("mixed_precision", format!("there is no {other}; set `bf16: true`")),
     }
 }

@@ -74,7 +74,7 @@ const RULES: &[Rule] = &[
     ("bf16", Key("bf16")),
     ("fp16", Key("fp16")),
     ("pure_bf16", Do(pure_bf16)),
-    ("fp8", LeftOut("there are no 8-bit products")),
+    ("fp8", Key("fp8")),
     ("gradient_checkpointing", Key("gradient_checkpointing")),
     ("disable_gradient_checkpointing", Part),
     ("logging_steps", Do(logging_steps)),

@@ -150,8 +150,8 @@ fn is_written(value: &Value, text: &str) -> bool {
 }
 
 /// Keys of the number format.
-const FORMAT_KEYS: [&str; 6] =
-    ["bf16", "fp16", "loss_scale", "initial_loss_scale", "loss_scale_window", "min_loss_scale"];
+const FORMAT_KEYS: [&str; 7] =
+    ["bf16", "fp8", "fp16", "loss_scale", "initial_loss_scale", "loss_scale_window", "min_loss_scale"];
 
 /// What became of a key.
 pub(crate) struct Note {

@@ -363,7 +363,6 @@ pub(super) const TABLE: &[Row] = &[
             "quantization",
             "nonexpert_quantization",
             "use_onebitllms",
-            "fp8",
             "fp8_enable_fsdp_float8_all_gather",
             "dsv4_fp8_nonexpert_mode",
             "dsv4_fp8_lora_kernel",

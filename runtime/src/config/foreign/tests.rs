@@ -336,12 +336,11 @@ fn configuration_of_accelerate_becomes_a_mesh() {
         set(&["bf16: false", "dp_shard_size: 2", "nproc_per_node: 4", "tensor_parallel_size: 2", "zero_stage: 2"])
     );
     assert_eq!(fsdp.notes, ["without effect here: fsdp_config.use_orig_params"]);
-    assert_eq!(fp8.keys, Mapping::new());
+    assert_eq!(shown_keys(&fp8), set(&["bf16: true", "fp8: true"]));
     assert_eq!(
         fp8.notes,
         [
-            "left out `mixed_precision`: there is no fp8; set `bf16: true`",
-            "left out `fp8_config.backend`: there are no 8-bit products",
+            "left out `fp8_config.backend`: there is one recipe: scales of rows, of the current step",
             "left out `downcast`: Phalanx does not know this key, 1; did you mean `downcast_bf16`?"
         ]
     );

@@ -8,6 +8,7 @@ mod columns;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod head_norm;
 mod magnitude;
 mod norm;
@@ -32,6 +33,7 @@ pub fn all() -> Vec<Case> {
         cross_entropy::cases(),
         elementwise::cases(),
         embedding::cases(),
+        fp8::cases(),
         head_norm::cases(),
         magnitude::cases(),
         norm::cases(),
@@ -54,6 +56,7 @@ pub fn widths_and_rows() -> Vec<Case> {
         cache::widths(),
         columns::rows(),
         embedding::rows(),
+        fp8::rows(),
         head_norm::widths(),
         norm::rows(),
         qk_norm::widths(),

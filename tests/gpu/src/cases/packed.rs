@@ -5,7 +5,7 @@ use phalanx_strategies::program::{DType, Op, Packing};
 
 /// All forms, to all types of operands of products.
 pub(super) fn cases() -> Vec<Case> {
-    let forms = [Packing::Bf16, Packing::Int8, Packing::Nf4 { double: true }];
+    let forms = [Packing::Bf16, Packing::E4m3, Packing::Int8, Packing::Nf4 { double: true }];
     let types = [DType::F32, DType::Bf16, DType::F16];
     forms.into_iter().flat_map(|packing| types.map(|dtype| unpack(packing, dtype))).collect()
 }
@@ -19,6 +19,8 @@ fn unpack(packing: Packing, dtype: DType) -> Case {
         let number = f32::from((mixed >> 16) as u16) / 65536.0 - 0.5;
         match packing {
             Packing::Bf16 => number.to_bits() & 0xffff_0000 | (2.0 * number).to_bits() >> 16,
+            // Any byte but a NaN.
+            Packing::E4m3 => mixed & 0x7777_7777 | mixed & 0x8080_8080,
             _ if i.is_multiple_of(packing.n_words()) => number.abs().to_bits(),
             _ => mixed ^ mixed >> 13,
         }

@@ -1,4 +1,5 @@
-//! Steps of a model with 8 billion parameters: adapters on weights in bf16 and in 4 bits, and all weights with averages in 8 bits.
+//! Steps of a model with 8 billion parameters: adapters on weights in bf16, in FP8 and in 4 bits, and all weights with averages in 8
+//! bits, in bf16 and in FP8.
 //! Rows of whole steps are followed by the operations that take the longest.
 
 use super::Report;
@@ -44,27 +45,32 @@ fn llama_8b() -> ModelConfig {
 }
 
 /// Adapters of rank 16 on all products of the blocks.
-fn adapters(packing: Packing) -> LoraSpec {
+fn adapters(packing: Option<Packing>) -> LoraSpec {
     let modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
     let target_modules = modules.map(String::from).to_vec();
-    LoraSpec { rank: 16, alpha: 32.0, target_modules, packing: Some(packing), ..LoraSpec::default() }
+    LoraSpec { rank: 16, alpha: 32.0, target_modules, packing, ..LoraSpec::default() }
 }
+
+const NF4: Option<Packing> = Some(Packing::Nf4 { double: false });
 
 /// How the model is trained.
 #[derive(Clone, Copy)]
 enum Trained {
-    /// Adapters, on frozen weights that are stored like this.
-    Adapters(Packing),
+    /// Adapters, on frozen weights that are stored like this, or as their products round them.
+    Adapters(Option<Packing>),
     /// All weights, by AdamW with averages in 8 bits.
     Whole,
 }
 
-const CASES: [(&str, usize, Trained); 5] = [
-    ("adapters on bf16, 1 row", 1, Trained::Adapters(Packing::Bf16)),
-    ("adapters on bf16, 2 rows", 2, Trained::Adapters(Packing::Bf16)),
-    ("adapters on nf4, 1 row", 1, Trained::Adapters(Packing::Nf4 { double: false })),
-    ("adapters on nf4, 2 rows", 2, Trained::Adapters(Packing::Nf4 { double: false })),
-    ("all weights, AdamW in 8 bits, 2 rows", 2, Trained::Whole),
+const CASES: [(&str, usize, Precision, Trained); 8] = [
+    ("adapters on bf16, 1 row", 1, Precision::Bf16, Trained::Adapters(None)),
+    ("adapters on fp8, 1 row", 1, Precision::Fp8, Trained::Adapters(None)),
+    ("adapters on bf16, 2 rows", 2, Precision::Bf16, Trained::Adapters(None)),
+    ("adapters on fp8, 2 rows", 2, Precision::Fp8, Trained::Adapters(None)),
+    ("adapters on nf4, 1 row", 1, Precision::Bf16, Trained::Adapters(NF4)),
+    ("adapters on nf4, 2 rows", 2, Precision::Bf16, Trained::Adapters(NF4)),
+    ("all weights, AdamW in 8 bits, 2 rows", 2, Precision::Bf16, Trained::Whole),
+    ("all weights, AdamW in 8 bits, fp8, 2 rows", 2, Precision::Fp8, Trained::Whole),
 ];
 
 /// Names of the steps.
@@ -72,12 +78,12 @@ pub(super) fn names() -> Vec<String> {
     CASES.map(|(name, ..)| name.to_owned()).to_vec()
 }
 
-fn case(gpu: &CudaDevice, name: &str, n_rows: usize, trained: Trained) -> StepCase {
+fn case(gpu: &CudaDevice, name: &str, n_rows: usize, precision: Precision, trained: Trained) -> StepCase {
     let is_software = measure::is_software(gpu);
     let model = if is_software { small_model() } else { llama_8b() };
     let batch = BatchShape { n_rows, seq_len: if is_software { 64 } else { 4096 } };
     let averages_in_8_bits = OptimizerSpec::AdamW8bit(AdamW8bit(AdamW { weight_decay: 0.1, ..AdamW::default() }));
-    StepCase::new(name, model, batch, Precision::Bf16).trained(|spec| match trained {
+    StepCase::new(name, model, batch, precision).trained(|spec| match trained {
         Trained::Adapters(packing) => StepSpec { lora: Some(adapters(packing)), ..spec },
         Trained::Whole => StepSpec { optimizer: averages_in_8_bits, ..spec },
     })
@@ -87,8 +93,8 @@ fn case(gpu: &CudaDevice, name: &str, n_rows: usize, trained: Trained) -> StepCa
 pub(super) fn run(gpu: &CudaDevice, is_asked: impl Fn(&str) -> bool) -> Result<Report> {
     let columns = ["step", "recomputation", "n", "ms", "tokens/s", "TFLOP/s", "of peak", "TB/s", "GiB", "planned GiB"];
     let mut report = Report::new(&gpu.gpus()[0].name, &columns);
-    for (name, n_rows, trained) in CASES.into_iter().filter(|(name, ..)| is_asked(name)) {
-        let outcome = step(gpu, &case(gpu, name, n_rows, trained), &mut report);
+    for (name, n_rows, precision, trained) in CASES.into_iter().filter(|(name, ..)| is_asked(name)) {
+        let outcome = step(gpu, &case(gpu, name, n_rows, precision, trained), &mut report);
         report.check(outcome.context(name));
     }
     Ok(report)

@@ -1,6 +1,7 @@
 //! Elements of a value as bytes, and back.
 
 use half::{bf16, f16};
+use phalanx_device::e4m3;
 use phalanx_gpu::case::Operand;
 use phalanx_strategies::program::DType;
 
@@ -12,6 +13,7 @@ pub fn encode(dtype: DType, elements: &[f64]) -> Vec<u8> {
         DType::F16 => elements.iter().flat_map(|x| f16::from_f64(*x).to_le_bytes()).collect(),
         DType::F64 => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::I32 => elements.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        DType::E4m3 => elements.iter().map(|x| e4m3::encode(*x as f32)).collect(),
     }
 }
 
@@ -23,6 +25,7 @@ pub fn decode_one(dtype: DType, bytes: &[u8]) -> f64 {
         DType::F16 => f64::from(f16::from_le_bytes(array(bytes))),
         DType::F64 => f64::from_le_bytes(array(bytes)),
         DType::I32 => f64::from(i32::from_le_bytes(array(bytes))),
+        DType::E4m3 => f64::from(e4m3::decode(bytes[0])),
     }
 }
 

@@ -35,7 +35,7 @@ impl Target for Gpu {
 /// context-parallel ranks.
 pub fn launches_of_steps() -> impl Iterator<Item = KernelLaunch> {
     let cases = step::all().into_iter().flat_map(|case| HEADS.map(|heads| (case.clone(), heads)));
-    let precisions = [Precision::F32, Precision::Bf16, Precision::F16];
+    let precisions = [Precision::F32, Precision::Bf16, Precision::Fp8, Precision::F16];
     let cases = cases.flat_map(move |(case, heads)| precisions.map(|precision| (case.clone(), heads, precision)));
     let cases = cases.flat_map(|(case, heads, precision)| [1, 2].map(|cp| (case.clone(), heads, precision, cp)));
     cases.flat_map(|(case, (head_dim, n_heads), precision, cp)| {

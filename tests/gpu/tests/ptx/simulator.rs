@@ -300,8 +300,14 @@ impl Execution {
     }
 
     fn product(&mut self, product: &MatrixProduct) {
-        let MatrixProduct { m, n, k, a, b, c, alpha, added, bias } = *product;
-        let (a, b) = (self.matrix(&a, m, k), self.matrix(&b, k, n));
+        let MatrixProduct { m, n, k, a, b, scales, c, alpha, added, bias } = *product;
+        let (mut a, mut b) = (self.matrix(&a, m, k), self.matrix(&b, k, n));
+        if let Some([of_rows, of_columns]) = scales {
+            let vector = |address| Matrix { address, stride: m.max(n), dtype: DType::F32, is_transposed: false };
+            let (rows, columns) = (self.matrix(&vector(of_rows), 1, m), self.matrix(&vector(of_columns), 1, n));
+            a.chunks_mut(k).zip(rows).for_each(|(row, scale)| row.iter_mut().for_each(|x| *x *= scale));
+            b.chunks_mut(n).for_each(|row| row.iter_mut().zip(&columns).for_each(|(x, scale)| *x *= scale));
+        }
         let row_of =
             |first: u64, i: usize| Matrix { address: first + (i * c.stride * c.dtype.size_bytes()) as u64, ..c };
         let bias = bias.map(|address| self.matrix(&Matrix { address, dtype: DType::F32, ..c }, 1, n));

@@ -41,7 +41,7 @@ fn unit_roundoff(dtype: DType) -> f64 {
         DType::F32 => F32,
         DType::Bf16 => 1.0 / 256.0,
         DType::F16 => 1.0 / 2048.0,
-        DType::F64 | DType::I32 => 0.0,
+        DType::F64 | DType::I32 | DType::E4m3 => 0.0,
     }
 }
 

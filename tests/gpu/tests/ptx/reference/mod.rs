@@ -7,8 +7,11 @@ mod norms;
 mod optimizers;
 
 use crate::elements::{rounded, stored};
+use half::bf16;
+use phalanx_device::e4m3;
 use phalanx_gpu::case::{Case, Operand};
 use phalanx_strategies::passes::reproducible::plan_of_sum;
+use phalanx_strategies::program::packing::E4M3_STEP;
 use phalanx_strategies::program::{
     ActivationFn, Attention, Columns, Compute, DType, Dropout, Hyper, MatMul, Op, Packing,
 };
@@ -44,7 +47,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
     let x: Vec<Matrix> = case.reads.iter().map(operand).collect();
     let n_written = |i: usize| case.writes[i].0.iter().product::<usize>();
     match &case.op {
-        Op::MatMul(m) => vec![product(m, &x)],
+        Op::MatMul(m) => vec![product(m, case.reads[1].dtype, &x)],
         Op::Attention(a) => attention::whole(a, &x),
         Op::AttentionBackward(a) => attention::whole_backward(a, &x),
         Op::AttentionPart(part) => attention::part(part, &x),
@@ -138,9 +141,29 @@ fn dot(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
-fn product(m: &MatMul, x: &[Matrix]) -> Vec<f64> {
+/// Operands as products in FP8 round them; the other columns of `a` stay as they are.
+fn operands_of_fp8(m: &MatMul, of_b: DType, x: &[Matrix]) -> [Matrix; 2] {
+    let used = m.a_columns.unwrap_or(Columns { start: 0, len: x[0].cols });
+    let mut a = x[0].at.clone();
+    for row in a.chunks_exact_mut(x[0].cols) {
+        let row = &mut row[used.start..][..used.len];
+        let mut numbers: Vec<bf16> = row.iter().map(|x| bf16::from_f64(*x)).collect();
+        e4m3::round_row(&mut numbers);
+        row.iter_mut().zip(numbers).for_each(|(x, number)| *x = number.to_f64());
+    }
+    let step = f64::from(E4M3_STEP);
+    let weight = |x: f64| match of_b {
+        DType::E4m3 => x * step,
+        _ => rounded(DType::E4m3, rounded(DType::Bf16, x) / step) * step,
+    };
+    [Matrix { at: a, cols: x[0].cols }, Matrix { at: x[1].map(weight), cols: x[1].cols }]
+}
+
+fn product(m: &MatMul, of_b: DType, x: &[Matrix]) -> Vec<f64> {
     let (a, b) = (&x[0], &x[1]);
     let operand = |x: f64| if m.compute == Compute::Bf16 { rounded(DType::Bf16, x) } else { x };
+    let in_fp8 = (m.compute == Compute::Fp8).then(|| operands_of_fp8(m, of_b, &x[..2]));
+    let (a, b) = in_fp8.as_ref().map_or((a, b), |[a, b]| (a, b));
     let used = m.a_columns.unwrap_or(Columns { start: 0, len: a.cols });
     let (rows, k) = if m.trans_a { (used.len, a.n_rows()) } else { (a.n_rows(), used.len) };
     let left = |i: usize, x: usize| if m.trans_a { a.row(x)[used.start + i] } else { a.row(i)[used.start + x] };
