@@ -48,15 +48,16 @@ fn losses_of_real_text_in_fp8_stay_within_half_a_percent_of_those_in_bf16() {
 fn two_ranks_in_fp8_on_any_axis_train_with_the_losses_of_one() {
     let p = Project::new();
     for (what, keys) in [("whole", &[][..]), ("adapter", &ADAPTER[..])] {
+        let batch = ["--gradient_accumulation_steps", "1", "--microbatches_per_step", "4"];
         let train = |out: &str, axis: &[&str]| {
-            losses(&p, &format!("{what}{out}"), &[&FP8[..], &SMALL_STEPS, keys, axis].concat())
+            losses(&p, &format!("{what}{out}"), &[&FP8[..], &SMALL_STEPS, &batch, keys, axis].concat())
         };
         let one = train("one", &[]);
         for axis in ["dp_replicate", "dp_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"] {
             let found = train(axis, &[&format!("--{axis}_size"), "2"]);
 
-            // Tensor-parallel ranks scale their own columns of a row, and multiply vectors that they cut in bf16.
-            assert_near(&found, &one, if axis == "tensor_parallel" { 2e-3 } else { 5e-4 });
+            // Tensor-parallel ranks have scales of their own.
+            assert_near(&found, &one, 5e-5);
         }
     }
 }
@@ -80,7 +81,7 @@ fn rank_on_a_gpu_trains_in_fp8_with_the_losses_of_the_cpu() {
 }
 
 #[test]
-fn gpu_without_products_in_fp8_says_so_once_and_trains_with_the_same_numbers() {
+fn gpu_without_products_in_fp8_says_so_and_trains_with_the_same_numbers() {
     let (p, gpu) = (Project::new(), Installation::new().expect("the software GPU is built with the tests"));
     let keys = [&FP8[..], &SMALL_STEPS, &ADAPTER[..]].concat();
     let mut command =
@@ -90,7 +91,7 @@ fn gpu_without_products_in_fp8_says_so_once_and_trains_with_the_same_numbers() {
     let run = Run::of(command.output().unwrap()).succeeds();
 
     let text = format!("{}{}", run.stdout, run.stderr);
-    assert_eq!(text.matches("`fp8` computes in bf16").count(), 1, "{text}");
+    assert!(text.contains("WARN `fp8` computes in bf16 on"), "{text}");
     let found: Vec<f64> = p.metrics("ada").into_iter().map(|(_, loss, _)| f64::from_bits(loss)).collect();
     assert_near(&found, &losses(&p, "cpu", &keys), 2e-3);
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use half::bf16;
 use phalanx_cuda::CudaDevice;
+use phalanx_device::e4m3;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, Run};
 use phalanx_strategies::compile::Compiled;
@@ -67,6 +68,7 @@ fn put_random(machine: &mut dyn Machine, c: &Compiled, v: ValueId) {
     match value.dtype {
         DType::Bf16 => machine.write(c, v, 0, &numbers.map(bf16::from_f32).collect::<Vec<_>>()),
         DType::F32 => machine.write(c, v, 0, &numbers.collect::<Vec<_>>()),
+        DType::E4m3 => machine.write(c, v, 0, &numbers.map(e4m3::encode).collect::<Vec<_>>()),
         dtype => unreachable!("nothing of type {dtype} is measured"),
     }
 }

@@ -10,7 +10,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, instr_cost};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::program::{Instr, Op, Program};
+use phalanx_strategies::program::{Compute, DType, Instr, Op, Program};
 use std::collections::BTreeMap;
 
 /// Whole steps that are measured.
@@ -54,7 +54,9 @@ fn kind(p: &Program, instr: &Instr) -> String {
     let [a, c] = [instr.reads[0], instr.writes[0]].map(|v| p.value(v));
     let (n, k) = (c.n_columns(), if m.trans_a { a.n_rows() } else { a.n_columns() });
     let added = if m.residual { " +" } else { "" };
-    format!("matmul {} x {n} x {k}, {} to {}{added}", c.n_rows(), a.dtype, c.dtype)
+    // Rounding operands to FP8 counts.
+    let operands = if m.compute == Compute::Fp8 { DType::E4m3 } else { a.dtype };
+    format!("matmul {} x {n} x {k}, {operands} to {}{added}", c.n_rows(), c.dtype)
 }
 
 pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
