@@ -10,13 +10,11 @@
 
 use crate::program::{Compute, Instr, MatMul, Op, ParamPart, Program};
 
-/// Rows of operands have a multiple of as many elements: 16 bytes, which the matrix units of GPUs load at a time.
-pub const VECTOR: usize = 16;
-
 /// Lets products of blocks with a weight compute in FP8 if its rows and columns are whole vectors. The choice depends on whole tensors, so
 /// that every mesh stores frozen weights alike.
 pub fn fp8(program: &mut Program) {
-    let has_vectors = |part: &ParamPart| part.shape.len() == 2 && part.shape.iter().all(|n| n.is_multiple_of(VECTOR));
+    let has_vectors =
+        |part: &ParamPart| part.shape.len() == 2 && part.shape.iter().all(|n| n.is_multiple_of(Compute::FP8_VECTOR));
     let is_linear = |instr: &Instr| {
         let weight = instr.reads.get(1).and_then(|v| program.param_of(*v));
         instr.site.block.is_some() && weight.is_some_and(|weight| weight.parts.iter().all(has_vectors))
@@ -35,7 +33,7 @@ pub fn fp8_of_whole_vectors(program: &mut Program) {
         let Some(weight) = instr.reads.get(1).and_then(|v| program.param_of(*v)) else { return false };
         let (value, packing) = (program.value(weight.value), weight.packing);
         let n_columns = packing.map_or(value.n_columns(), |packing| packing.weights(value.n_columns()));
-        ![value.n_rows(), n_columns].iter().all(|n| n.is_multiple_of(VECTOR))
+        ![value.n_rows(), n_columns].iter().all(|n| n.is_multiple_of(Compute::FP8_VECTOR))
     };
     let cut: Vec<bool> = program.instrs.iter().map(is_cut).collect();
     for (instr, _) in program.instrs.iter_mut().zip(cut).filter(|(_, is_cut)| *is_cut) {

@@ -26,6 +26,9 @@ pub enum Compute {
 }
 
 impl Compute {
+    /// Rows of operands of FP8 have a multiple of as many elements: 16 bytes, which the matrix units of GPUs load at a time.
+    pub const FP8_VECTOR: usize = 16;
+
     /// The precision of everything else in a program with such products: that of attention and of gradients of weights.
     #[must_use]
     pub const fn without_fp8(self) -> Compute {

@@ -2,7 +2,6 @@
 
 use crate::mesh::MeshRank;
 use crate::optimizer::Extent;
-use crate::passes::fp8::VECTOR;
 use crate::program::op::UpdateOperands;
 use crate::program::{
     ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Collective, CollectiveKind, Columns, Compute,
@@ -190,8 +189,8 @@ impl Signature<'_> {
             Compute::Fp8 if m.trans_a || m.b_columns.is_some() => {
                 Err("operands of FP8 are not transposed or cut".into())
             }
-            Compute::Fp8 if !(k.is_multiple_of(VECTOR) && n.is_multiple_of(VECTOR)) => {
-                Err(format!("a product in FP8 of [{k}, {n}] weights, expected multiples of {VECTOR}"))
+            Compute::Fp8 if !(k.is_multiple_of(Compute::FP8_VECTOR) && n.is_multiple_of(Compute::FP8_VECTOR)) => {
+                Err(format!("a product in FP8 of [{k}, {n}] weights, expected multiples of {}", Compute::FP8_VECTOR))
             }
             Compute::F32 | Compute::Bf16 if is_e4m3 => {
                 Err(format!("`{}` is read as {:?}", self.reads[1].name, m.compute))

@@ -222,20 +222,25 @@ pub fn all() -> Vec<StepCase> {
         let spec = StepSpec { precision, lora: sharing.clone(), ..spec() };
         cases.push(case(format!("llama with adapters that share products in {name}"), llama.clone(), spec));
     }
-    // Feed-forward layers of 88 stay in bf16, of 96 they are in FP8.
-    let wide = ModelConfig { intermediate_size: 96, ..llama.clone() };
-    let fp8 = StepSpec { precision: Precision::Fp8, ..spec() };
-    cases.push(case("llama in fp8".into(), wide.clone(), fp8.clone()));
-    cases.push(case("gpt2 in fp8".into(), gpt2_wide, fp8.clone()));
-    let recompute = StepSpec { recompute: Recompute::Full, n_microbatches: 2, ..fp8.clone() };
-    cases.push(case("llama in fp8 with recomputation".into(), llama.clone(), recompute));
-    let adapters = StepSpec { lora: sharing.clone(), ..fp8.clone() };
-    cases.push(case("llama with adapters in fp8".into(), wide.clone(), adapters));
-    let dropout = StepSpec { lora: lora.lora.clone(), ..fp8 };
-    cases.push(case("llama with adapters and dropout in fp8".into(), wide, dropout));
+    cases.extend(fp8([llama.clone(), gpt2_wide], [lora.lora, sharing]));
     let offload = StepSpec { offload_optimizer: true, ..spec() };
     cases.push(case("llama with offloaded state".into(), llama, offload));
     cases
+}
+
+/// Steps in FP8, whole and with these adapters. Feed-forward layers of 88 stay in bf16, of 96 they are in FP8.
+fn fp8([llama, gpt2]: [ModelConfig; 2], [dropout, sharing]: [Option<LoraSpec>; 2]) -> Vec<StepCase> {
+    let wide = ModelConfig { intermediate_size: 96, ..llama.clone() };
+    let fp8 = StepSpec { precision: Precision::Fp8, ..spec() };
+    let recompute = StepSpec { recompute: Recompute::Full, n_microbatches: 2, ..fp8.clone() };
+    let [dropout, sharing] = [dropout, sharing].map(|lora| StepSpec { lora, ..fp8.clone() });
+    vec![
+        case("llama in fp8".into(), wide.clone(), fp8.clone()),
+        case("gpt2 in fp8".into(), gpt2, fp8),
+        case("llama in fp8 with recomputation".into(), llama, recompute),
+        case("llama with adapters in fp8".into(), wide.clone(), sharing),
+        case("llama with adapters and dropout in fp8".into(), wide, dropout),
+    ]
 }
 
 /// The numbers of a parameter.

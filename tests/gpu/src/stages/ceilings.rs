@@ -5,7 +5,6 @@ use crate::measure::{self, Shape};
 use anyhow::Result;
 use phalanx_cuda::CudaDevice;
 use phalanx_device::Device;
-use phalanx_strategies::passes::fp8::VECTOR;
 use phalanx_strategies::program::{Compute, DType, MatMul, Op};
 
 /// Elements of the copied value on a GPU: 256 MiB of f32.
@@ -15,7 +14,7 @@ const SIDE: usize = 8192;
 
 /// A product in FP8 of which the weight is stored as e4m3, and what comes before it: products of 16 columns or rows take next to no time.
 fn fp8(gpu: &CudaDevice, side: usize, report: &mut Report) -> Result<()> {
-    let (few, wide) = (VECTOR, 7 * side / 2);
+    let (few, wide) = (Compute::FP8_VECTOR, 7 * side / 2);
     let seconds = |layout: MatMul, rows: usize, k: usize, n: usize| {
         let weight = if layout.trans_b { [n, k] } else { [k, n] };
         let operands = [Shape::new(&[rows, k], DType::Bf16), Shape::new(&weight, DType::E4m3)];
