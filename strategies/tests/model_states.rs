@@ -22,6 +22,8 @@ const PAPER: States = States { weights: 2.0, gradients: 2.0, optimizer: 8.0 };
 const OURS: States = States { weights: 4.0, gradients: 4.0, optimizer: 8.0 };
 /// Over 4 ranks, stages 0 to 3, with bytes as in the paper.
 const GB_OF_7B: [f64; 4] = [84.0, 42.0, 31.5, 21.0];
+/// The memory that they take here, where weights and gradients are f32 and half-width copies come beside them: `BENCHMARKS.md`.
+const OUR_GB_OF_7B: [f64; 4] = [125.7, 83.7, 42.5, 29.6];
 
 /// Of each state, a number of elements or bytes.
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +66,8 @@ fn stages() -> [Compiled; 4] {
 }
 
 #[test]
-fn model_states_of_7b_over_4_ranks_take_the_memory_of_the_zero_paper() {
-    for (stage, (c, expected)) in stages().iter().zip(GB_OF_7B).enumerate() {
+fn model_states_of_7b_over_4_ranks_are_sharded_as_in_the_zero_paper_and_take_the_published_memory() {
+    for (stage, (c, (expected, published))) in stages().iter().zip(GB_OF_7B.into_iter().zip(OUR_GB_OF_7B)).enumerate() {
         let n_params: usize = c.program.params.iter().map(|p| p.shape.iter().product::<usize>()).sum();
         let per_param = |n: f64| n / n_params as f64;
         let peak = c.layout.work_peak;
@@ -92,5 +94,6 @@ fn model_states_of_7b_over_4_ranks_take_the_memory_of_the_zero_paper() {
             found > 0.99 * expected && found < 1.01 * expected + whole,
             "stage {stage}: {found:.2} GB, {expected} expected"
         );
+        assert!((7.0 * ours - published).abs() < 0.1, "stage {stage}: {:.2} GB, {published} published", 7.0 * ours);
     }
 }

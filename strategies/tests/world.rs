@@ -352,7 +352,13 @@ fn mesh_of_thousands_is_simulated_by_one_rank_of_each_stage() {
     }
 }
 
-// The fastest of several runs, since other processes share the machine; debug builds may take twenty times as long.
+/// Time that this thread has had a processor, whatever else runs on the machine.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+// The fastest of several runs, since others use the caches; debug builds may take twenty times as long.
 #[test]
 fn one_rank_of_a_thousand_compiles_in_a_tenth_of_a_second() {
     let json = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
@@ -363,11 +369,11 @@ fn one_rank_of_a_thousand_compiles_in_a_tenth_of_a_second() {
     let mesh = Mesh { pp: 8, dp_replicate: 2, dp_shard: 8, cp: 1, tp: 8 };
     let spec = spec(8, Precision::Bf16, Recompute::None);
     let compile = |rank| {
-        let begin = Instant::now();
+        let begin = processor_time();
         let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8192 }, Head::Loss).unwrap();
         forward.mesh_rank = MeshRank { mesh, rank };
         let compiled = compile_step(forward, &spec, &Nowhere::default()).unwrap();
-        (begin.elapsed(), compiled.program.instrs.len())
+        (processor_time() - begin, compiled.program.instrs.len())
     };
 
     let (least, n_instrs) = (0..10).map(|i| compile(i * 101)).min().unwrap();

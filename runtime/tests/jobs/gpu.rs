@@ -91,11 +91,18 @@ fn gpu_ranks_allocate_what_an_estimate_without_a_gpu_tells() {
         let bytes = estimate["peak_memory_bytes"].as_f64().unwrap();
 
         let once = ["--device", "cuda", "--max_steps", "1", "--warmup_steps", "0", "--resume_from_checkpoint", "none"];
-        let trained = run(&mut train(&p, gpu.dir(), &[&once, &keys[..]].concat())).succeeds();
+        let peaks = tempfile::tempdir().unwrap();
+        let mut trained = train(&p, gpu.dir(), &[&once, &keys[..]].concat());
+        // A GPU for each rank, so that NCCL is used, whose scratch memory would count.
+        let trained = run(trained.env("SOFTGPU_DEVICES", "2").env("SOFTGPU_PEAKS", peaks.path())).succeeds();
 
         let (kib, mib) = (bytes / 1024.0, bytes / f64::from(1 << 20));
         let printed = if mib < 1.0 { format!("buffers {kib:.2} KiB;") } else { format!("buffers {mib:.2} MiB;") };
         assert!(trained.stdout.contains(&printed), "{keys:?}: {printed} in {}", trained.stdout);
+        // What the driver has given to the fullest rank, whoever asked for it.
+        let files = std::fs::read_dir(peaks.path()).unwrap().map(|file| file.unwrap().path());
+        let taken: Vec<u64> = files.map(|file| std::fs::read_to_string(file).unwrap().parse().unwrap()).collect();
+        assert_eq!(taken.iter().max().map(|bytes| *bytes as f64), Some(bytes), "{keys:?}: {taken:?}");
     }
 }
 

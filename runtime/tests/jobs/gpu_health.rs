@@ -99,6 +99,8 @@ fn rank_of_a_failing_gpu_moves_to_a_free_one_and_the_weights_are_those_of_an_und
     job.until_step(5);
     // A mistake of a program is no failure of the GPU.
     job.plant(31, 1);
+    // Nor is an error of a switch, which all GPUs report.
+    (0..3).for_each(|device| job.plant(155, device));
     job.until_step(10);
     job.plant(79, 0);
     until("the replacement", || {

@@ -177,6 +177,14 @@ fn estimate_for_gpus_needs_no_gpu_and_tells_memory_by_kind() {
         // Half of the logits of a row, and their half-width copy; all of them would take 2.1 GB.
         assert!(bytes(estimate, "logits, at the peak") <= 2048 * 128_256 * 6, "{estimate}");
     }
+    // Outside of buffers: CUDA's context; a ring for shards, and a ring and a tree for sums, of 32 channels of 14 MiB.
+    let outside = |estimate: &Value| {
+        ["context", "communicator", "device"].map(|what| estimate[format!("{what}_memory_bytes")].as_u64().unwrap())
+    };
+    let (peak, rings) = (sharded["peak_memory_bytes"].as_u64().unwrap(), 4 * 32 * (14 << 20));
+    assert_eq!(outside(&sharded), [1_060_000_000, rings, peak + 1_060_000_000 + rings]);
+    assert_eq!(outside(&full)[1], 0);
+    assert_eq!(outside(&estimate(&["--dp_shard_size", "8", "--gpu_collectives", "staged"]))[1], 0);
 }
 
 #[test]
@@ -202,8 +210,9 @@ fn summary(device: &str) -> String {
         ["product f32 8192", "21.9", "50.2 TFLOP/s, 75 % of 67"],
     ]);
     let rates = serde_json::json!([["adamw", "98", "14.30", "", "", "2.60"]]);
+    let libraries = serde_json::json!([["NCCL", "libnccl.so.2"], ["context", "612 MiB"]]);
     let stage = |rows: Value| serde_json::json!({"outcome": "passed", "report": {"device": device, "rows": rows}});
-    serde_json::json!({"ceilings": stage(ceilings), "rates": stage(rates)}).to_string()
+    serde_json::json!({"libraries": stage(libraries), "ceilings": stage(ceilings), "rates": stage(rates)}).to_string()
 }
 
 #[test]
@@ -234,6 +243,7 @@ fn measured_rates_of_a_gpu_decide_the_predicted_time() {
     assert!(ms(&measured) > 1.5 * ms(&published), "{} and {} ms", ms(&measured), ms(&published));
     assert_eq!((ms(&cached), &other["hardware"]["measured"]), (ms(&measured), &Value::Null));
     assert!(cached["hardware"]["measured"].as_str().unwrap().ends_with("summary.json"));
+    assert_eq!(measured["context_memory_bytes"].as_u64(), Some(612 << 20));
     estimate(&["--gpu", "h200", "--measured", "h100.json"]).refuses(&["h100.json", "NVIDIA H100", "not h200"]);
     estimate(&["--measured", "8b.yaml"]).refuses(&["8b.yaml", "phalanx-gpu"]);
     estimate(&["--measured", "nowhere.json"]).refuses(&["nowhere.json"]);
@@ -252,6 +262,12 @@ fn plan_for_gpus_says_why_this_machine_cannot_run_it() {
     let why = gpu["obstacle"].as_str().unwrap();
     assert!(why.starts_with("This machine cannot run this plan: ") && why.contains("nothing"), "{why}");
     assert_eq!((why.matches(". ").count(), &cpu["obstacle"]), (0, &Value::Null), "{why}");
+    // CUDA's context, and at least a ring between the two.
+    let least = |plan: &Value| {
+        let ranked = plan["plan"]["ranked"].as_array().unwrap().iter();
+        ranked.map(|ranked| ranked["evaluation"]["memory_bytes"].as_u64().unwrap()).min().unwrap()
+    };
+    assert!(least(&gpu) > 1_060_000_000 + 32 * (14 << 20) && least(&cpu) < 1 << 30, "{gpu} {cpu}");
 }
 
 /// The keys of a planned candidate, for `train`.

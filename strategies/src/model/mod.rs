@@ -1,7 +1,7 @@
 //! Model descriptions and the forward programs they yield.
 //!
 //! A family is one file ([`Family`]: how to read its `config.json`, the names of its linear layers, its forward program
-//! with tensor names) and one entry of [`FAMILIES`]. Families related to Llama share [`decoder`] and differ only in the
+//! with tensor names) and one entry of [`FAMILIES`]. Families related to Llama share `decoder` and differ only in the
 //! fields of [`ModelConfig`].
 
 pub mod builder;
