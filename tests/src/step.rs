@@ -129,7 +129,7 @@ impl BenchProgram {
                 for (i, x) in (first..).zip(run) {
                     *x = match p.init {
                         Init::Normal { std } => std * stream.normal(i as u64) as f32,
-                        Init::Ones | Init::RowLengths { .. } => 1.0,
+                        Init::Ones | Init::RowLengths(_) => 1.0,
                         Init::Zeros => 0.0,
                     };
                 }

@@ -47,7 +47,7 @@ impl Grown {
         }
         let std = match init {
             Init::Normal { std } => std,
-            Init::Zeros | Init::Ones | Init::RowLengths { .. } => 0.0,
+            Init::Zeros | Init::Ones | Init::RowLengths(_) => 0.0,
         };
         Ok(NewRows { first, values: Values::Drawn { std, rng } })
     }

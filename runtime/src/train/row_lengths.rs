@@ -6,7 +6,7 @@ use phalanx_device::Machine;
 use phalanx_storage::hf::error::HfError;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::program::{Init, Param};
+use phalanx_strategies::program::{Init, Measured, Param};
 use phalanx_strategies::rng::CounterRng;
 use rayon::prelude::*;
 
@@ -25,35 +25,36 @@ pub(super) struct Weights<'a> {
 ///
 /// # Errors
 /// When the weight cannot be read.
-pub(super) fn fill(machine: &mut dyn Machine, c: &Compiled, param: &Param, from: Weights<'_>) -> Result<(), HfError> {
-    let of_columns = param.init == Init::RowLengths { of_columns: true };
+pub(super) fn fill(
+    machine: &mut dyn Machine,
+    c: &Compiled,
+    param: &Param,
+    of: Measured,
+    from: Weights<'_>,
+) -> Result<(), HfError> {
     for tensor in tensors(param, &param.held, 0) {
         let name = format!("{}.weight", tensor.name.trim_end_matches(MAGNITUDE));
-        let whole = weight(c, &name, from)?;
         let n_out = tensor.shape[0];
-        let lengths = if of_columns { columns(&whole, n_out) } else { rows(&whole, n_out) };
+        let whole = weight(&name, of, n_out, from)?;
+        let lengths = if of.of_columns { columns(&whole, n_out) } else { rows(&whole, n_out) };
         unpack_from_whole(machine, c, &tensor, &lengths);
     }
     Ok(())
 }
 
 /// A whole weight, rounded as it is stored.
-fn weight(c: &Compiled, name: &str, from: Weights<'_>) -> Result<Vec<f32>, HfError> {
-    let mut parts = c.program.params.iter().flat_map(|param| param.parts.iter().map(move |part| (param, part)));
-    let (param, part) =
-        parts.find(|(_, part)| part.name == name).expect("a stage with magnitudes has the adapted weight");
+fn weight(name: &str, of: Measured, n_out: usize, from: Weights<'_>) -> Result<Vec<f32>, HfError> {
     let mut read = |index: usize, out: &mut [f32]| match from.source {
         Some(source) => source.read_runs_into(name_in(source, name, from.prefix), vec![(index, 0..out.len())], out),
         None => {
-            draw_run(param.init, from.rng.fork_named(name), index, out);
+            draw_run(Init::Normal { std: of.std }, from.rng.fork_named(name), index, out);
             Ok(())
         }
     };
-    let [n_rows, n_columns] = part.shape[..] else { unreachable!("an adapted weight is a matrix") };
-    match param.packing {
-        Some(packing) => packed_weights::rounded(packing, [n_rows, packing.weights(n_columns)], &mut read),
+    match of.packing {
+        Some(packing) => packed_weights::rounded(packing, of.shape(n_out), &mut read),
         None => {
-            let mut whole = vec![0.0; n_rows * n_columns];
+            let mut whole = vec![0.0; of.n_in * n_out];
             read(0, &mut whole)?;
             Ok(whole)
         }

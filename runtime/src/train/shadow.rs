@@ -6,7 +6,6 @@ use phalanx_device::span::SpanMut;
 use phalanx_device::{Device, Machine, Run};
 use phalanx_strategies::compile::{CompileError, Compiled, compile_shadow};
 use phalanx_strategies::elastic::shadow::Shard;
-use phalanx_strategies::passes::shadow::coefficient;
 use phalanx_strategies::program::{Hyper, Role};
 
 use crate::error::JobError;
@@ -55,11 +54,8 @@ impl Shadow {
     /// Takes the scalars of an update from the rank that holds the shadow; they are the same on all ranks.
     fn take_scalars(&mut self, holder: &dyn Machine, step: &Compiled) {
         let c = &self.compiled;
-        let scalars = [
-            (c.program.bound(Role::Hyper).next(), step.program.bound(Role::Hyper).next()),
-            (c.program.bound(Role::ClipCoefficient).next(), coefficient(&step.program, &step.phases)),
-        ];
-        for (to, from) in scalars {
+        for role in [Role::Hyper, Role::ClipCoefficient] {
+            let (to, from) = (c.program.bound(role).next(), step.program.bound(role).next());
             let (Some(to), Some(from)) = (to, from) else { continue };
             let scalars = &mut [0.0; Hyper::LEN][..step.program.value(from).n_elements()];
             holder.get(step, from, 0, bytemuck::cast_slice_mut(scalars));

@@ -153,8 +153,8 @@ pub(crate) fn initialise(
                 held.iter().for_each(|tensor| unpack_from_whole(machine, c, tensor, &user.values));
             }
             (None, Some(adapter), _) => load(machine, c, param, adapter, None, peft_name)?,
-            (None, None, source) if matches!(param.init, Init::RowLengths { .. }) => {
-                row_lengths::fill(machine, c, param, Weights { source: source.as_ref(), prefix, rng })?;
+            (None, None, source) if let Init::RowLengths(of) = param.init => {
+                row_lengths::fill(machine, c, param, of, Weights { source: source.as_ref(), prefix, rng })?;
             }
             (None, None, Some(source)) if !is_adapter => {
                 let grown = grown.map(|grown| (grown, rng));
@@ -315,7 +315,7 @@ pub(super) fn draw_run(init: Init, stream: CounterRng, index: usize, run: &mut [
     match init {
         Init::Zeros => run.fill(0.0),
         Init::Ones => run.fill(1.0),
-        Init::RowLengths { .. } => unreachable!("lengths are those of another parameter"),
+        Init::RowLengths(_) => unreachable!("lengths are those of another parameter"),
         Init::Normal { std } => run.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, x)| {
             *x = std * stream.normal((index + i) as u64) as f32;
         }),

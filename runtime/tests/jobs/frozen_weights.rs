@@ -140,3 +140,22 @@ fn run_in_bf16_continues_alike_from_frozen_weights_of_32_bits_and_of_16() {
     };
     assert_eq!(loss(&wide), loss(&narrow));
 }
+
+/// Ranks keep copies of each other's state, also one that trains nothing of one that does; a copy that is not current is an alarm.
+#[test]
+fn copies_of_what_another_rank_trains_are_current_beside_frozen_weights() {
+    const LORA: &str = "adapter: lora\nlora_r: 4\nlora_target_linear: true\n";
+    let of_one_stage = format!("{LORA}peft_layers_to_transform: [1]\n");
+    let with_lengths = format!("{LORA}peft_use_dora: true\n");
+    for keys in [KINDS[2].0, &of_one_stage, &with_lengths] {
+        let p = with_base(keys);
+        let verified = ["--reproducible", "true", "--elastic.verify_steps", "2"];
+        train(&p, "one", &verified).succeeds();
+        let shards = ["--dp_shard_size", "2", "--gradient_accumulation_steps", "1"];
+        for (to, axis) in [("stages", &["--pipeline_parallel_size", "2"][..]), ("shards", &shards)] {
+            train(&p, to, &[&verified[..], axis].concat()).succeeds();
+
+            assert!(weights(&p, &format!("{to}/model")) == weights(&p, "one/model"), "{keys}: {to}");
+        }
+    }
+}

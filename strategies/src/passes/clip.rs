@@ -29,10 +29,17 @@ pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<
     }
     let mut sums = complete(program, sums);
     sums.push(hyper);
+    coefficient(program, sums, max_norm)
+}
+
+/// Appends the norm and the coefficient from sums of squares over the world and the scalars of the step. A rank that updates nothing has
+/// them too: it may keep a copy of another one's state.
+pub(super) fn coefficient(program: &mut Program, sums: Vec<ValueId>, max_norm: Option<f64>) -> ValueId {
     let norm = program.add_value("grad_norm", &[], DType::F64, Kind::Output);
-    let coefficient = program.add_value("clip_coefficient", &[], DType::F64, Kind::Activation);
+    let coefficient = program.add_value("clip_coefficient", &[], DType::F64, Kind::Output);
     program.push(Op::ClipCoefficient { max_norm }, sums, vec![norm, coefficient], SITE);
     program.bindings.push(Binding::new(Role::GradNorm, norm));
+    program.bindings.push(Binding::new(Role::ClipCoefficient, coefficient));
     coefficient
 }
 

@@ -12,8 +12,8 @@
 
 use crate::program::blocks::can_be_stacked;
 use crate::program::{
-    AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart,
-    Program, Role, Site, ValueId,
+    AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Measured, Op, Packing, Param,
+    ParamPart, Program, Role, Site, ValueId,
 };
 use std::collections::BTreeSet;
 use std::slice;
@@ -409,7 +409,7 @@ fn adapt_with_magnitudes(program: &mut Program, targets: &[Target], instr: Instr
         let alone = slice::from_ref(target);
         let a = matrix_a(program, alone, program.value(x).n_columns());
         let b = matrix_b(program, target);
-        let init = Init::RowLengths { of_columns: !m.trans_b };
+        let init = Init::RowLengths(measured(program, w, !m.trans_b));
         let magnitude = adapter(program, alone, "lora_magnitude_vector", &[target.columns.len], init);
         if let Some(param) = program.params.last_mut().filter(|_| target.own_rate) {
             param.rate = Hyper::ADAPTER_LEARNING_RATE;
@@ -431,6 +431,13 @@ fn adapt_with_magnitudes(program: &mut Program, targets: &[Target], instr: Instr
     if m.residual {
         program.push(Op::Add, vec![reads[reads.len() - 1], sum], vec![y], site);
     }
+}
+
+/// What the magnitudes of a weight measure.
+fn measured(program: &Program, w: ValueId, of_columns: bool) -> Measured {
+    let param = program.param_of(w).expect("an adapted weight is a parameter");
+    let std = if let Init::Normal { std } = param.init { std } else { 0.0 };
+    Measured { of_columns, n_in: param.shape[usize::from(!of_columns)], std, packing: param.packing }
 }
 
 /// Zeroes elements of an adapter's input; every target has draws of its own, as in PEFT.

@@ -14,7 +14,7 @@
 
 use crate::passes::precision::Precision;
 use crate::program::{
-    CollectiveKind, Compute, DType, Instr, Kind, MatMul, Op, Packing, Param, ParamPart, Program, Site, ValueId,
+    CollectiveKind, Compute, DType, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart, Program, Site, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -171,6 +171,14 @@ fn measured(program: &Program) -> BTreeSet<ValueId> {
     lengths.map(|instr| instr.reads[0]).collect()
 }
 
+/// The magnitudes that scale the rows of a weight.
+fn magnitudes(program: &Program, weight: ValueId) -> Vec<ValueId> {
+    let of_weight = program.instrs.iter().filter(|i| matches!(i.op, Op::RowLengths(_)) && i.reads[0] == weight);
+    let lengths: BTreeSet<ValueId> = of_weight.map(|instr| instr.writes[0]).collect();
+    let scaled = program.instrs.iter().filter(|i| matches!(i.op, Op::Magnitude(_)) && lengths.contains(&i.reads[2]));
+    scaled.map(|instr| instr.reads[1]).collect()
+}
+
 /// Weights that only products in FP8 read.
 fn in_fp8(program: &Program) -> BTreeSet<ValueId> {
     let is_fp8 = |op: &Op, at: usize| at == 1 && matches!(op, Op::MatMul(MatMul { compute: Compute::Fp8, .. }));
@@ -202,6 +210,14 @@ fn has_equal_columns(param: &Param, packing: Packing, tp: usize) -> bool {
 }
 
 fn store(program: &mut Program, at: usize, packing: Packing) {
+    for magnitude in magnitudes(program, program.params[at].value) {
+        let of_it = program.params.iter_mut().filter(|param| param.value == magnitude);
+        for param in of_it {
+            if let Init::RowLengths(measured) = &mut param.init {
+                measured.packing = Some(packing);
+            }
+        }
+    }
     let param = &mut program.params[at];
     param.packing = Some(packing);
     param.shape[1] = packing.words(param.shape[1]);

@@ -10,6 +10,7 @@
 //!
 //! Reproducibility needs memory for a few gradients instead of one, which is why it is optional.
 
+use super::clip::coefficient;
 use super::data_parallel::{Insertions, buckets, last_writes, like};
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::{Binding, Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Role, Site, ValueId};
@@ -183,11 +184,7 @@ pub fn clip_and_loss(
     let loss = program.add_value("loss_sum", &[], DType::F64, Kind::Output);
     program.push(Op::Sum, vec![totals[0]], vec![loss], SITE);
     program.bindings.push(Binding::new(Role::LossSum, loss));
-    let norm = program.add_value("grad_norm", &[], DType::F64, Kind::Output);
-    let coefficient = program.add_value("clip_coefficient", &[], DType::F64, Kind::Activation);
-    program.push(Op::ClipCoefficient { max_norm }, vec![totals[1], hyper], vec![norm, coefficient], SITE);
-    program.bindings.push(Binding::new(Role::GradNorm, norm));
-    coefficient
+    coefficient(program, vec![totals[1], hyper], max_norm)
 }
 
 /// Sum of squares of a parameter's gradient. The blocks are added in order, on whichever ranks they lie.

@@ -19,11 +19,6 @@ pub fn log(step: &Program, phases: &StepPhases) -> Vec<ValueId> {
     updates(step, phases).flat_map(of).collect()
 }
 
-/// The factor by which the updates of a step scale gradients, if it has any updates.
-pub fn coefficient(step: &Program, phases: &StepPhases) -> Option<ValueId> {
-    updates(step, phases).next().map(|(update, instr)| *update.operands(&instr.reads).coefficient)
-}
-
 fn updates<'a>(step: &'a Program, phases: &StepPhases) -> impl Iterator<Item = (&'a Update, &'a Instr)> {
     step.instrs[phases.apply()].iter().map(|instr| match &instr.op {
         Op::Update(update) => (update, instr),

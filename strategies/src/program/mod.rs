@@ -23,7 +23,7 @@ pub use op::{
     Op, QkColumns, QkNorm, Update, VocabShard,
 };
 pub use packing::Packing;
-pub use param::{GradSum, Init, Param, ParamPart};
+pub use param::{GradSum, Init, Measured, Param, ParamPart};
 
 use crate::mesh::MeshRank;
 use crate::optimizer::N_SCALARS;
@@ -175,7 +175,7 @@ pub enum Role {
     GradSumSquares,
     /// In a shadow: a reduced gradient or the sums of its update, in the order of [`crate::passes::shadow::log`].
     Gradient,
-    /// In a shadow: the factor that clips gradients, f64 scalar.
+    /// The factor by which updates scale gradients, f64 scalar; the same on all ranks, and an input of shadows.
     ClipCoefficient,
 }
 

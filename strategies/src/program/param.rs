@@ -17,10 +17,27 @@ pub enum Init {
     /// All ones: gains of norms.
     Ones,
     /// Lengths of the rows of the weight that an adapter adapts, as they are at the start: DoRA's magnitudes.
-    RowLengths {
-        /// The weight is stored `[in, out]`: lengths of its columns.
-        of_columns: bool,
-    },
+    RowLengths(Measured),
+}
+
+/// The weight whose rows are measured. It need not be in the same program: a rank may keep a copy of another one's magnitudes alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// It is stored `[in, out]`: lengths of its columns.
+    pub of_columns: bool,
+    /// Its inputs: the numbers of each length.
+    pub n_in: usize,
+    /// Standard deviation, if it is drawn.
+    pub std: f32,
+    /// How it is stored.
+    pub packing: Option<Packing>,
+}
+
+impl Measured {
+    /// Shape of the whole weight with `n_out` outputs, as stored in a file.
+    pub const fn shape(self, n_out: usize) -> [usize; 2] {
+        if self.of_columns { [self.n_in, n_out] } else { [n_out, self.n_in] }
+    }
 }
 
 /// A tensor of a model file, or a rank's part of it, as a slice of a parameter along its first dim.

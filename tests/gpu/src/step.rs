@@ -430,7 +430,7 @@ impl StepCase {
             let number = |i: usize| match p.init {
                 Init::Normal { std } if n >= LARGE => std * UNIT_UNIFORM * stream.bits(i as u64) as u32 as i32 as f32,
                 Init::Normal { std } => std * stream.normal(i as u64) as f32,
-                Init::Ones | Init::RowLengths { .. } => 1.0,
+                Init::Ones | Init::RowLengths(_) => 1.0,
                 Init::Zeros => 0.0,
             };
             match (p.packing, p.init) {

@@ -124,7 +124,7 @@ impl Case {
             let normal = |i: usize| stream.normal(i as u64) as f32;
             let element = |i| match p.init {
                 Init::Normal { .. } => std * normal(i),
-                Init::Ones | Init::RowLengths { .. } => 1.0 + 0.2 * normal(i),
+                Init::Ones | Init::RowLengths(_) => 1.0 + 0.2 * normal(i),
                 Init::Zeros => 0.2 * normal(i),
             };
             let n_weights = p.packing.map_or(value.n_elements(), |packing| packing.weights(value.n_elements()));

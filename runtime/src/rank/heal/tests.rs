@@ -18,7 +18,7 @@ use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::passes::shadow::{coefficient, log};
+use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Hyper, Role};
 use phalanx_strategies::target::Target;
 use serde_json::json;
@@ -371,7 +371,7 @@ fn owner_and_shadow(
     let mut scalars = [0.5; Hyper::LEN];
     scalars[Hyper::LOSS_SCALE] = 1.0;
     owner.write(&c, hyper, 0, &scalars);
-    if let Some(factor) = coefficient(&c.program, &c.phases) {
+    if let Some(factor) = c.program.bound(Role::ClipCoefficient).next() {
         owner.write(&c, factor, 0, &[0.25]);
     }
     let id = WorldId { job: 1, generation: 1, incarnation: 1 };

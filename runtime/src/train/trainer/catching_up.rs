@@ -12,7 +12,7 @@ use crate::error::peer::PeerError;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
 use phalanx_device::span::SpanMut;
-use phalanx_strategies::passes::shadow::{coefficient, log};
+use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Role, ValueId};
 
 /// A catching-up member that receives a rank's gradients.
@@ -101,7 +101,7 @@ impl Trainer<'_> {
         if let Some(hyper) = hyper {
             self.machine.write(c, hyper, 0, of_update);
         }
-        if let Some(coefficient) = coefficient(&c.program, &c.phases) {
+        if let Some(coefficient) = c.program.bound(Role::ClipCoefficient).next() {
             self.machine.write(c, coefficient, 0, &[factor]);
         }
         let predicted_tokens = predicted_tokens as u64;
@@ -113,7 +113,8 @@ impl Trainer<'_> {
     /// Sends scalars to the followers of this rank, besides its gradients.
     pub(super) fn known_of_step(&self, outcome: &Outcome) -> Vec<f64> {
         let c = &self.programs.train;
-        let factor = coefficient(&c.program, &c.phases).map_or(0.0, |factor| self.machine.first::<f64>(c, factor));
+        let factor = c.program.bound(Role::ClipCoefficient).next();
+        let factor = factor.map_or(0.0, |factor| self.machine.first::<f64>(c, factor));
         let Outcome { loss_sum, grad_norm, predicted_tokens, .. } = *outcome;
         let known: [f64; N_KNOWN] = [loss_sum, grad_norm, predicted_tokens as f64, factor];
         let hyper = c.program.bound(Role::Hyper).next().map(|hyper| self.machine.read::<f64>(c, hyper));
