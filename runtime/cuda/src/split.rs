@@ -1,13 +1,13 @@
-//! Split weights in the memory of a machine, where the host sees f32 numbers; see [`Program::is_split`].
+//! Split weights in the memory of a machine, where the host sees f32 numbers; see [`Program::split`].
 //!
 //! To the host, element `i` of a split weight has the bytes `4 i` to `4 i + 4`, as if it were not split. Copies between the two are
 //! two copies and a conversion on the host: they are rare, and as fast as its memory.
 //!
-//! [`Program::is_split`]: phalanx_strategies::program::Program::is_split
+//! [`Program::split`]: phalanx_strategies::program::Program::split
 
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::{Kind, ValueId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The bits that stand for what is no number: rounded, others would become numbers.
@@ -25,14 +25,9 @@ impl SplitWeights {
     pub(crate) fn of(programs: &[&Compiled], place: impl Fn(&Compiled, ValueId) -> u64) -> SplitWeights {
         let mut found: BTreeMap<u64, (bool, u64)> = BTreeMap::new();
         for c in programs {
-            let views = c.program.values.iter().filter_map(|value| match value.kind {
-                Kind::View(of) if c.program.is_split(of) => Some(of),
-                _ => None,
-            });
-            let split: BTreeSet<ValueId> = views.collect();
             let weights = (0..).map(ValueId).zip(&c.program.values).filter(|(_, value)| value.kind == Kind::Parameter);
             for (v, value) in weights {
-                let (start, is_split) = (place(c, v), split.contains(&v));
+                let (start, is_split) = (place(c, v), value.is_split);
                 let (first, _) = *found.entry(start).or_insert((is_split, start + value.size_bytes() as u64));
                 assert_eq!(first, is_split, "programs store `{}` alike", value.name);
             }

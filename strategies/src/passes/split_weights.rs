@@ -1,6 +1,6 @@
 //! Split weights: an f32 weight that only products in bf16 read is stored as its bf16 numbers, followed by what they leave of it.
 //! Products read the first part where it lies, ranks gather it as it is, and nothing is converted; updates read and write both, and
-//! so do embeddings of a table that is also the head. No bit of the f32 number is lost. [`Program::is_split`] defines the two parts.
+//! so do embeddings of a table that is also the head. No bit of the f32 number is lost. [`Program::split`] defines the two parts.
 //!
 //! A weight with another reader stays f32. The programs over the same weights, of training
 //! and of evaluation, store them alike: their products are the same, and [`splits`] leaves out what only a step would read.
@@ -35,7 +35,7 @@ pub fn split_weights(program: &mut Program) {
         let n_read = if is_gather { instr.reads.len() } else { 2 };
         if is_gather || matches!(instr.op, Op::MatMul(_)) {
             for (i, read) in instr.reads.iter_mut().take(n_read).enumerate().filter(|(_, v)| split.contains(v)) {
-                *read = *views.entry(*read).or_insert_with(|| view(program, *read));
+                *read = *views.entry(*read).or_insert_with(|| program.split(*read));
                 if is_gather {
                     program.values[instr.writes[i].0 as usize].dtype = DType::Bf16;
                 }
@@ -75,12 +75,6 @@ fn splittable(program: &Program, narrow: &[Option<DType>]) -> BTreeSet<ValueId> 
 
 fn is_gather(instr: &Instr) -> bool {
     matches!(instr.op, Op::Start(c) if c.kind == CollectiveKind::AllGather)
-}
-
-fn view(program: &mut Program, weight: ValueId) -> ValueId {
-    let value = program.value(weight);
-    let (name, shape) = (format!("{} as bf16", value.name), value.shape.clone());
-    program.add_value(name, &shape, DType::Bf16, Kind::View(weight))
 }
 
 #[cfg(test)]

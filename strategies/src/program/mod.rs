@@ -44,7 +44,7 @@ pub enum Kind {
     /// A table computed once (rotary angles); kept between steps, never written.
     Constant,
     /// The bytes of this frozen parameter, or of an activation that holds a gathered one, as elements of another type; or the first part of
-    /// a split weight ([`Program::is_split`]). Never written.
+    /// a split weight ([`Program::split`]). Never written.
     View(ValueId),
     /// Keys and values of earlier tokens; kept between runs. Unlike other state, it is not part of what a step commits.
     Cache,
@@ -86,6 +86,8 @@ pub struct Value {
     pub dtype: DType,
     /// Its purpose.
     pub kind: Kind,
+    /// Whether it is a weight in two parts: see [`Program::split`].
+    pub is_split: bool,
 }
 
 impl Value {
@@ -260,19 +262,27 @@ impl Program {
         }
     }
 
-    /// Whether an f32 weight of `n` elements is stored in two parts: `n` bf16 numbers, which a view has, and `n` rests of 16 bits.
+    /// Splits an f32 weight, and returns a view of its first part.
     ///
-    /// The rest is the lower half of the f32 number. The bf16 number is the upper half, plus one if the rest is at least 0x8000: the
-    /// f32 number rounded to the nearest, ties away from zero. So both together are the f32 number, with all of its bits. A number
-    /// that is none has the bits 0x7fc00000.
+    /// A split weight of `n` elements is stored in two parts: `n` bf16 numbers, and `n` rests of 16 bits. The rest is the lower half of
+    /// the f32 number. The bf16 number is the upper half, plus one if the rest is at least 0x8000: the f32 number rounded to the nearest,
+    /// ties away from zero. So both together are the f32 number, with all of its bits. A number that is none has the bits 0x7fc00000.
+    pub fn split(&mut self, weight: ValueId) -> ValueId {
+        let value = &mut self.values[weight.0 as usize];
+        value.is_split = true;
+        let (name, shape) = (format!("{} as bf16", value.name), value.shape.clone());
+        self.add_value(name, &shape, DType::Bf16, Kind::View(weight))
+    }
+
+    /// Whether a weight is stored in two parts: see [`Program::split`].
     pub fn is_split(&self, weight: ValueId) -> bool {
-        self.value(weight).dtype == DType::F32 && self.values.iter().any(|view| view.kind == Kind::View(weight))
+        self.value(weight).is_split
     }
 
     /// Adds a value.
     pub fn add_value(&mut self, name: impl Into<String>, shape: &[usize], dtype: DType, kind: Kind) -> ValueId {
         let id = ValueId(self.values.len() as u32);
-        self.values.push(Value { name: name.into(), shape: shape.to_vec(), dtype, kind });
+        self.values.push(Value { name: name.into(), shape: shape.to_vec(), dtype, kind, is_split: false });
         id
     }
 

@@ -116,7 +116,7 @@ pub struct Case {
     pub reused_tolerance: Tolerance,
     /// The mesh of the rank, for operations that depend on it.
     pub mesh_rank: MeshRank,
-    /// The operand that is a split weight on devices that have them: [`Program::is_split`].
+    /// The operand that is a split weight on devices that have them: [`Program::split`].
     pub split: Option<usize>,
 }
 
@@ -175,8 +175,7 @@ impl Case {
         let writes: Vec<ValueId> = self.writes.iter().enumerate().map(write).collect();
         p.push(self.op.clone(), reads, writes.clone(), site);
         if let Some(weight) = self.split.map(|read| given[read]) {
-            let shape = p.value(weight).shape.clone();
-            p.add_value("first part", &shape, DType::Bf16, Kind::View(weight));
+            p.split(weight);
         }
         (p, given, writes)
     }
