@@ -25,6 +25,8 @@ inline unsigned pack_bf16(float low, float high) { return to_bf16(low).bits | un
 inline unsigned pack_f16(float low, float high) { return to_f16(low).bits | unsigned(to_f16(high).bits) << 16; }
 inline float fast_exp2(float x) { return exp2f(x); }
 inline float fast_log2(float x) { return log2f(x); }
+// Kernels start in order.
+inline void wait_for_predecessor() {}
 inline unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
 namespace softgpu {

@@ -21,6 +21,7 @@ template <int N> __device__ __forceinline__ void swiglu_by(const X* __restrict__
 }
 // y [rows, cols] = silu(gate) up, where x [rows, 2 cols] has the gate first.
 extern "C" __global__ void __launch_bounds__(256) swiglu(const X* x, Y* y, int cols, int n_vectors) {
+    wait_for_predecessor();
     if (cols % WIDTH == 0) swiglu_by<WIDTH>(x, y, cols, n_vectors);
     else swiglu_by<1>(x, y, cols, n_vectors);
 }
@@ -47,6 +48,7 @@ template <int N> __device__ __forceinline__ void swiglu_backward_by(const X* x, 
     }
 }
 extern "C" __global__ void __launch_bounds__(256) swiglu_backward(const X* x, const Y* dy, X* dx, int cols, int n_vectors) {
+    wait_for_predecessor();
     if (cols % WIDTH == 0) swiglu_backward_by<WIDTH>(x, dy, dx, cols, n_vectors);
     else swiglu_backward_by<1>(x, dy, dx, cols, n_vectors);
 }
@@ -66,6 +68,7 @@ template <int N> __device__ __forceinline__ void swiglu_backward_again_by(const 
     }
 }
 extern "C" __global__ void __launch_bounds__(256) swiglu_backward_again(const X* x, const Y* dy, X* dx, Y* y, int cols, int n_vectors) {
+    wait_for_predecessor();
     if (cols % WIDTH == 0) swiglu_backward_again_by<WIDTH>(x, dy, dx, y, cols, n_vectors);
     else swiglu_backward_again_by<1>(x, dy, dx, y, cols, n_vectors);
 }
@@ -80,6 +83,7 @@ __device__ __forceinline__ float gelu_slope(float x) {
 
 // y = x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 extern "C" __global__ void __launch_bounds__(256) gelu(const X* __restrict__ x, Y* __restrict__ y, long long n) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n / WIDTH) {
         float v[WIDTH];
         load_vector(v, x + i * WIDTH);
@@ -89,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) gelu(const X* __restrict__ x, 
     GRID_REST(i, n, WIDTH) y[i] = from_float<Y>(gelu_of(to_float(x[i])));
 }
 extern "C" __global__ void __launch_bounds__(256) gelu_backward(const X* __restrict__ x, const Y* __restrict__ dy, X* __restrict__ dx, long long n) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n / WIDTH) {
         float v[WIDTH], d[WIDTH];
         load_vector(v, x + i * WIDTH);
@@ -101,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) gelu_backward(const X* __restr
 
 // The same, and y = gelu(x) again. dx may be x, and y may be dy.
 extern "C" __global__ void __launch_bounds__(256) gelu_backward_again(const X* x, const Y* dy, X* dx, Y* y, long long n) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n / WIDTH) {
         float v[WIDTH], d[WIDTH];
         load_vector(v, x + i * WIDTH);

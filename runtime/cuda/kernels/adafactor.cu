@@ -39,6 +39,7 @@ struct Part {
 // Sums of squares of the scaled gradient, over the block's part of each row and column, and of the parameter. Partial sums:
 // row_parts [column blocks, n_rows] (unless null), column_parts [row blocks, n_columns], tensor_parts [blocks].
 extern "C" __global__ void __launch_bounds__(256) square_parts(Tile tile, int rows, const double* coefficient, double* row_parts, double* column_parts, double* tensor_parts) {
+    wait_for_predecessor();
     __shared__ double of_rows[ROWS][WARPS];
     Part part(tile, rows);
     float scale = float(*coefficient);
@@ -75,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) square_parts(Tile tile, int ro
 
 // to [n] += the sums of parts [n_parts, n].
 extern "C" __global__ void __launch_bounds__(256) add_parts(const double* __restrict__ parts, long long n_parts, long long n, float* to) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n) {
         double sum = 0.0;
         for (long long k = 0; k < n_parts; k++) sum += parts[k * n + i];
@@ -83,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) add_parts(const double* __rest
 }
 // to += the sum of parts [n].
 extern "C" __global__ void __launch_bounds__(256) add_all_parts(const double* __restrict__ parts, long long n, float* to) {
+    wait_for_predecessor();
     double sum = 0.0;
     for (long long i = threadIdx.x; i < n; i += blockDim.x) sum += parts[i];
     sum = block_sum(sum);
@@ -91,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(256) add_all_parts(const double* __
 
 // The inverse of the mean of a matrix's row averages, with the squares of this step.
 extern "C" __global__ void __launch_bounds__(256) inverse_mean(const float* averages, const float* sums, long long n_rows, long long n_columns, const double* weight, double eps1, float* out) {
+    wait_for_predecessor();
     float w = float(*weight), inverse_n = 1.0f / float(n_columns);
     double sum = 0.0;
     for (long long i = threadIdx.x; i < n_rows; i += blockDim.x) sum += double(moved(averages[i], sums[i], w, inverse_n));
@@ -120,6 +124,7 @@ struct Divisors {
 
 // parts [blocks]: the sum of squares of the updates of each block's part, before they are clipped.
 extern "C" __global__ void __launch_bounds__(256) update_squares(Tile tile, int rows, Averages averages, const float* inverse_mean_of_rows, const double* weight, const double* coefficient, float least, double* parts) {
+    wait_for_predecessor();
     Part part(tile, rows);
     Divisors divisors(part, averages, inverse_mean_of_rows, weight, coefficient, least);
     double sum = 0.0;
@@ -140,6 +145,7 @@ struct Change { double eps2, d, weight_decay, n_elements; };
 
 // p = p decay - length u. `of_tensor`, `of_updates`: the sums of squares of the tensor and of its update.
 extern "C" __global__ void __launch_bounds__(256) update(Tile tile, int rows, Averages averages, const float* inverse_mean_of_rows, const double* lr, const double* scalars, const double* coefficient, float least, Change change, const float* of_tensor, const float* of_updates) {
+    wait_for_predecessor();
     __shared__ float decay, length;
     if (!is_finite(*coefficient)) return;
     if (threadIdx.x == 0) {
@@ -163,6 +169,7 @@ extern "C" __global__ void __launch_bounds__(256) update(Tile tile, int rows, Av
 
 // Adds the squares of this step to the averages of n rows, or columns, of `of` elements each.
 extern "C" __global__ void __launch_bounds__(256) move_averages(float* averages, const float* sums, long long n, long long of, const double* weight, const double* coefficient) {
+    wait_for_predecessor();
     if (!is_finite(*coefficient)) return;
     float w = float(*weight), inverse_n = 1.0f / float(of);
     GRID_STRIDE(i, n) averages[i] = moved(averages[i], sums[i], w, inverse_n);

@@ -127,6 +127,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[ROWS][COLUMNS], Runnin
 // be the memory of o and lse. Grid: (rows n_heads, tiles of queries).
 extern "C" __global__ void __launch_bounds__(256, 2) attention_forward(const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v, const int* __restrict__ doc_start,
                                                                    const Y* o0, const float* lse0, Y* o, float* lse, Geometry g, float scale) {
+    wait_for_predecessor();
     DYNAMIC_SHARED(float, queries);
     __shared__ int from[TILE];
     // Weights take the place of the keys.
@@ -196,6 +197,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) attention_forward(const X* 
 extern "C" __global__ void __launch_bounds__(256, 1) attention_dq(const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v, const int* __restrict__ doc_start,
                                                               const float2* __restrict__ statistics, const Y* __restrict__ dout, const Y* dq0, Y* dq,
                                                               Geometry g, long long dq_stride, float scale) {
+    wait_for_predecessor();
     DYNAMIC_SHARED(float, queries);
     __shared__ int from[TILE];
     float *gradients = queries + TILE_SIZE, *keys = gradients + TILE_SIZE, *values = keys + TILE_SIZE; // gradients of scores replace the values
@@ -242,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attention_dq(const X* __res
 extern "C" __global__ void __launch_bounds__(256, 1) attention_dkv(const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v, const int* __restrict__ all_from,
                                                                const int* __restrict__ bounds, const float2* __restrict__ statistics, const Y* __restrict__ dout,
                                                                const Y* dk0, const Y* dv0, Y* dk, Y* dv, Geometry g, long long dkv_stride, float scale) {
+    wait_for_predecessor();
     DYNAMIC_SHARED(float, keys);
     __shared__ int from[TILE];
     __shared__ float2 known[TILE];

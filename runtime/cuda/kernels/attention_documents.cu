@@ -18,6 +18,7 @@ __device__ __forceinline__ bool is_single(const int* doc_start, int token, int s
 // 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) attention_documents(const int* __restrict__ doc_start, int* __restrict__ lengths, long long* __restrict__ in_packed, long long* __restrict__ in_outputs,
                                                                        long long* __restrict__ in_statistics, int n_tokens, int seq_len, int n_places, int columns, int n_heads) {
+    wait_for_predecessor();
     __shared__ int of_warp[32];
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     int n_before = 0;
@@ -53,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(1024) attention_documents(const int
 // A token that is a document sees itself only: o = v, lse = scale q k. A warp has a query head of a token.
 extern "C" __global__ void __launch_bounds__(256) attention_singles(const X* __restrict__ qkv, const int* __restrict__ doc_start, X* __restrict__ o, float* __restrict__ lse, int n_tokens, int seq_len, int n_heads,
                                                                     int n_kv_heads, float scale) {
+    wait_for_predecessor();
     const long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     const int token = int(i / n_heads), head = int(i % n_heads), lane = threadIdx.x % 32;
     if (token >= n_tokens || !is_single(doc_start, token, seq_len)) return;
@@ -70,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_singles(const X* __r
 // The adjoint: dv is the sum of do over the query heads of a key head; the weight is 1 for any score, so dq = dk = 0. A warp has a
 // key head of a token.
 extern "C" __global__ void __launch_bounds__(256) attention_singles_backward(const X* __restrict__ dout, const int* __restrict__ doc_start, X* __restrict__ dqkv, int n_tokens, int seq_len, int n_heads, int n_kv_heads) {
+    wait_for_predecessor();
     const long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     const int token = int(i / n_kv_heads), head = int(i % n_kv_heads), lane = threadIdx.x % 32, group = n_heads / n_kv_heads;
     if (token >= n_tokens || !is_single(doc_start, token, seq_len)) return;
@@ -89,12 +92,14 @@ extern "C" __global__ void __launch_bounds__(256) attention_singles_backward(con
 
 // Statistics of whole rows: to [B, S, H] from [B, H, S], or back. Elements are numbered along [B, S, H].
 extern "C" __global__ void __launch_bounds__(256) attention_statistics_from_rows(const float* __restrict__ of_rows, float* __restrict__ lse, int n_tokens, int seq_len, int n_heads) {
+    wait_for_predecessor();
     GRID_STRIDE(i, (long long)n_tokens * n_heads) {
         const long long token = i / n_heads, row = token / seq_len;
         lse[i] = of_rows[(row * n_heads + i % n_heads) * seq_len + token % seq_len];
     }
 }
 extern "C" __global__ void __launch_bounds__(256) attention_statistics_to_rows(const float* __restrict__ lse, float* __restrict__ of_rows, int n_tokens, int seq_len, int n_heads) {
+    wait_for_predecessor();
     GRID_STRIDE(i, (long long)n_tokens * n_heads) {
         const long long token = i / n_heads, row = token / seq_len;
         of_rows[(row * n_heads + i % n_heads) * seq_len + token % seq_len] = lse[i];

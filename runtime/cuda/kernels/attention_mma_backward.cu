@@ -29,6 +29,7 @@ __device__ __forceinline__ void score_gradients(float (&s)[Q_PARTS][STRIP / 8][4
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_mma_dq(const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v, const int* __restrict__ doc_start,
                                                                          const float2* __restrict__ statistics, const X* __restrict__ dout, const Y* dq0, Y* dq,
                                                                          Geometry g, long long dq_stride, float scale) {
+    wait_for_predecessor();
     DYNAMIC_SHARED(X, queries); // gradients of outputs, then keys and values of two stages
     __shared__ int from[QUERIES];
     __shared__ float2 known[QUERIES]; // statistics
@@ -155,6 +156,7 @@ __device__ __forceinline__ void hide_queries(float (&s)[K_PARTS][STRIP / 8][4], 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_mma_dkv(const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v, const int* __restrict__ all_from,
                                                                           const int* __restrict__ bounds, const float2* __restrict__ statistics, const X* __restrict__ dout,
                                                                           const Y* dk0, const Y* dv0, Y* dk, Y* dv, Geometry g, long long dkv_stride, float scale) {
+    wait_for_predecessor();
     DYNAMIC_SHARED(X, keys); // values, then queries and gradients of outputs of two stages
     __shared__ float4 known[2][STAGE_QUERIES / 2]; // statistics of pairs of queries
     __shared__ uint4 from[2][STAGE_QUERIES / 4];

@@ -95,6 +95,7 @@ __device__ __forceinline__ void finish(const Running& running, float (&sum)[PART
 // `scale` is positive. Grid: (rows n_heads, tiles of queries).
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_mma_forward(const X* __restrict__ q, const X* __restrict__ k, const X* __restrict__ v, const int* __restrict__ doc_start,
                                                                               const Y* o0, const float* lse0, Y* o, float* lse, Geometry g, float scale) {
+    wait_for_predecessor();
     DYNAMIC_SHARED(X, queries); // then keys and values of two stages
     __shared__ int from[QUERIES];
     X* stages = queries + QUERIES * PITCH;

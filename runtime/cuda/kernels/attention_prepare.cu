@@ -9,6 +9,7 @@ constexpr int D = HEAD_DIM;
 // LANES lanes have a head of a query.
 extern "C" __global__ void __launch_bounds__(256) attention_statistics(const Y* __restrict__ o, const float* __restrict__ lse, const Y* __restrict__ dout, float2* __restrict__ statistics,
                                                                        X* __restrict__ rounded, Geometry g) {
+    wait_for_predecessor();
     constexpr int VECTOR = D % (16 / sizeof(Y)) ? 1 : 16 / sizeof(Y), PARTS = D / VECTOR;
     constexpr int LANES = PARTS > 16 ? 32 : PARTS > 8 ? 16 : PARTS > 4 ? 8 : PARTS > 2 ? 4 : 2;
     // All lanes of a warp take part in its sums.
@@ -40,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_statistics(const Y* 
 // from [padded queries]: the least index that each query sees; bounds [tiles, 2]: the least and the greatest of a tile. One warp
 // has a tile; grid: tiles of all rows.
 extern "C" __global__ void __launch_bounds__(32) attention_bounds(const int* __restrict__ doc_start, int* __restrict__ from, int* __restrict__ bounds, Geometry g, int tiles_per_row) {
+    wait_for_predecessor();
     __shared__ int of_tile[TILE];
     long long place;
     const Tile tile = query_tile(g, blockIdx.x / tiles_per_row, blockIdx.x % tiles_per_row, TILE, &place);

@@ -3,6 +3,7 @@
 
 // y = x + bias; y may be the memory of x. x, y: [n, cols]; bias: [cols]. A thread has the same columns in each of its rows.
 extern "C" __global__ void __launch_bounds__(256) add_bias(const X* x, const float* __restrict__ bias, X* y, int cols, long long n) {
+    wait_for_predecessor();
     const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V;
     if (c >= cols) return;
     float b[V], v[V];
@@ -18,6 +19,7 @@ extern "C" __global__ void __launch_bounds__(256) add_bias(const X* x, const flo
 // dy: the first of cols columns of a matrix with `stride` columns; parts: [gridDim.y, cols]. Blocks of 8 warps: each warp has
 // a row and 32 V columns at a time.
 extern "C" __global__ void __launch_bounds__(256) column_sum(const X* __restrict__ dy, long long stride, float* __restrict__ parts, int cols, long long n) {
+    wait_for_predecessor();
     __shared__ float tile[8][32 * V];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * 32 * V, c = first + lane * V;
     float sum[V] = {};

@@ -13,6 +13,7 @@ __device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * 1.442695
 
 extern "C" __global__ void __launch_bounds__(THREADS) cache_write(const X* __restrict__ qkv, const int* __restrict__ positions, X* cache,
         int seq_len, int capacity, int qkv_columns, int columns, long long n) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n * columns) {
         const long long token = i / columns, column = i % columns;
         const long long row = token / seq_len * capacity + positions[token];
@@ -28,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cache_write(const X* __res
 extern "C" __global__ void __launch_bounds__(THREADS, 5) cached_attention(const X* __restrict__ qkv, const int* __restrict__ positions, const X* __restrict__ cache,
         float* __restrict__ sums, float* __restrict__ stats, int seq_len, int n_heads, int n_kv_heads, int d, int capacity, int window,
         int parts, float scale) {
+    wait_for_predecessor();
     DYNAMIC_SHARED(float, shared);
     const int group = n_heads / n_kv_heads, part = blockIdx.x % parts, kv_head = blockIdx.x / parts % n_kv_heads;
     const int token = blockIdx.x / parts / n_kv_heads, span = blockIdx.y, spans = gridDim.y;
@@ -88,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) cached_attention(const 
 // o: [n, n_heads, d], lse: [n, n_heads]; rows: n n_heads.
 extern "C" __global__ void __launch_bounds__(THREADS) merge_spans(const float* __restrict__ sums, const float* __restrict__ stats,
         X* __restrict__ o, float* __restrict__ lse, int spans, int d, long long rows) {
+    wait_for_predecessor();
     GRID_STRIDE(i, rows * d) {
         const long long row = i / d, column = i % d;
         const float* of_row = stats + row * spans * 2;

@@ -9,6 +9,7 @@ constexpr int WIDTH = 8;
 
 // y = x, converted, in each run.
 extern "C" __global__ void __launch_bounds__(256) cast(const __grid_constant__ Runs runs, int n_runs) {
+    wait_for_predecessor();
     int own = own_run(runs, n_runs);
     Run run = runs.at[own];
     Part part = own_part(runs, own);

@@ -4,6 +4,7 @@
 // columns, the compiler stores elements one by one.
 
 extern "C" __global__ void __launch_bounds__(256) split_columns(const X* __restrict__ x, P* __restrict__ left, P* __restrict__ right, int a, int b, long long n) {
+    wait_for_predecessor();
     const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V, width = c < a ? a : b;
     if (c >= a + b) return;
     P* const to = c < a ? left + c : right + (c - a);
@@ -15,6 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) split_columns(const X* __restr
 }
 
 extern "C" __global__ void __launch_bounds__(256) join_columns(const P* __restrict__ left, const P* __restrict__ right, X* __restrict__ x, int a, int b, long long n) {
+    wait_for_predecessor();
     const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V, width = c < a ? a : b;
     if (c >= a + b) return;
     const P* const from = c < a ? left + c : right + (c - a);

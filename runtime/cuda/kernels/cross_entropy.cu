@@ -96,6 +96,7 @@ __device__ __forceinline__ void zero_row(X* row, const Row& parts) {
 // (softmax - onehot(label)) scale, or 0. dlogits may be the logits. A label outside of the classes has an infinite loss and a
 // gradient of NaN, for which the step changes nothing.
 extern "C" __global__ void __launch_bounds__(1024) loss_of_rows(const X* logits, const int* labels, const double* gradient_scale, int v, double* losses, X* dlogits) {
+    wait_for_predecessor();
     long long at = (long long)blockIdx.x * v;
     const X* row = logits + at;
     int label = labels[blockIdx.x];
@@ -140,6 +141,7 @@ extern "C" __global__ void __launch_bounds__(1024) loss_of_rows(const X* logits,
 // stats [n, 3] of a row of a part of the classes, those from `first` on: the largest logit, the sum of exponentials relative to
 // it, and the label's logit, minus infinity if it is elsewhere. A negative label: the numbers of no classes.
 extern "C" __global__ void __launch_bounds__(1024) statistics_of_rows(const X* __restrict__ logits, const int* __restrict__ labels, int v, int first, float* stats) {
+    wait_for_predecessor();
     const X* row = logits + (long long)blockIdx.x * v;
     int label = labels[blockIdx.x], column = label - first;
     Total total = {-INFINITY, 0.0};
@@ -173,6 +175,7 @@ __device__ __forceinline__ Merged merge(const float* __restrict__ stats, int n_s
 
 // losses [n], from the statistics [n_shards, n, 3] of all parts.
 extern "C" __global__ void __launch_bounds__(256) loss_of_statistics(const int* labels, const float* stats, int n_shards, int n, double* losses) {
+    wait_for_predecessor();
     GRID_STRIDE(row, n) {
         Merged m = merge(stats, n_shards, n, int(row));
         losses[row] = labels[row] < 0 ? 0.0 : double(m.largest) + log(m.sum) - double(m.of_label);
@@ -181,6 +184,7 @@ extern "C" __global__ void __launch_bounds__(256) loss_of_statistics(const int* 
 
 // dlogits [n, v] of this part, which may be the logits. A block for each row and each run of columns.
 extern "C" __global__ void __launch_bounds__(256) gradient_of_statistics(const X* logits, const int* labels, const double* gradient_scale, const float* stats, int n_shards, int n, int v, int first, X* dlogits) {
+    wait_for_predecessor();
     int index = blockIdx.x, label = labels[index], column = label - first;
     const X* row = logits + (long long)index * v;
     X* to = dlogits + (long long)index * v;

@@ -7,6 +7,7 @@ constexpr int WIDTH = 8;
 
 // y = x + z; y may be x or z.
 extern "C" __global__ void __launch_bounds__(256) add(const X* x, const Z* z, Y* y, long long n) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n / WIDTH) {
         float a[WIDTH], b[WIDTH];
         load_vector(a, x + i * WIDTH);
@@ -19,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) add(const X* x, const Z* z, Y*
 
 // y = factor x; y may be x.
 extern "C" __global__ void __launch_bounds__(256) scale(const X* x, Y* y, float factor, long long n) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n / WIDTH) {
         float v[WIDTH];
         load_vector(v, x + i * WIDTH);
@@ -39,6 +41,7 @@ template <int N> __device__ __forceinline__ void add_row_by(const float* __restr
 }
 // y [rows, cols] = x [rows, cols] + row [cols]; y may be x.
 extern "C" __global__ void __launch_bounds__(256) add_row(const float* row, const X* x, Y* y, int cols, int n_vectors) {
+    wait_for_predecessor();
     if (cols % WIDTH == 0) add_row_by<WIDTH>(row, x, y, cols, n_vectors);
     else add_row_by<1>(row, x, y, cols, n_vectors);
 }
@@ -51,6 +54,7 @@ __device__ __forceinline__ unsigned mix(unsigned x) {
 }
 // y [rows, cols] = x, with zeros for drawn elements and the others times `factor`; y may be x.
 extern "C" __global__ void __launch_bounds__(256) dropout(const X* x, const int* __restrict__ keys, Y* y, int cols, long long n, unsigned threshold, float factor, unsigned stream, unsigned first_column) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n) {
         unsigned of_token = mix(mix(unsigned(keys[i / cols])) ^ stream * 0x9e3779b9u);
         unsigned draw = mix((of_token + (first_column + unsigned(i % cols))) * 0x85ebca6bu ^ of_token);

@@ -33,12 +33,15 @@ template <class Table> __device__ __forceinline__ void embedding_of(const Table&
     else embedding_by<1>(ids, table, residual, x, cols, first, rows, absent, n_vectors);
 }
 extern "C" __global__ void __launch_bounds__(256, 4) embedding(const int* ids, float* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
+    wait_for_predecessor();
     embedding_of(Whole{table}, ids, residual, x, cols, first, rows, absent, n_vectors);
 }
 extern "C" __global__ void __launch_bounds__(256, 4) embedding_of_bf16(const int* ids, const bf16* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
+    wait_for_predecessor();
     embedding_of(Halves{table}, ids, residual, x, cols, first, rows, absent, n_vectors);
 }
 extern "C" __global__ void __launch_bounds__(256, 4) embedding_of_split(const int* ids, unsigned short* table, const Y* residual, Y* x, int cols, int first, int rows, float absent, int n_vectors) {
+    wait_for_predecessor();
     embedding_of(Split{table, table + (long long)rows * cols}, ids, residual, x, cols, first, rows, absent, n_vectors);
 }
 
@@ -57,6 +60,7 @@ template <bool OR_EQUAL> __device__ __forceinline__ void count(const int* __rest
 // sorted [n] = (id, token), by id and then by token. A token's place is the number of tokens before it. Counting all pairs is
 // quadratic, but one launch: 8,192 tokens are 67 million comparisons, and a radix sort would need about nine launches.
 extern "C" __global__ void __launch_bounds__(256) order_tokens(const int* __restrict__ ids, int n, uint2* __restrict__ sorted) {
+    wait_for_predecessor();
     __shared__ int counts[WARPS][TOKENS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * TOKENS, last = min(first + TOKENS, n);
     int id[2], n_before[2] = {};
@@ -102,6 +106,7 @@ template <int N> __device__ __forceinline__ void sum_rows(const uint2* __restric
 // dtable[id] (+)= the rows of dx whose token has this id, in the order of tokens. A block for each token: the first token of an
 // id sums all of them.
 extern "C" __global__ void __launch_bounds__(256, 2) embedding_backward(const uint2* sorted, const Y* dx, float* dtable, int n, int cols, int first, int rows, int accumulates) {
+    wait_for_predecessor();
     int at = blockIdx.x;
     uint2 entry = sorted[at];
     Place place = place_of(int(entry.x), first, rows);

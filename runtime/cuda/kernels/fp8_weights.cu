@@ -26,6 +26,7 @@ __device__ __forceinline__ void store_eight(bf16* y, unsigned low, unsigned high
 
 // y [n] = x, rounded. WIDTH divides n.
 extern "C" __global__ void __launch_bounds__(256) round_weights(const X* __restrict__ x, Y* __restrict__ y, long long n) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n / WIDTH) store_eight(y + i * WIDTH, four(x + i * WIDTH), four(x + i * WIDTH + 4));
 }
 
@@ -37,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(256) round_weights(const X* __restr
 // they write words of their columns and when they read a whole column.
 constexpr int TILE = 128, WORDS = TILE / 4;
 extern "C" __global__ void __launch_bounds__(256) transpose_weights(const X* __restrict__ x, unsigned* __restrict__ y, int rows, int cols) {
+    wait_for_predecessor();
     __shared__ unsigned tile[TILE][WORDS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int first_row = blockIdx.y * TILE, first_col = blockIdx.x * TILE, col = first_col + 4 * lane;

@@ -8,6 +8,7 @@
 // n_all: heads of all tokens.
 extern "C" __global__ void __launch_bounds__(256) head_norm(const X* __restrict__ qkv, const float* __restrict__ gain_q, const float* __restrict__ gain_k,
         X* __restrict__ out, float* __restrict__ rstd, int d, int n_q, int n_k, int n_heads, int n_all, float eps) {
+    wait_for_predecessor();
     const int lane = threadIdx.x % LANES, head = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
     // Threads without a head take part in the sums of their warp.
     const int cols = head < n_all ? d : 0, token = head / n_heads, h = head % n_heads;
@@ -58,6 +59,7 @@ __device__ __forceinline__ void write_part(float (&v)[ITEMS][V], float* part, in
 extern "C" __global__ void __launch_bounds__(256) head_norm_backward(const X* __restrict__ qkv, const float* __restrict__ gain_q, const float* __restrict__ gain_k,
         const float* __restrict__ rstd, const X* __restrict__ dout, X* __restrict__ dqkv, float* __restrict__ parts,
         int d, int n_q, int n_k, int n_heads, int n_all) {
+    wait_for_predecessor();
     const int lane = threadIdx.x % LANES, step = gridDim.x * (256 / LANES);
     float dgain_q[ITEMS][V] = {}, dgain_k[ITEMS][V] = {};
     // The block's first head is the same for all its threads, so all of them run equally often.

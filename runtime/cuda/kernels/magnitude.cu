@@ -14,14 +14,17 @@ template <bool TRANSPOSED> __device__ __forceinline__ void row_length(const floa
     if (threadIdx.x == 0) lengths[o] = float(sqrt(squares));
 }
 extern "C" __global__ void __launch_bounds__(256) row_lengths(const float* __restrict__ w, const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ lengths, long long stride, int n_in, int rank, float factor) {
+    wait_for_predecessor();
     row_length<false>(w, a, b, lengths, stride, n_in, rank, factor);
 }
 extern "C" __global__ void __launch_bounds__(256) column_lengths(const float* __restrict__ w, const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ lengths, long long stride, int n_in, int rank, float factor) {
+    wait_for_predecessor();
     row_length<true>(w, a, b, lengths, stride, n_in, rank, factor);
 }
 
 // y = x, with columns first..first + k times magnitude / length; y may be the memory of x. x, y: [n / cols, cols].
 extern "C" __global__ void __launch_bounds__(256) scale_columns(const X* x, const float* __restrict__ magnitude, const float* __restrict__ lengths, X* y, long long n, int cols, int first, int k) {
+    wait_for_predecessor();
     GRID_STRIDE(i, n) {
         int c = int(i % cols) - first;
         float v = to_float(x[i]);
@@ -33,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) scale_columns(const X* x, cons
 // dmagnitude = sums over rows of dy x / length, plus `before` unless it is null. A block has 32 columns; each of its 8 warps sums every
 // eighth row. x, dy: column `first` of matrices [n, cols].
 extern "C" __global__ void __launch_bounds__(256) magnitude_backward(const X* __restrict__ x, const X* __restrict__ dy, const float* __restrict__ lengths, const float* before, float* dmagnitude, long long n, int cols, int k) {
+    wait_for_predecessor();
     __shared__ float tile[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     float sum = 0.0f;

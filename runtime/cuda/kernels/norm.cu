@@ -7,6 +7,7 @@
 // One block per row. The row stays in registers, so x is read once: ITEMS V blockDim.x >= cols.
 extern "C" __global__ void __launch_bounds__(1024) norm_rows(const X* __restrict__ x, const float* __restrict__ gain,
         const float* __restrict__ bias, Y* __restrict__ y, float* __restrict__ rstd, float* __restrict__ mean, int cols, float eps) {
+    wait_for_predecessor();
     x += (long long)blockIdx.x * cols;
     y += (long long)blockIdx.x * cols;
     float v[ITEMS][V], g[ITEMS][V], b[V], sum = 0;
@@ -54,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(1024) norm_rows(const X* __restrict
 // The same for rows that are too long for registers: each pass after the first reads x from the cache.
 extern "C" __global__ void __launch_bounds__(1024) norm_long(const X* __restrict__ x, const float* __restrict__ gain,
         const float* __restrict__ bias, Y* __restrict__ y, float* __restrict__ rstd, float* __restrict__ mean, int cols, float eps) {
+    wait_for_predecessor();
     x += (long long)blockIdx.x * cols;
     y += (long long)blockIdx.x * cols;
     float v[V], g[V], b[V], sum = 0, m = 0;

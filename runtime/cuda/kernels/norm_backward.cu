@@ -88,6 +88,7 @@ __device__ __forceinline__ void load_row(Row& to, const X* __restrict__ x, const
 extern "C" __global__ void __launch_bounds__(512) norm_backward(const X* __restrict__ x, const float* gain,
         const float* __restrict__ rstd, const float* __restrict__ mean, const Y* UNLESS_AGAIN dy, const X* dx0, X* dx,
         Y* narrow, const float* bias, Y* y, float* __restrict__ parts, int cols, long long n) {
+    wait_for_predecessor();
     float dgain[ITEMS][V] = {}, dbias[ITEMS][V] = {};
     Row next;
     load_row(next, x, dy, rstd, mean, blockIdx.x, cols);
@@ -151,6 +152,7 @@ __device__ __forceinline__ void add_part(float* to, const float (&v)[V]) {
 extern "C" __global__ void __launch_bounds__(1024) norm_backward_long(const X* __restrict__ x, const float* gain,
         const float* __restrict__ rstd, const float* __restrict__ mean, const Y* UNLESS_AGAIN dy, const X* dx0, X* dx,
         Y* narrow, const float* bias, Y* y, float* parts, int cols, long long n) {
+    wait_for_predecessor();
     parts += (long long)blockIdx.x * (1 + LAYER) * cols;
     int turn = 0;
     for (long long row = blockIdx.x; row < n; row += gridDim.x, turn ^= 1) {

@@ -84,6 +84,7 @@ __device__ __forceinline__ AdamW adamw_rule(double scale, double lr, const doubl
 }
 
 extern "C" __global__ void __launch_bounds__(256) adamw(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
+    wait_for_predecessor();
     __shared__ AdamW rule;
     double scale = *coefficient;
     if (!is_finite(scale)) return;
@@ -125,6 +126,7 @@ __device__ __forceinline__ int nearest_code(const float* numbers, float x) {
 
 // AdamW of a run of elements with state in blocks; each block of threads updates some of them.
 extern "C" __global__ void __launch_bounds__(256) adamw_blocks(void* p, unsigned short* rest, unsigned* m, unsigned* v, const float* g, long long n, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
+    wait_for_predecessor();
     __shared__ AdamW rule;
     __shared__ float numbers[2][BLOCK];
     double scale = *coefficient;
@@ -160,12 +162,14 @@ extern "C" __global__ void __launch_bounds__(256) adamw_blocks(void* p, unsigned
 }
 
 extern "C" __global__ void __launch_bounds__(256) sgd(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* coefficient, float momentum, float weight_decay) {
+    wait_for_predecessor();
     double scale = *coefficient;
     if (!is_finite(scale)) return;
     update_run(Sgd{float(scale), momentum, weight_decay, float(*lr)}, runs, n_runs);
 }
 
 extern "C" __global__ void __launch_bounds__(256) lion(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* coefficient, float keep1, float take1, float keep2, float take2, double weight_decay) {
+    wait_for_predecessor();
     double scale = *coefficient;
     if (!is_finite(scale)) return;
     Lion rule = {float(scale), keep1, take1, keep2, take2, float(1.0 - *lr * weight_decay), float(*lr)};

@@ -20,6 +20,14 @@ __device__ __forceinline__ bf16 to_bf16(float x) { bf16 r; asm("cvt.rn.bf16.f32 
 __device__ __forceinline__ f16 to_f16(float x) { f16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(x)); return r; }
 __device__ __forceinline__ unsigned pack_bf16(float low, float high) { unsigned r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 __device__ __forceinline__ unsigned pack_f16(float low, float high) { unsigned r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+// What every kernel does before anything else. A kernel that is launched early may start before the one before it in its stream has
+// ended; from here on that has ended, and so have all before that, for it did the same. Then the next one may start.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 // D += A B of one warp: A [16, 16] by rows, B [16, 8] by columns, sums in f32.
 __device__ __forceinline__ void mma_m16n8k16(bf16, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

@@ -18,6 +18,7 @@ __device__ __forceinline__ void sum_row(float (&sums)[2], int turn) {
 }
 
 extern "C" __global__ void __launch_bounds__(512) qk_squares(const X* __restrict__ qkv, float* __restrict__ squares, int q, int k) {
+    wait_for_predecessor();
     qkv += (long long)blockIdx.x * (q + 2 * k);
     float v[V], sums[2] = {};
     #pragma unroll 4
@@ -34,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(512) qk_squares(const X* __restrict
 
 // dqkv = dqkv0 + 2 qkv dsquares, for values dqkv0. dqkv0: null, or may be the memory of dqkv.
 extern "C" __global__ void __launch_bounds__(256) qk_squares_backward(const X* __restrict__ qkv, const float* __restrict__ dsquares, const X* dqkv0, X* dqkv, int q, int k, long long n) {
+    wait_for_predecessor();
     const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V, width = q + 2 * k;
     if (c >= width) return;
     for (long long row = blockIdx.y; row < n; row += gridDim.y) {
@@ -50,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) qk_squares_backward(const X* _
 
 extern "C" __global__ void __launch_bounds__(256) qk_norm(const X* __restrict__ qkv, const float* __restrict__ gain_q, const float* __restrict__ gain_k,
         const float* __restrict__ squares, X* __restrict__ out, int q, int k, float summed_q, float summed_k, float eps, long long n) {
+    wait_for_predecessor();
     const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V, width = q + 2 * k;
     if (c >= width) return;
     float x[V], g[V] = {};
@@ -72,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) qk_norm(const X* __restrict__ 
 extern "C" __global__ void __launch_bounds__(512) qk_norm_backward(const X* __restrict__ qkv, const float* __restrict__ gain_q, const float* __restrict__ gain_k,
         const float* __restrict__ squares, const X* __restrict__ dout, X* __restrict__ dqkv, float* __restrict__ dsquares, float* __restrict__ parts,
         int q, int k, int first, int end, float summed_q, float summed_k, float eps, long long n) {
+    wait_for_predecessor();
     const int width = q + 2 * k;
     float dgain[ITEMS][V] = {}, x[V], dy[V], g[V];
     int turn = 0;

@@ -12,6 +12,7 @@ template <class T> __device__ __forceinline__ void to_floats(float (&to)[V], con
 
 extern "C" __global__ void __launch_bounds__(256) rotary(const X* x, X* y, const int* __restrict__ positions, const float* __restrict__ cosines,
         const float* __restrict__ sines, int half, int n_heads, int columns, int head_step, float sign, long long n) {
+    wait_for_predecessor();
     // Threads of a token: one for each vector of half a head, for every head_step-th head.
     const unsigned vectors = half / V, threads = vectors * head_step;
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x, token = index / threads, rest = index % threads;

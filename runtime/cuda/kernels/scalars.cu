@@ -7,6 +7,7 @@ struct Places { long long at[TERMS]; };
 
 // out = (carried +) the terms in order; out may be carried.
 extern "C" __global__ void __launch_bounds__(256) sum_terms(const __grid_constant__ Terms terms, int n, const double* carried, double* out) {
+    wait_for_predecessor();
     __shared__ double values[TERMS];
     for (int i = threadIdx.x; i < n; i += blockDim.x) values[i] = *terms.at[i];
     __syncthreads();
@@ -26,18 +27,21 @@ __device__ __forceinline__ double sum_of_block(const double* __restrict__ x, lon
 }
 // out [blocks] = the sum of each block, plus what is carried if there is only one; out may be carried.
 extern "C" __global__ void __launch_bounds__(1024) sum_values(const double* __restrict__ x, long long n, const double* carried, double* out) {
+    wait_for_predecessor();
     double sum = sum_of_block(x, n);
     if (threadIdx.x == 0) out[blockIdx.x] = carried ? *carried + sum : sum;
 }
 
 // Puts scalars at their places in a vector.
 extern "C" __global__ void __launch_bounds__(256) place_terms(const __grid_constant__ Terms terms, const __grid_constant__ Places places, int n, double* out) {
+    wait_for_predecessor();
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[places.at[i]] = *terms.at[i];
 }
 
 // The L2 norm of the unscaled gradient, and the factor that clips it: NaN if the norm is not finite. At most `max_norm`;
 // infinite if gradients are not clipped.
 extern "C" __global__ void __launch_bounds__(32) clip_coefficient(const double* total, const double* loss_scale, double max_norm, double* norm_out, double* coefficient) {
+    wait_for_predecessor();
     if (threadIdx.x) return;
     double norm = sqrt(*total) / *loss_scale;
     double clip = max_norm / (norm + 1e-6);

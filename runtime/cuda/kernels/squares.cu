@@ -11,6 +11,7 @@ struct Runs { Run at[RUNS]; };
 
 // out [blocks of the run] = the sum over each of them.
 extern "C" __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ Runs runs, int n_runs) {
+    wait_for_predecessor();
     int own = own_run(runs, n_runs);
     Part part = own_part(runs, own);
     const X* __restrict__ x = runs.at[own].x;
@@ -40,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_squares(const __grid_const
 struct Sum { const double* x; long long n; double* out; long long end; };
 struct Sums { Sum at[RUNS]; };
 extern "C" __global__ void __launch_bounds__(1024) sum_of_blocks(const __grid_constant__ Sums runs, int n_runs) {
+    wait_for_predecessor();
     Sum own = runs.at[blockIdx.x];
     double sum = block_sum(threadIdx.x < own.n ? own.x[threadIdx.x] : 0.0);
     if (threadIdx.x == 0) *own.out = sum;
@@ -48,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(1024) sum_of_blocks(const __grid_co
 // out [ceil(n / block)]: the sum over each run of `block` elements, one warp each. Its order depends on the run alone.
 // Five blocks of a multiprocessor: for more, NVIDIA's compiler would spill.
 extern "C" __global__ void __launch_bounds__(256, 5) sum_squares_blocks(const X* __restrict__ x, long long n, long long block, double* out) {
+    wait_for_predecessor();
     long long n_runs = (n + block - 1) / block, warps = (long long)gridDim.x * blockDim.x / 32;
     int lane = threadIdx.x % 32;
     for (long long run = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32; run < n_runs; run += warps) {

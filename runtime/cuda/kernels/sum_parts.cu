@@ -4,6 +4,7 @@
 // sum of the others. A base is null, or may be the memory of its result. Blocks of 32 warps, 32 columns each.
 extern "C" __global__ void __launch_bounds__(1024) sum_parts(const float* __restrict__ parts, int n_parts, const float* base_a,
         float* a, int n_a, const float* base_b, float* b, int n_b) {
+    wait_for_predecessor();
     __shared__ float tile[32][33];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cols = n_a + n_b;
     const int column = blockIdx.x * 32 + lane;

@@ -39,6 +39,7 @@ template <int N> __device__ __forceinline__ void tree_sum_by(const Nodes& nodes,
 }
 // sum [n]; each of `nodes` [n_ranks, n].
 extern "C" __global__ void __launch_bounds__(128) tree_sum(const __grid_constant__ Nodes nodes, float* sum, long long n, int n_leaves, int n_ranks) {
+    wait_for_predecessor();
     if (n % 4 == 0) tree_sum_by<4>(nodes, sum, n, n_leaves, n_ranks);
     else tree_sum_by<1>(nodes, sum, n, n_leaves, n_ranks);
 }

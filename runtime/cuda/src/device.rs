@@ -61,6 +61,8 @@ pub struct CudaDevice {
     graphs: bool,
     /// Whether weights are split.
     split_weights: bool,
+    /// Whether kernels are launched early.
+    early_launches: bool,
     /// Which attention it uses.
     attention: AttentionChoice,
     has_cudnn: bool,
@@ -79,7 +81,7 @@ impl CudaDevice {
         let visible = visible.map_or(all, |names| names.split(',').map(|name| name.trim().to_owned()).collect());
         let (collectives, attention) = (Choice::default(), AttentionChoice::default());
         let has_cudnn = search.cudnn().is_ok();
-        let (graphs, split_weights, shared) = (true, true, Arc::default());
+        let (graphs, split_weights, early_launches, shared) = (true, true, false, Arc::default());
         Ok(CudaDevice {
             search,
             cache,
@@ -88,6 +90,7 @@ impl CudaDevice {
             collectives,
             graphs,
             split_weights,
+            early_launches,
             attention,
             has_cudnn,
             shared,
@@ -99,7 +102,8 @@ impl CudaDevice {
     pub fn planned() -> CudaDevice {
         let (search, shared) = (Search::new(None, None), Arc::new(OnceLock::new()));
         let (gpus, visible, collectives) = (Vec::new(), Vec::new(), Choice::default());
-        let (graphs, split_weights, attention, has_cudnn) = (true, true, AttentionChoice::default(), false);
+        let (graphs, split_weights, early_launches) = (true, true, false);
+        let (attention, has_cudnn) = (AttentionChoice::default(), false);
         CudaDevice {
             search,
             cache: None,
@@ -108,6 +112,7 @@ impl CudaDevice {
             collectives,
             graphs,
             split_weights,
+            early_launches,
             attention,
             has_cudnn,
             shared,
@@ -130,6 +135,13 @@ impl CudaDevice {
     #[must_use]
     pub fn with_split_weights(self, split_weights: bool) -> CudaDevice {
         CudaDevice { split_weights, ..self }
+    }
+
+    /// The same GPU, whose kernels may start before the ones before them have ended, where it can: to measure both. A GPU that is open
+    /// is opened again.
+    #[must_use]
+    pub fn with_early_launches(self, early_launches: bool) -> CudaDevice {
+        CudaDevice { early_launches, shared: Arc::default(), ..self }
     }
 
     /// The same GPUs without those that other processes have to themselves, as far as NVML knows.
@@ -225,7 +237,9 @@ impl CudaDevice {
             let kernels = Kernels::new(self.cache.clone());
             let cudnn = dnn.map_or(Ok(None), |dnn| self.open_cudnn(&gpu, dnn))?;
             let (memory, nccl) = (Arc::new(GpuMemory::new(gpu.clone())), OnceLock::new());
-            Ok(Arc::new(Shared { gpu, memory, kernels, products, cudnn, nccl }))
+            // Earlier GPUs have no such launches.
+            let launches_early = self.early_launches && gpu.capability.0 >= 9;
+            Ok(Arc::new(Shared { gpu, memory, kernels, products, launches_early, cudnn, nccl }))
         };
         self.shared.get_or_init(open).as_ref().map_err(OpenError::clone)
     }

@@ -16,6 +16,7 @@ use crate::rehearsal::{Rehearsal, nowhere};
 use crate::shared::Shared;
 use crate::split::{SplitWeights, halves, join, split};
 use crate::state_fence::OwnedFence;
+use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig};
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::Memory;
@@ -446,10 +447,15 @@ impl Shared {
         unsafe {
             match command {
                 Ready::Launch { kernel, launch, pointers } => {
-                    let [x, y, z] = launch.grid;
-                    let (threads, shared_bytes) = (launch.threads, launch.shared_bytes);
                     let args = pointers.as_ptr().cast_mut();
                     let none = std::ptr::null_mut();
+                    if let Some(launch_early) = driver.cuLaunchKernelEx.filter(|_| self.launches_early) {
+                        let mut attribute = early_start();
+                        let config = launch_config(launch, stream, &mut attribute);
+                        return gpu.check("cuLaunchKernelEx", launch_early(&raw const config, kernel.0, args, none));
+                    }
+                    let [x, y, z] = launch.grid;
+                    let (threads, shared_bytes) = (launch.threads, launch.shared_bytes);
                     let launch = driver.cuLaunchKernel;
                     let code = launch(kernel.0, x, y, z, threads, 1, 1, shared_bytes, stream.0, args, none);
                     gpu.check("cuLaunchKernel", code)
@@ -460,6 +466,32 @@ impl Shared {
                 Ready::Attention(call) => call.enqueue(stream),
             }
         }
+    }
+}
+
+/// The attribute of a kernel that may start before the one before it in its stream has ended: each of ours waits for that end first
+/// (`wait_for_predecessor` of the prelude), and so do all that come later. After anything else than a kernel it starts in order.
+fn early_start() -> CUlaunchAttribute {
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    }
+}
+
+fn launch_config(launch: &Launch, stream: Stream, attribute: &mut CUlaunchAttribute) -> CUlaunchConfig {
+    let [x, y, z] = launch.grid;
+    CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: launch.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: launch.shared_bytes,
+        hStream: stream.0,
+        attrs: attribute,
+        numAttrs: 1,
     }
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Shared {
     pub(crate) memory: Arc<GpuMemory>,
     pub(crate) kernels: Kernels,
     pub(crate) products: Products,
+    /// Whether kernels may start before the ones before them have ended; they wait for that end themselves.
+    pub(crate) launches_early: bool,
     /// cuDNN, if it is used.
     pub(crate) cudnn: Option<Cudnn>,
     /// NCCL, once a communicator was requested.

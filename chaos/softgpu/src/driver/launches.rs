@@ -28,6 +28,7 @@ pub struct Attribute {
 const IGNORE: c_uint = 0;
 const ACCESS_POLICY: c_uint = 1;
 const CLUSTER: c_uint = 4;
+const PROGRAMMATIC_SERIALIZATION: c_uint = 6;
 const PRIORITY: c_uint = 8;
 
 fn launch(device: u32, f: P, config: &Config, params: *mut P, extra: *mut P) -> Outcome {
@@ -60,7 +61,7 @@ pub extern "C" fn cuLaunchKernel(
     call_in_context(|device| launch(device, f, &config, params, extra))
 }
 
-/// Clusters of one block, priorities and cache policies change nothing; other attributes are refused.
+/// Clusters of one block, priorities, cache policies and early starts (kernels start in order) change nothing; other attributes are refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunchKernelEx(config: *const Config, f: P, params: *mut P, extra: *mut P) -> Code {
     call_in_context(|device| {
@@ -69,8 +70,8 @@ pub extern "C" fn cuLaunchKernelEx(config: *const Config, f: P, params: *mut P, 
         for i in 0..config.n_attributes as usize {
             // SAFETY: `attributes` has `n_attributes` entries.
             let a = unsafe { &*config.attributes.add(i) };
-            let is_known =
-                matches!(a.id, IGNORE | ACCESS_POLICY | PRIORITY) || (a.id == CLUSTER && a.value[..3] == [1; 3]);
+            let is_known = matches!(a.id, IGNORE | ACCESS_POLICY | PROGRAMMATIC_SERIALIZATION | PRIORITY)
+                || (a.id == CLUSTER && a.value[..3] == [1; 3]);
             if !is_known {
                 return Err(refuse(NOT_SUPPORTED, format_args!("a launch with attribute {}", a.id)));
             }

@@ -167,3 +167,21 @@ impl Instance {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_waits_for_its_predecessor_first() {
+        let mut n_kernels = 0;
+        for source in SOURCES {
+            for kernel in source.text.split("__global__").skip(1) {
+                let (signature, body) = kernel.split_once('{').unwrap();
+                assert!(body.trim_start().starts_with("wait_for_predecessor();"), "{}: {signature}", source.name);
+                n_kernels += 1;
+            }
+        }
+        assert!(n_kernels > 50, "{n_kernels} kernels");
+    }
+}

@@ -3,7 +3,7 @@
 use super::CudaVersion;
 use super::binding::functions;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUlaunchConfig, CUmodule, CUstream,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -61,6 +61,8 @@ functions! {
     optional {
         // The UUID of a part of a GPU (MIG), where the process uses one.
         fn cuDeviceGetUuid_v2(*mut [u8; 16], CUdevice) -> Code;
+        // Launches with attributes.
+        fn cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> Code;
     }
 }
 

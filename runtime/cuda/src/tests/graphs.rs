@@ -1,10 +1,12 @@
 //! Steps that run as CUDA graphs.
 
-use super::step::Trainer;
+use super::step::{Trainer, shared};
 use super::{BorrowedGpu, over_nccl};
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu, Stream};
 use crate::graph::Graph;
+use crate::ring::GpuMemory;
+use crate::shared::Shared;
 use phalanx_collective::local::LocalWorld;
 use phalanx_device::ExecError;
 use phalanx_device::groups::{Groups, group_keys, groups_of_world};
@@ -199,4 +201,23 @@ fn rank_whose_world_is_aborted_under_capture_trains_on_in_the_next_world() {
             assert!(found.unwrap() == expected[1..], "trial {trial}: rank {rank} has other bits");
         }
     }
+}
+
+/// The software GPU starts kernels in order; it refuses launches with attributes that it does not know.
+#[test]
+fn kernels_that_may_start_early_have_the_bits_of_those_in_order() {
+    let gpu = BorrowedGpu::take();
+    let steps = |launches_early| {
+        let shared = shared(&Arc::new(GpuMemory::new(gpu.0.clone())));
+        let shared = Shared { launches_early, ..Arc::into_inner(shared).unwrap() };
+        let mut trainer = Trainer::of(&Arc::new(shared), MeshRank::default(), true).with_first_weights();
+        let mut groups = Groups::none();
+        for step in 1..=3 {
+            trainer.compute(&mut groups, step, None).unwrap();
+            trainer.update(&mut groups).unwrap();
+        }
+        trainer.weights()
+    };
+
+    assert_eq!(steps(true), steps(false));
 }

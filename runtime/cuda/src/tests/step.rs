@@ -153,7 +153,8 @@ impl Trainer {
         Trainer { c, machine, optimizer }.with_first_weights()
     }
 
-    fn with_first_weights(mut self) -> Trainer {
+    /// The same rank with the first weights.
+    pub fn with_first_weights(mut self) -> Trainer {
         let Trainer { c, machine, .. } = &mut self;
         for (i, value) in c.program.values.iter().enumerate() {
             let (v, n) = (ValueId(i as u32), value.n_elements());
@@ -229,7 +230,7 @@ pub fn shared(memory: &Arc<GpuMemory>) -> Arc<Shared> {
     let (gpu, memory) = (memory.gpu.clone(), memory.clone());
     gpu.bind().unwrap();
     let (kernels, products) = (Kernels::new(None), Products::open(&gpu, None).unwrap());
-    Arc::new(Shared { gpu, memory, kernels, products, cudnn: None, nccl: OnceLock::new() })
+    Arc::new(Shared { gpu, memory, kernels, products, launches_early: false, cudnn: None, nccl: OnceLock::new() })
 }
 
 fn write<T: bytemuck::Pod>(machine: &mut CudaMachine, c: &Compiled, v: ValueId, elements: &[T]) {

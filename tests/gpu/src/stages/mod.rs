@@ -36,6 +36,9 @@ pub struct Options {
     /// Converts weights that only products in bf16 read in each step, instead of storing them as bf16 numbers and a rest.
     #[arg(long)]
     pub convert_weights: bool,
+    /// Launches kernels before the ones before them have ended, from sm_90 on.
+    #[arg(long)]
+    pub early_launches: bool,
 }
 
 /// What attention runs through.
@@ -59,7 +62,11 @@ impl Options {
             Attention::Own => "own",
         };
         let python = self.python.iter().flat_map(|python| ["--python".into(), python.into()]);
-        let flags = [("--sample", self.sample), ("--convert-weights", self.convert_weights)];
+        let flags = [
+            ("--sample", self.sample),
+            ("--convert-weights", self.convert_weights),
+            ("--early-launches", self.early_launches),
+        ];
         let flags = flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag.into());
         ["--attention".into(), name.into()].into_iter().chain(python).chain(flags).collect()
     }
@@ -253,7 +260,7 @@ pub fn run(stage: Stage, only: Option<&str>, out: &Path, options: &Options) -> R
             parts.join(", ")
         );
     }
-    let gpu = open::gpu()?.with_split_weights(!options.convert_weights);
+    let gpu = open::gpu()?.with_split_weights(!options.convert_weights).with_early_launches(options.early_launches);
     let gpu = gpu.with_attention(options.choice()).context("choosing the attention")?;
     let is_asked = |name: &str| only.is_none_or(|only| only == name);
     match stage {
