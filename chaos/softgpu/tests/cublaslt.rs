@@ -457,6 +457,8 @@ fn products_of_e4m3_that_hopper_does_not_multiply_are_refused() {
     assert_eq!(code([false, false], by_rows, b, to, [3; 2]), 15, "an operand that is not along the sums");
     assert_eq!(code([true, false], short, matrix(E4M3, 24, 16), to, [3; 2]), 15, "sums of 24");
     assert_eq!(code([true, false], Matrix { ld: 40, ..a }, b, to, [3; 2]), 15, "columns that begin within 16 bytes");
+    let without = describe_fp8(&blas, [true, false], [&a, &b, &to, &to], [scales[0], 0], [3; 2]);
+    assert_eq!(blas.heuristic(without, 1).err(), Some(7), "scales without an address");
 }
 
 #[test]

@@ -25,8 +25,10 @@ const FAR_BEHIND: f64 = 1.1;
 /// within the noise of a measurement.
 const GAIN: f64 = 0.98;
 
-/// Edge of the matrices of which the library is asked whether it multiplies them.
+/// Edge of the matrices of which the library is asked whether it multiplies them, and an address of their scales, which it does not read
+/// but wants to be one.
 const FP8_PROBE: usize = 4096;
+const FP8_PROBE_SCALES: u64 = 256;
 
 /// Working space of a product: twice what cuBLAS itself takes on Hopper, so that it can propose algorithms that split sums. Whether
 /// they gain has not been measured apart.
@@ -174,7 +176,19 @@ impl Products {
             let c = matrix(0, dtype, false);
             self.planned(
                 gpu,
-                Product { m, n, k, a, b, scales: Some([0; 2]), c, alpha, added: None, bias: None, workspace },
+                Product {
+                    m,
+                    n,
+                    k,
+                    a,
+                    b,
+                    scales: Some([FP8_PROBE_SCALES; 2]),
+                    c,
+                    alpha,
+                    added: None,
+                    bias: None,
+                    workspace,
+                },
             )
         };
         let asked = || gpu.bind().and_then(|()| plans(DType::F32)).and_then(|_| plans(DType::Bf16));

@@ -408,7 +408,7 @@ impl StepCase {
         let is_apart = |(y, x): &(&f32, &f32)| f64::from((*x - *y).abs()) > allowed || x.is_nan();
         let n_apart = expected.end.iter().zip(&found.end).filter(is_apart).count();
         let noisy = if self.model.qkv_bias && name.contains("bias") { NOISY_BIAS } else { NOISY };
-        let n_max = (n as f64 * noisy) as usize;
+        let n_max = (n as f64 * noisy).ceil() as usize;
         ensure!(n_apart <= n_max, "{case}: {n_apart} of {n} elements of {name} differ by more than {allowed:.1e}");
 
         let cosine = cosine(&expected.movement(), &found.movement());

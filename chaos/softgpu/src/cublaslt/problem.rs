@@ -201,13 +201,16 @@ const OF_ROWS: u32 = 3;
 
 /// What products of e4m3 ask for: both operands along the sums ("TN"), 16 bytes at a time, and an f32 for each row of A and for each
 /// column of B, which only Hopper multiplies with. Source: NVIDIA, cuBLAS documentation, `cublasLtMatmul()`, CUDA 13.0. Other scale modes
-/// exist, and are refused here.
+/// exist, and are refused here. An H200 refused to propose algorithms for scales without an address.
 fn check_fp8(d: &Description, layouts: [&Layout; 4], [m, k]: [usize; 2]) -> Outcome {
     let arch = settings::number("SOFTGPU_ARCH");
     let is_by_columns = layouts.iter().all(|layout| !layout.is_by_rows);
     if d.scale_modes != [OF_ROWS; 2] || arch != 90 {
         let what = format_args!("scales of modes {:?} on sm_{arch}", d.scale_modes);
         return Err(refuse(NOT_SUPPORTED, what));
+    }
+    if d.scales.contains(&0) {
+        return Err(refuse(INVALID_VALUE, format_args!("scales of rows without an address")));
     }
     if d.transposes != [true, false] || !is_by_columns {
         return Err(refuse(NOT_SUPPORTED, format_args!("e4m3 with transposes {:?}, expected TN", d.transposes)));
