@@ -258,8 +258,9 @@ fn case(name: String, model: ModelConfig, spec: StepSpec) -> StepCase {
     let (loss_tolerance, weight_tolerance, movement_cosine_min) = match spec.precision {
         Precision::F32 => (2e-5, 2e-2, 0.999),
         Precision::Bf16 => (2e-2, 1.0, 0.85),
-        // One more or less in the last place of an activation may be the next number of FP8, which is an eighth larger.
-        Precision::Fp8 => (2e-2, 1.0, 0.8),
+        // One more or less in the last place of an activation may be the next number of FP8, which is an eighth larger: an element whose
+        // gradient is only rounding may move the other way, and only directions tell.
+        Precision::Fp8 => (2e-2, 2.0, 0.8),
         Precision::F16 => (2e-3, 1.0, 0.85),
     };
     let batch = BatchShape { n_rows: 2, seq_len: 40 };
