@@ -122,3 +122,17 @@ fn special_tokens_in_texts_are_split_if_the_files_say_so() {
     assert!(whole.0 == 1 && split.0 > 1, "{split:?}");
     assert_ne!(whole.1, split.1, "tokens of one are no tokens of the other");
 }
+
+/// The export of a model has its family beside the tokenizer, whatever the folder had that the tokenizer came from.
+#[test]
+fn family_of_a_described_model_chooses_the_rules_as_beside_its_export() {
+    let folder = |family: &str| {
+        folder("tiny-llama2", &json!({ "tokenizer_class": "LlamaTokenizerFast" }), &json!({ "model_type": family }))
+    };
+    let (llama, qwen) = (folder("llama"), folder("qwen2"));
+
+    let chosen = Tokenizer::for_family(llama.path(), "qwen2").unwrap();
+
+    assert_eq!(chosen.fingerprint(), Tokenizer::from_dir(qwen.path()).unwrap().fingerprint());
+    assert_ne!(chosen.fingerprint(), Tokenizer::from_dir(llama.path()).unwrap().fingerprint());
+}

@@ -82,6 +82,16 @@ impl Tokenizer {
         Self::from_files(TokenizerFiles::read(dir)?)
     }
 
+    /// The tokenizer of a directory for a model of another family, by `model_type`: transformers chooses rules by the family too.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_dir`].
+    pub fn for_family(dir: &Path, model_type: &str) -> Result<Self, TokenizerError> {
+        let mut files = TokenizerFiles::read(dir)?;
+        files.set_family(model_type);
+        Self::from_files(files)
+    }
+
     /// The tokenizer of files with these names, such as those of a checkpoint; others are ignored. `dir` is for messages.
     ///
     /// # Errors

@@ -120,6 +120,14 @@ impl TokenizerFiles {
         (self.path(self.files[0].0), &self.files[0].1)
     }
 
+    /// Makes them files of a model of this family.
+    pub(super) fn set_family(&mut self, model_type: &str) {
+        match &mut self.model_configs[0] {
+            Value::Object(config) => drop(config.insert("model_type".to_owned(), model_type.into())),
+            absent => *absent = json!({ "model_type": model_type }),
+        }
+    }
+
     /// The `config.json` of the model; null where absent.
     pub(super) fn model_config(&self) -> &Value {
         &self.model_configs[0]

@@ -172,7 +172,10 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
         model::Tokenizer::Path(path) => {
             let path = models::model_of(config, &path)?;
             let dir = if path.is_file() { path.parent().unwrap_or(Path::new(".")).to_owned() } else { path };
-            Tokenizer::from_dir(&dir)?
+            // A model that is described takes it along to a folder with a `config.json` of its own.
+            let described =
+                config.model.model.as_ref().and_then(|description| description.0.get("model_type")?.as_str());
+            described.map_or_else(|| Tokenizer::from_dir(&dir), |family| Tokenizer::for_family(&dir, family))?
         }
     };
     vocabulary::changed(config, &base)
