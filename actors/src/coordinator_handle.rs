@@ -4,7 +4,7 @@ use crate::control::{ControlThread, RunError};
 use crate::coordinator::{
     Checkpoints, Coordinator, EndWithoutRecord, Outlets, ReportArrived, SendDesiredState, Settings,
 };
-use crate::events::Event;
+use crate::events::{Event, What};
 use crate::operator::{self, Answer, Request};
 use crate::store::SharedStore;
 use crate::transport::{Downlink, Inbound, Inbox};
@@ -110,8 +110,17 @@ impl CoordinatorHandle {
         checkpoints: Checkpoints,
         admission: Admission,
         downlink: Arc<dyn Downlink>,
-        events: impl FnMut(&Event) + Send + Unpin + 'static,
+        mut events: impl FnMut(&Event) + Send + Unpin + 'static,
     ) -> Result<CoordinatorHandle, RunError> {
+        let transport = Arc::clone(&downlink);
+        let events = move |event: &Event| {
+            match event.what {
+                What::Leads => transport.set_leads(true),
+                What::StepsDown => transport.set_leads(false),
+                _ => {}
+            }
+            events(event);
+        };
         let start = move |guardian: crate::control::Guardian| async move {
             let desired_states = guardian.start("transport to the nodes", |_| Outlet(downlink)).recipient();
             let events = guardian.start("writer of events", |_| EventOutlet(events)).recipient();

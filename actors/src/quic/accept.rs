@@ -2,7 +2,7 @@
 
 use super::enrol::{self, Join};
 use super::frame::{self, Code, End};
-use super::listener::{self, Shared};
+use super::listener::{self, NOT_LEADING, Shared};
 use super::{node, operator};
 use crate::trust::name::{Certified, Role};
 use crate::trust::register::{NodeIdentity, Refused};
@@ -10,7 +10,7 @@ use crate::trust::{TrustError, tls};
 use crate::wire;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use quinn::crypto::rustls::HandshakeData;
-use quinn::{Connection, Endpoint, Incoming};
+use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use rustls::pki_types::CertificateDer;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -76,8 +76,9 @@ impl Unidentified {
 /// Completes the handshake, identifies the peer and serves it.
 async fn greet(shared: Arc<Shared>, incoming: Incoming, unidentified: Arc<()>) {
     let peer = incoming.remote_address();
-    let connection = match tokio::time::timeout(PATIENCE, incoming).await {
-        Ok(Ok(connection)) => connection,
+    let connection = match tokio::time::timeout(PATIENCE, handshake(&shared, incoming)).await {
+        Ok(Ok(Some(connection))) => connection,
+        Ok(Ok(None)) => return tracing::debug!(%peer, why = NOT_LEADING, "refused a node"),
         Ok(Err(err)) => return shared.complaints.refused(peer, &err),
         Err(_) => return shared.complaints.refused(peer, &"its handshake takes too long"),
     };
@@ -99,6 +100,20 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, unidentified: Arc<()>) {
         }
         Err(why) => listener::refuse(&shared, &connection, why.code(), &why, &why.to_string()),
     }
+}
+
+/// Completes the handshake; `None` if the peer is a node and the coordinator does not lead (`TP-5`). It is refused within the
+/// handshake, because a node stays with the first coordinator that completes one.
+async fn handshake(shared: &Shared, incoming: Incoming) -> Result<Option<Connection>, ConnectionError> {
+    let mut connecting = incoming.accept()?;
+    if !shared.leads() {
+        let data = connecting.handshake_data().await?.downcast::<HandshakeData>().ok();
+        if data.and_then(|data| data.protocol).as_deref() != Some(tls::OPERATOR) {
+            // Dropping the connection closes it.
+            return Ok(None);
+        }
+    }
+    connecting.await.map(Some)
 }
 
 /// The peer of a connection.

@@ -27,7 +27,7 @@ impl Operator {
         credential: &Credential,
         timing: &Timing,
     ) -> Result<Operator, QuicError> {
-        let config = dial::client(tls::member(credential, tls::MEMBER)?, transport::member(timing));
+        let config = dial::client(tls::member(credential, tls::OPERATOR)?, transport::member(timing));
         let sockets = Sockets::default();
         let connection = dial::dial(&sockets, addresses, &config, timing.detection_time * 4).await?;
         Ok(Operator { sockets, connection })

@@ -5,7 +5,10 @@ use super::{QuicError, transport};
 use crate::trust::join::Address;
 use crate::trust::tls;
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, TransportConfig};
+use quinn::{
+    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, TransportConfig,
+    TransportErrorCode,
+};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -140,6 +143,10 @@ pub(super) fn failure(err: ConnectionError) -> QuicError {
         }
         ConnectionError::ConnectionClosed(close) if CRYPTO_ERRORS.contains(&u64::from(close.error_code)) => {
             QuicError::Refused(close.to_string())
+        }
+        // A coordinator that does not lead drops the handshakes of nodes, and QUIC conceals reasons before the end of a handshake.
+        ConnectionError::ConnectionClosed(close) if close.error_code == TransportErrorCode::APPLICATION_ERROR => {
+            QuicError::Lost("the coordinator there is closing, or does not lead the job".to_owned())
         }
         other => QuicError::Lost(other.to_string()),
     }

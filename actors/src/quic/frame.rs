@@ -3,6 +3,7 @@
 use crate::trust::name::Name;
 use crate::wire::{self, Kind, Message, WireError};
 use bytes::Bytes;
+use phalanx_strategies::elastic::identity::Term;
 use quinn::{Connection, ConnectionError, ReadError, ReadToEndError, RecvStream, SendStream, VarInt};
 
 /// Why we close a connection; the peer logs it.
@@ -40,6 +41,14 @@ pub(super) enum End {
     /// The certificate of the handshake has expired (`QUIC-6`).
     #[error("its certificate has expired")]
     Expired,
+    /// The coordinator leads an earlier term than another one that this node has met.
+    #[error("the coordinator leads {found}, another one leads {have}")]
+    Deposed {
+        /// The coordinator's term.
+        found: Term,
+        /// The latest term that the node has met.
+        have: Term,
+    },
 }
 
 impl End {

@@ -10,6 +10,7 @@ use crate::trust::join::{Address, parse_addresses};
 use crate::trust::tls;
 use crate::wire::{self, WireError};
 use bytes::Bytes;
+use phalanx_strategies::elastic::identity::Term;
 use phalanx_strategies::elastic::message::{DesiredState, Report};
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
@@ -17,6 +18,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -166,7 +168,8 @@ impl Link {
         let (state, states) = watch::channel(LinkState::Searching);
         let (close, closed) = watch::channel(false);
         let sockets = Sockets::default();
-        let side = Side { config, credential, outbox: outbox.clone(), desired_states: tx, state, sockets };
+        let (outbox_of_side, term) = (outbox.clone(), AtomicU64::default());
+        let side = Side { config, credential, outbox: outbox_of_side, desired_states: tx, state, term, sockets };
         let link = Link { outbox, state: states, close: Arc::new(close), thread: Arc::default() };
         Ok((link, desired_states, side.run(closed)))
     }
@@ -231,6 +234,8 @@ struct Side {
     outbox: Outbox,
     desired_states: mpsc::Sender<DesiredState>,
     state: watch::Sender<LinkState>,
+    /// The latest term of a coordinator of this node.
+    term: AtomicU64,
     sockets: Sockets,
 }
 
@@ -267,8 +272,10 @@ impl Side {
                         continue;
                     }
                     Next::Ended(end) => {
-                        if let End::Violation(violation) = &end {
-                            frame::close(&connection, Code::Violation, &violation.to_string());
+                        match &end {
+                            End::Violation(why) => frame::close(&connection, Code::Violation, &why.to_string()),
+                            End::Deposed { .. } => frame::close(&connection, Code::Done, &end.to_string()),
+                            End::Lost(_) | End::Expired => {}
                         }
                         farewell = end.is_done().then(Instant::now);
                         enrol::refusal(end)
@@ -395,11 +402,17 @@ impl Side {
         Next::Ended(end)
     }
 
-    /// One at a time, to keep their order.
+    /// One at a time, to keep their order. A coordinator that leads an earlier term than another one has been deposed: it may not
+    /// know that yet, and the other one needs this node.
     async fn take_desired_states(&self, connection: &Connection) -> Result<Infallible, End> {
         loop {
             let mut stream = connection.accept_uni().await?;
             let desired_state: DesiredState = frame::receive(&mut stream).await?;
+            let found = desired_state.id.term;
+            let have = Term(self.term.fetch_max(found.0, Ordering::AcqRel));
+            if found < have {
+                return Err(End::Deposed { found, have });
+            }
             let _ = self.desired_states.send(desired_state).await;
         }
     }

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -36,6 +37,9 @@ pub const OPERATOR: &str = "operator";
 const HANDSHAKES_MAX: usize = 1024;
 /// Most buffered bytes of all unauthenticated connections.
 const HANDSHAKE_BUFFER_BYTES: u64 = 4 << 20;
+
+/// Why a node is not served.
+pub(super) const NOT_LEADING: &str = "this coordinator does not lead the job";
 
 /// Settings of a listener.
 #[derive(Clone, Debug)]
@@ -88,6 +92,8 @@ pub(super) struct Shared {
     pub(super) complaints: Complaints,
     pub(super) inbound: mpsc::Sender<Inbound>,
     pub(super) batch: Batch,
+    /// Whether the coordinator may lead. Read and written while `nodes` is locked, so that no node stays (`TP-5`).
+    leads: AtomicBool,
     encoded: Mutex<Option<(DesiredState, Bytes)>>,
 }
 
@@ -124,6 +130,7 @@ impl Listener {
             complaints: Complaints::new(),
             inbound,
             batch: Batch::default(),
+            leads: AtomicBool::new(true),
             encoded: Mutex::default(),
         });
         let (tx, rx) = std::sync::mpsc::channel();
@@ -188,6 +195,14 @@ impl Downlink for Listener {
         self.shared.nodes().iter().map(|(node, connected)| (*node, connected.boot)).collect()
     }
 
+    fn set_leads(&self, leads: bool) {
+        let nodes = self.shared.nodes();
+        self.shared.leads.store(leads, Ordering::Release);
+        if !leads {
+            nodes.values().for_each(|connected| frame::close(&connected.connection, Code::Done, NOT_LEADING));
+        }
+    }
+
     /// Also waits until the port is free.
     fn close(&self) {
         self.closer.close_endpoint();
@@ -226,6 +241,11 @@ impl Drop for Closer {
 impl Shared {
     pub(super) fn register(&self) -> MutexGuard<'_, Register> {
         self.register.lock().expect("no holder of this lock panics")
+    }
+
+    /// Whether the coordinator may lead.
+    pub(super) fn leads(&self) -> bool {
+        self.leads.load(Ordering::Acquire)
     }
 
     pub(super) fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeId, Connected>> {

@@ -2,7 +2,7 @@
 
 use super::enrol::Renew;
 use super::frame::{self, Code, End, Violation};
-use super::listener::{self, Connected, Shared};
+use super::listener::{self, Connected, NOT_LEADING, Shared};
 use crate::transport::Inbound;
 use crate::trust::name::{Certified, Name, Role};
 use crate::wire;
@@ -23,9 +23,13 @@ pub(super) async fn serve(
     boot: Incarnation,
 ) {
     let (desired_state, mut desired_states) = watch::channel(None);
-    if let Err(have) = enter(shared, node, Connected { boot, connection: connection.clone(), desired_state }) {
-        let why = displaced(node, have, boot);
-        return listener::refuse(shared, &connection, Code::Displaced, &why, &why);
+    match enter(shared, node, Connected { boot, connection: connection.clone(), desired_state }) {
+        Ok(()) => {}
+        Err(NotEntered::NotLeading) => return frame::close(&connection, Code::Done, NOT_LEADING),
+        Err(NotEntered::Displaced(have)) => {
+            let why = displaced(node, have, boot);
+            return listener::refuse(shared, &connection, Code::Displaced, &why, &why);
+        }
     }
     let peer = connection.remote_address();
     tracing::info!(%node, %boot, %peer, "a node connected");
@@ -43,7 +47,8 @@ pub(super) async fn serve(
     let Err(end) = end;
     let why = end.to_string();
     match end {
-        End::Lost(_) => {}
+        // Only nodes compare terms.
+        End::Lost(_) | End::Deposed { .. } => {}
         End::Violation(_) => listener::refuse(shared, &connection, Code::Violation, &format!("{node}: {why}"), &why),
         End::Expired => listener::refuse(shared, &connection, Code::Expired, &format!("{node}: {why}"), &why),
     }
@@ -53,16 +58,24 @@ pub(super) async fn serve(
     }
 }
 
+/// Why a connection is not registered.
+enum NotEntered {
+    /// This later boot is connected already.
+    Displaced(Incarnation),
+    /// The coordinator does not lead (`TP-5`).
+    NotLeading,
+}
+
 /// Registers a connection (`QUIC-3`).
-///
-/// # Errors
-/// The later boot that is connected already.
-fn enter(shared: &Shared, node: NodeId, connected: Connected) -> Result<(), Incarnation> {
+fn enter(shared: &Shared, node: NodeId, connected: Connected) -> Result<(), NotEntered> {
     let mut nodes = shared.nodes();
+    if !shared.leads() {
+        return Err(NotEntered::NotLeading);
+    }
     if let Some(have) = nodes.get(&node)
         && have.boot > connected.boot
     {
-        return Err(have.boot);
+        return Err(NotEntered::Displaced(have.boot));
     }
     let boot = connected.boot;
     if let Some(older) = nodes.insert(node, connected) {

@@ -79,6 +79,9 @@ impl Downlink for CoordinatorEnd {
         is_open.then_some((self.node, self.boot)).into_iter().collect()
     }
 
+    /// Nothing changes: this node can have no other coordinator.
+    fn set_leads(&self, _leads: bool) {}
+
     fn close(&self) {
         self.is_open.store(false, Ordering::Release);
         self.desired_states.lock().unwrap_or_else(PoisonError::into_inner).take();

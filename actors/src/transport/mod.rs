@@ -11,6 +11,9 @@
 //! - `TP-2` All queues are bounded, and sending never blocks.
 //! - `TP-3` The coordinator's end receives a notice when a node connects or disconnects, with the node's boot.
 //! - `TP-4` No message of a node arrives after the notice of its disconnection.
+//!
+//! Of connections between machines:
+//! - `TP-5` A coordinator that does not lead holds no node: its nodes are closed with the reason, and look for the one that leads.
 
 use crate::wire::WireError;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
@@ -33,6 +36,9 @@ pub trait Downlink: Debug + Send + Sync + 'static {
 
     /// The connected nodes and their boots.
     fn connected(&self) -> Vec<(NodeId, Incarnation)>;
+
+    /// Tells whether the coordinator leads the job (`TP-5`).
+    fn set_leads(&self, leads: bool);
 
     /// Ends all connections. May wait for the network: not for an event loop.
     fn close(&self);

@@ -20,9 +20,12 @@ use std::time::SystemTime;
 
 /// ALPN protocol of members. It ends with the protocol version.
 pub const MEMBER: &[u8] = b"phalanx/9";
+/// ALPN protocol of operators, whom also a coordinator that does not lead answers.
+pub const OPERATOR: &[u8] = b"phalanx-operator/9";
 /// ALPN protocol of joining machines.
 pub const JOIN: &[u8] = b"phalanx-join/9";
 const _: () = assert!(MEMBER[8] - b'0' == wire::VERSION && JOIN[13] - b'0' == wire::VERSION);
+const _: () = assert!(OPERATOR[17] - b'0' == wire::VERSION);
 
 /// The server name of every coordinator.
 pub const SERVER_NAME: &str = COORDINATOR;
@@ -54,7 +57,7 @@ pub fn coordinator(authority: &Authority, credential: &Credential) -> Result<Ser
         .with_client_cert_verifier(Arc::new(AtAnyTime(clients)))
         .with_single_cert(credential.chain(), credential.private_key())
         .map_err(malformed)?;
-    config.alpn_protocols = vec![MEMBER.to_vec(), JOIN.to_vec()];
+    config.alpn_protocols = vec![MEMBER.to_vec(), OPERATOR.to_vec(), JOIN.to_vec()];
     // A resumed session would outlive the certificate of its handshake.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

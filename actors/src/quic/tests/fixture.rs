@@ -84,6 +84,12 @@ impl Coordinator {
         Coordinator::start(ListenerConfig { listen, ..self.config }, self.dir)
     }
 
+    /// Another coordinator of the same job, at another address.
+    pub(crate) fn beside(&self) -> Coordinator {
+        let listen = (own_address(), 0).into();
+        Coordinator::start(ListenerConfig { listen, ..self.config.clone() }, Arc::clone(&self.dir))
+    }
+
     /// Closes the listener and tries to start another one from the directory.
     pub(crate) fn start_again(&self) -> Result<(), QuicError> {
         self.listener.close();

@@ -1,7 +1,8 @@
 //! Messages arrive despite faults of coordinators and networks.
 
 use super::fixture::{
-    Cable, Coordinator, HOUR, JOB, Machine, desired_state, next_desired_state, node_and_boot, report, until, wait,
+    Cable, Coordinator, HOUR, JOB, Machine, PUBLISHED, desired_state, next_desired_state, node_and_boot, report, until,
+    wait,
 };
 use crate::quic::QuicError;
 use crate::quic::ask::Operator;
@@ -10,8 +11,8 @@ use crate::quic::listener::{Listener, OPERATOR};
 use crate::transport::{Downlink, Inbound, NotSent, Uplink};
 use crate::trust::credential::Credential;
 use crate::wire::{self, Kind, Message};
-use phalanx_strategies::elastic::identity::{Generation, MemberId, NodeId, Step, Worker};
-use phalanx_strategies::elastic::message::{MemberPhase, MemberReport};
+use phalanx_strategies::elastic::identity::{Generation, MemberId, NodeId, Step, Term, Worker};
+use phalanx_strategies::elastic::message::{DesiredState, DesiredStateId, MemberPhase, MemberReport};
 use phalanx_strategies::elastic::timing::Timing;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant, SystemTime};
@@ -409,4 +410,75 @@ fn two_jobs_run_in_one_process() {
     assert_eq!(coordinators[1].connected(), node_and_boot(&credential));
     assert_eq!(credential.certified().name.job.0, JOB.0 + 1);
     assert!(coordinators[0].drain().is_empty());
+}
+
+// TP-5
+#[test]
+fn nodes_of_a_coordinator_that_stops_leading_turn_to_its_successor() {
+    let (mut deposed, mut leader) = (Coordinator::new(), None);
+    let machine = Machine::new();
+    let credential = machine.enrol(&deposed.invite()).unwrap();
+    let (link, _desired_states) = machine.link(deposed.addresses(), credential.clone());
+    deposed.connected();
+
+    // The deposed one has the only address that the node knows, until another one publishes its own.
+    deposed.listener.set_leads(false);
+    let why = deposed.event("the disconnection", |event| match event {
+        Inbound::Disconnected { why, .. } => Some(why),
+        _ => None,
+    });
+    let successor = leader.insert(deposed.beside());
+    let address = successor.addresses()[0].to_string();
+    std::fs::write(machine.dir.path().join(PUBLISHED), address).unwrap();
+
+    assert_eq!(successor.connected(), node_and_boot(&credential), "the node ended with: {why}");
+    until("the end of the handshake", || link.is_connected().then_some(()));
+    assert!(deposed.listener.connected().is_empty());
+}
+
+// TP-5
+#[test]
+fn coordinator_that_does_not_lead_answers_operators_and_serves_nodes_once_it_leads_again() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    coordinator.listener.set_leads(false);
+    let (link, _desired_states) = machine.link(coordinator.addresses(), credential.clone());
+
+    let operator = Credential::load(coordinator.dir.path(), OPERATOR).unwrap().unwrap();
+    let connected = wait(Operator::connect(&coordinator.addresses(), &operator, &Timing::default()));
+    let why = until("the reason", || match &*link.state().borrow() {
+        LinkState::Waiting(why) => Some(why.clone()),
+        _ => None,
+    });
+    let before = coordinator.listener.connected();
+    coordinator.listener.set_leads(true);
+
+    assert!(connected.is_ok() && before.is_empty());
+    assert!(why.contains("does not lead the job"), "{why}");
+    assert_eq!(coordinator.connected(), node_and_boot(&credential));
+}
+
+#[test]
+fn node_leaves_a_coordinator_whose_term_is_older_than_one_that_it_has_met() {
+    let mut coordinator = Coordinator::new();
+    let machine = Machine::new();
+    let credential = machine.enrol(&coordinator.invite()).unwrap();
+    let (_link, mut desired_states) = machine.link(coordinator.addresses(), credential.clone());
+    let (node, _) = coordinator.connected();
+    let of_term = |term| {
+        let state = desired_state(term);
+        DesiredState { id: DesiredStateId { term: Term(term), ..state.id }, ..state }
+    };
+
+    coordinator.listener.send_desired_state(node, &of_term(2)).unwrap();
+    assert_eq!(next_desired_state(&mut desired_states), of_term(2));
+    coordinator.listener.send_desired_state(node, &of_term(1)).unwrap();
+
+    let why = coordinator.event("the disconnection", |event| match event {
+        Inbound::Disconnected { why, .. } => Some(why),
+        _ => None,
+    });
+    assert!(why.contains("another one leads"), "{why}");
+    assert_eq!(coordinator.connected(), node_and_boot(&credential), "it looks for a coordinator again");
 }
