@@ -10,7 +10,9 @@
 //!   answers. Records are written one at a time, in the order of the decisions.
 //! - `COORDINATOR-ACTOR-3` A request is answered once the decision that contains it has taken effect, or once this
 //!   candidate no longer leads. A decision takes effect once it is durable; in a job that ends with this process, only the
-//!   end of the job has to be durable.
+//!   end of the job has to be durable, and before that the reason of a failure.
+//!   An ending in failure is not written to a store that has just been silent, but the same record without it: its first
+//!   answer withdraws the failure (`COORDINATOR-23`).
 //! - `COORDINATOR-ACTOR-4` Checkpoints are listed in `spawn_blocking`, until their store answers, or the term or generation that
 //!   asked has ended.
 
@@ -48,7 +50,7 @@ pub struct Settings {
     /// A lease that this candidate already holds, and when it was requested; `None` for a candidate that does not lead.
     pub holds: Option<(Lease, Instant)>,
     /// Whether every node of the job ends with this process. If so, no decision needs to survive the process, and only the
-    /// job's end waits for the store.
+    /// job's failure and its end wait for the store.
     pub is_alone: bool,
     /// The user's mesh and limits.
     pub policy: Policy,
@@ -206,6 +208,8 @@ pub struct Coordinator {
     /// Whether a record is being written, and the latest one that waits for that.
     writes_record: bool,
     next_record: Option<Record>,
+    /// Whether the latest write of a record has failed.
+    record_fails: bool,
     /// Reply channels of requests that are not durable yet.
     waiting: Vec<(Asked, oneshot::Sender<Result<Outlook, RequestError>>)>,
     /// Since when the store does not answer.
@@ -273,6 +277,7 @@ impl Coordinator {
             leader: None,
             writes_record: false,
             next_record: None,
+            record_fails: false,
             waiting: vec![],
             silence: None,
             timer: Timer::default(),
@@ -319,7 +324,7 @@ impl Coordinator {
                 self.read_record(term, ctx);
             }
             succession::Command::StepDown => {
-                if self.leader.is_some() {
+                if self.term.is_some() {
                     self.tell(What::StepsDown, ctx);
                 }
                 (self.term, self.leader) = (None, None);
@@ -445,8 +450,12 @@ impl Coordinator {
     ) {
         match result {
             Ok(result) => {
-                self.end_silence(ctx);
+                // There may be room for a lease and none for a record.
+                let is_back = !self.record_fails && self.end_silence(ctx);
                 self.succession.handle_written(now(), asked, result);
+                if let Some(leader) = self.leader.as_mut().filter(|_| is_back) {
+                    leader.machine.handle_store_back(now());
+                }
             }
             // The next try shows whether the lease was written.
             Err(error) => tracing::debug!(%error, "cannot write the lease; retrying"),
@@ -468,26 +477,38 @@ impl Coordinator {
 
     /// Whether this decision takes effect only once it is durable.
     fn waits_for(&self, record: &Record) -> bool {
-        !self.settings.is_alone || record.ending.is_some()
+        !self.settings.is_alone || record.ending.is_some() || record.failing.is_some()
     }
 
     /// `COORDINATOR-ACTOR-1`, `COORDINATOR-ACTOR-2`
     fn write(&mut self, record: Record, ctx: &mut Context<Self>) {
         let again = record.clone();
         self.writes_record = true;
+        let is_failed = matches!(record.ending, Some(Ending::Failed(_)));
+        let is_probe = is_failed && self.silence.as_ref().is_some_and(|silence| silence.n_told > 0);
+        let record = if is_probe { Record { ending: None, ..record } } else { record };
         self.ask_store(
             ctx,
             move |store| store.write_record(&record),
             move |actor, result, ctx| {
                 actor.writes_record = false;
-                let next = actor.next_record.take();
+                actor.record_fails = result.is_err();
+                let mut next = actor.next_record.take();
                 match result {
                     Ok(accepted) => {
-                        actor.end_silence(ctx);
-                        let waits = actor.waits_for(&again);
-                        let leader = actor.leader.as_mut().filter(|leader| waits && leader.term == again.term);
+                        let (is_back, waits) = (actor.end_silence(ctx), actor.waits_for(&again));
+                        let leader = actor.leader.as_mut().filter(|leader| leader.term == again.term);
                         if let Some(leader) = leader {
-                            leader.machine.handle_persisted(now(), accepted);
+                            // What was withdrawn meanwhile has no effect.
+                            if waits && leader.machine.awaits(&again) && (!is_probe || !accepted) {
+                                leader.machine.handle_persisted(now(), accepted);
+                            }
+                            if is_back {
+                                leader.machine.handle_store_back(now());
+                            }
+                            if is_probe && leader.machine.awaits(&again) {
+                                next = next.or(Some(again));
+                            }
                         }
                         if let Some(next) = next {
                             actor.write(next, ctx);
@@ -497,20 +518,25 @@ impl Coordinator {
                         tracing::debug!(%error, "cannot write the record; retrying");
                         actor.writes_record = true;
                         actor.next_record = next;
-                        // Between half of a pause and all of it, so that jobs do not return to a busy store together.
-                        let pause = actor.settings.timing.heartbeat.mul_f64(0.5 + random_share() / 2.0);
-                        ctx.run_later(pause, move |actor, ctx| {
-                            actor.writes_record = false;
-                            let record = actor.next_record.take().unwrap_or(again);
-                            if actor.leader.as_ref().is_some_and(|leader| leader.term == record.term) {
-                                actor.write(record, ctx);
-                            }
-                        });
+                        actor.write_later(again, ctx);
                     }
                 }
                 actor.drive(ctx);
             },
         );
+    }
+
+    /// Writes this record after a pause, or the one that has replaced it by then.
+    fn write_later(&mut self, record: Record, ctx: &mut Context<Self>) {
+        // Between half of a pause and all of it, so that jobs do not return to a busy store together.
+        let pause = self.settings.timing.heartbeat.mul_f64(0.5 + random_share() / 2.0);
+        ctx.run_later(pause, move |actor, ctx| {
+            actor.writes_record = false;
+            let record = actor.next_record.take().unwrap_or(record);
+            if actor.leader.as_ref().is_some_and(|leader| leader.term == record.term) {
+                actor.write(record, ctx);
+            }
+        });
     }
 
     fn ask_store<T: Send + 'static>(
@@ -549,15 +575,17 @@ impl Coordinator {
         self.silence = Some(Silence { error, n_told: silence.n_told + u32::from(is_due), ..silence });
     }
 
-    /// Tells that a silent store has taken a write. That it can be read is not enough.
-    fn end_silence(&mut self, ctx: &mut Context<Self>) {
-        let Some(silence) = self.silence.take().filter(|silence| silence.n_told > 0) else { return };
+    /// Tells that a silent store has taken a write, and returns whether it was silent for so long that this was told. That it can
+    /// be read is not enough.
+    fn end_silence(&mut self, ctx: &mut Context<Self>) -> bool {
+        let Some(silence) = self.silence.take().filter(|silence| silence.n_told > 0) else { return false };
         let silent_ms = silence.since.elapsed().as_millis() as u64;
         self.tell(What::StoreAnswers { silent_ms }, ctx);
+        true
     }
 
     fn tell(&self, what: What, ctx: &mut Context<Self>) {
-        let term = self.leader.as_ref().map(|leader| leader.term).unwrap_or_default();
+        let term = self.term.unwrap_or_default();
         // Events are rare and must not be lost, so this waits for a full mailbox.
         let sent = self.outlets.events.send(Event::now(term, what));
         ctx.spawn(sent.into_actor(self).map(|sent, _, _| {

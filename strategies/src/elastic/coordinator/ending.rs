@@ -4,6 +4,9 @@
 //! - `COORDINATOR-12` A job that fails first makes its committed state durable, if it is newer than the last checkpoint and
 //!   members that can form any mesh of the job still hold it. Such a world trains no step. Its own failures, and the time and
 //!   the number of worlds that it may take, are bounded; the job then ends with the first reason.
+//! - `COORDINATOR-23` A failure whose consequences the store could not record for a while is withdrawn once the store answers:
+//!   what silenced the store, such as a full disk, may be what failed. The members do the work again, from the same state; a
+//!   failure in that world, or members that cannot form it, end the job as any failure does.
 //! - `COORDINATOR-21` Crashes in a row end a job only if they are more than the policy allows and have lasted for
 //!   [`Timing::crash_patience`]: whatever kills many processes within seconds may pass. The next world is formed after a pause
 //!   that doubles with each crash, so that the number of worlds in that time is bounded, too.
@@ -75,8 +78,46 @@ impl Coordinator {
             self.ending = Some(Ending::Failed(reason));
             return;
         }
+        self.withdrawn = None;
         self.failing = Some(Failing::new(now, reason, &self.timing));
         self.end_for_last_save(now);
+    }
+
+    /// Withdraws a failure, because the store answers again after a time in which it did not (`COORDINATOR-23`). Not one of a job
+    /// whose end is already announced.
+    pub fn handle_store_back(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Ended { .. } | Phase::Deposed) || self.failing.is_none() {
+            return;
+        }
+        if self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::End) {
+            self.writing = None;
+        }
+        self.ending = None;
+        if self.writing.is_none() {
+            self.end_for_last_save(now);
+        }
+        self.withdrawn = self.failing.take().map(|failing| Failing::new(now, failing.reason, &self.timing));
+        self.handle_timeout(now);
+    }
+
+    /// Whether a failure is one that was withdrawn: until a rank's next world begins, its reports repeat it.
+    fn is_withdrawn(&self, member: &MemberReport) -> bool {
+        let is_of_world = member.generation == self.record.generation && member.phase > MemberPhase::Stopped;
+        let has_world = self.record.world_plan.as_ref().is_some_and(|plan| plan.generation == self.record.generation);
+        self.withdrawn.is_some() && !(is_of_world && has_world)
+    }
+
+    /// Fails the job for the reason that was withdrawn, if its members cannot form a world any more.
+    pub(super) fn fail_again(&mut self, now: Instant, next: &Result<WorldPlan, Blocked>) {
+        let Some(Failing { until, .. }) = self.withdrawn else { return };
+        let is_impossible = match next {
+            Ok(_) => false,
+            Err(Blocked::TooFew { .. }) if self.all_here() => true,
+            Err(_) => now >= until,
+        };
+        if is_impossible {
+            self.failing = self.withdrawn.take();
+        }
     }
 
     /// Ends the current world, if there is one, so that the next one saves its state.
@@ -94,6 +135,9 @@ impl Coordinator {
 
     /// Handles a member's permanent failure.
     pub(super) fn note_failure(&mut self, now: Instant, member: &MemberReport, reason: &str) {
+        if self.is_withdrawn(member) {
+            return;
+        }
         let takes_part = member.generation == self.record.generation && member.phase > MemberPhase::Stopped;
         if self.failing.is_none() {
             if !self.excludes_failed(now, member, reason) {

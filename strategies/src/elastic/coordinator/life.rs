@@ -354,6 +354,7 @@ impl Coordinator {
             self.phase = Phase::Regrouping { since, retry, blocked: Some(Blocked::Listing) };
             return false;
         }
+        self.fail_again(now, &next);
         if self.cannot_save(now, &next) {
             self.end_failed();
             return true;
@@ -391,7 +392,7 @@ impl Coordinator {
                     _ => blocked.remaining(),
                 };
                 let retry = remaining.filter(|remaining| !remaining.is_zero()).map(|remaining| now + remaining);
-                let gives_up_at = self.failing.as_ref().map(|failing| failing.until);
+                let gives_up_at = self.failing.as_ref().or(self.withdrawn.as_ref()).map(|failing| failing.until);
                 let ends_at = self.record.requests.stop.then(|| since + self.stop_patience());
                 let retry = retry.into_iter().chain(gives_up_at).chain(ends_at).min();
                 self.phase = Phase::Regrouping { since, retry, blocked: Some(blocked) };
@@ -435,6 +436,7 @@ impl Coordinator {
     pub(super) fn run(&mut self, now: Instant) {
         self.guests.clear();
         self.note_connected();
+        self.withdrawn = None;
         let watch = Watch::new(now, self.timing.suspicion);
         let growth_check = Some(GrowthCheck::after(None, now, &self.timing));
         self.phase = Phase::Running { watch, growth_check, change: None };

@@ -23,8 +23,8 @@
 //!   that no committed step is lost with them.
 //! - `COORDINATOR-9` is in `partition`, `COORDINATOR-10` in `change`, `COORDINATOR-11` in `compute`, `COORDINATOR-12` in
 //!   `ending`, `COORDINATOR-13` and `COORDINATOR-14` in `quarantine`, `COORDINATOR-15` in `inputs`, `COORDINATOR-17` in
-//!   `corruption`, `COORDINATOR-19` and `COORDINATOR-20` in `lost_world`, `COORDINATOR-21` in `ending`, `COORDINATOR-22` in
-//!   `newest_checkpoint`.
+//!   `corruption`, `COORDINATOR-19` and `COORDINATOR-20` in `lost_world`, `COORDINATOR-21` and `COORDINATOR-23` in `ending`,
+//!   `COORDINATOR-22` in `newest_checkpoint`.
 //! - `COORDINATOR-16` A report of another job, or one that is older than the latest of its node, changes nothing; nor does its
 //!   node become known, judged or refused by it.
 
@@ -232,6 +232,8 @@ pub struct Coordinator {
     asked: PendingRequests,
     /// Set while the job saves its state before it fails (`COORDINATOR-12`).
     failing: Option<Failing>,
+    /// The failure that a silent store may have caused, until a world trains again (`COORDINATOR-23`).
+    withdrawn: Option<Failing>,
     /// The ending that is being made durable.
     ending: Option<Ending>,
     /// The latest closed incidents.
@@ -284,6 +286,7 @@ impl Coordinator {
             checkpoint_since: now,
             asked,
             failing: None,
+            withdrawn: None,
             ending: None,
             timelines: VecDeque::new(),
             commands: VecDeque::new(),
@@ -379,6 +382,11 @@ impl Coordinator {
             Purpose::Close => {}
         }
         self.handle_timeout(now);
+    }
+
+    /// Whether this record is the one whose fate it waits for.
+    pub fn awaits(&self, record: &Record) -> bool {
+        self.writing.as_ref().is_some_and(|(writing, _)| writing == record)
     }
 
     /// Handles all expired timers.

@@ -60,6 +60,8 @@ struct Job {
     failed_starts: bool,
     /// Whether members fail when they save.
     refuses_to_save: bool,
+    /// The records that the store does not take.
+    refuses_record: fn(&Record) -> bool,
     /// Whether checkpoints fail and training goes on; those that did.
     disk_is_full: bool,
     unsaved: Vec<Unsaved>,
@@ -123,6 +125,7 @@ impl Job {
             stuck: false,
             failed_starts: false,
             refuses_to_save: false,
+            refuses_record: |_| false,
             disk_is_full: false,
             unsaved: vec![],
             frozen: None,

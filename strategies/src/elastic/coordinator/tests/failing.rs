@@ -93,6 +93,70 @@ fn job_without_state_beyond_its_checkpoint_fails_at_once() {
     assert_eq!(job.coordinator.record().checkpoint, before);
 }
 
+/// A job whose last save fails while the store takes no record that `is_refused`.
+fn failing_in_silence(is_refused: fn(&Record) -> bool) -> Job {
+    let mut job = Job::start(shards(2), 2, Schedule { save_steps: 0, last_step: Some(Step(20)) });
+    (job.refuses_to_save, job.refuses_record) = (true, is_refused);
+    job.run_until("a record that waits", |job| job.coordinator.writing.as_ref().is_some_and(|(r, _)| is_refused(r)));
+    job.refuses_record = |_| false;
+    job
+}
+
+// COORDINATOR-23
+#[test]
+fn save_that_failed_while_the_store_was_silent_is_done_again_once_it_answers() {
+    for lease_is_first in [false, true] {
+        let mut job = failing_in_silence(|record| record.failing.is_some());
+
+        job.refuses_to_save = false;
+        if lease_is_first {
+            job.coordinator.handle_store_back(job.now);
+            job.coordinator.handle_persisted(job.now, true);
+        } else {
+            job.coordinator.handle_persisted(job.now, true);
+            job.coordinator.handle_store_back(job.now);
+        }
+        job.run_until("the end", |job| job.nodes.is_empty());
+
+        assert_eq!(job.ended, Some(Ending::Finished));
+        assert_eq!(job.coordinator.record().checkpoint.step, Step(20));
+    }
+}
+
+// COORDINATOR-23
+#[test]
+fn ending_in_failure_that_is_not_durable_is_withdrawn_once_the_store_answers() {
+    let mut job = failing_in_silence(|record| record.ending.is_some());
+    let (ending, _) = job.coordinator.writing.clone().unwrap();
+
+    job.refuses_to_save = false;
+    job.coordinator.handle_store_back(job.now);
+    let awaits = job.coordinator.awaits(&ending);
+    job.run_until("the end", |job| job.nodes.is_empty());
+
+    assert!(!awaits, "the ending has no effect");
+    assert_eq!(job.ended, Some(Ending::Finished));
+    assert_eq!(job.coordinator.record().checkpoint.step, Step(20));
+}
+
+// COORDINATOR-23
+#[test]
+fn failure_that_returns_after_it_was_withdrawn_ends_the_job() {
+    for members_die in [false, true] {
+        let mut job = failing_in_silence(|record| record.failing.is_some());
+        let workers = [job.worker_on(0), job.worker_on(1)];
+
+        job.coordinator.handle_persisted(job.now, true);
+        job.coordinator.handle_store_back(job.now);
+        job.failed_starts = members_die;
+        workers.into_iter().filter(|_| members_die).for_each(|worker| job.kill(worker));
+        job.run_until("the end", |job| job.nodes.is_empty());
+
+        assert!(!reason(&job).is_empty());
+        assert_eq!(job.coordinator.record().checkpoint.step, Step(0));
+    }
+}
+
 // COORDINATOR-12
 #[test]
 fn next_coordinator_completes_the_last_save() {

@@ -20,6 +20,9 @@ impl Job {
     }
 
     pub(super) fn persist(&mut self, record: &Record) {
+        if (self.refuses_record)(record) {
+            return;
+        }
         if let Some(world_plan) = record.world_plan.as_ref().filter(|plan| plan.generation == record.generation)
             && self.coordinator.record().generation == record.generation
             && self.coordinator.record().world_plan != record.world_plan
