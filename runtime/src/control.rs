@@ -8,6 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
+/// How long a run that is to stop waits for a silent store, or a coordinator: batch systems and container runtimes kill after
+/// 30 s.
+pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(15);
+
 /// Requests to a run from outside.
 #[derive(Debug, Default)]
 pub struct Control {

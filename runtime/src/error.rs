@@ -283,6 +283,8 @@ impl JobError {
             JobError::Exec(_) | JobError::Collective(_) => false,
             JobError::WorldTraces(_) | JobError::Launch(_) | JobError::RankLost { .. } => false,
             JobError::Corrupt(_) => false,
+            JobError::Checkpoint(error) | JobError::UnreadableCheckpoint { source: error } => !error.is_outage(),
+            JobError::NoIntactCheckpoint { source, .. } => !source.is_outage(),
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
             JobError::DevicesLost(_) => false,
             JobError::OfRank { is_input, .. } => *is_input,
@@ -329,6 +331,8 @@ mod tests {
     use super::*;
     use crate::launch::frame::FrameError;
     use phalanx_actors::quic::QuicError;
+    use phalanx_actors::store::StoreError;
+    use phalanx_actors::trust::TrustError;
     use phalanx_strategies::mesh::Mesh;
     use std::error::Error;
 
@@ -367,6 +371,23 @@ mod tests {
         assert!(errors.iter().all(|error| !error.is_input()));
         let absent = JobError::Io { action: "read", path, source: ErrorKind::NotFound.into() };
         assert!(absent.is_input());
+    }
+
+    #[test]
+    fn store_that_is_busy_or_silent_is_no_input_error_and_one_that_refuses_is() {
+        let lost = || StoreError::Io { path: "s3://b/r".into(), action: "read", message: "status code: 503".into() };
+        let of_checkpoints = |reason: &str| -> JobError {
+            CheckpointError::Unreachable { action: "read", path: "s3://b/r".into(), reason: reason.into() }.into()
+        };
+        let errors: [JobError; 4] = [
+            ControlPlaneError::Store(lost()).into(),
+            ControlPlaneError::Trust(TrustError::Store(lost())).into(),
+            ControlPlaneError::Transport(QuicError::Trust(TrustError::Store(lost()))).into(),
+            of_checkpoints("Server returned non-2xx status code: 503 Service Unavailable"),
+        ];
+
+        assert!(errors.iter().all(|error| !error.is_input()), "{errors:?}");
+        assert!(of_checkpoints("Server returned non-2xx status code: 403 Forbidden").is_input());
     }
 
     #[test]

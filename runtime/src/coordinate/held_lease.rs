@@ -4,6 +4,7 @@
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::control_place::ControlPlace;
+use crate::coordinate::patience::patiently;
 use crate::coordinate::serve::{forget_job, take_alone};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
@@ -28,11 +29,13 @@ pub(crate) fn with_lease<T>(
     let timing = config.elastic.timing();
     let place = ControlPlace::of(&config.output.output_dir, &timing)?;
     let (store, (lease, _)) = take_alone(config, &place, lock)?;
-    forget_job(&place)?;
-    // A coordinator that leads here later begins from the checkpoints, not from the world of an earlier job.
-    let generation = store.read_record().map_err(ControlPlaneError::from)?.generation;
-    let record = Record { term: lease.term, generation, ..Record::default() };
-    store.write_record(&record).map_err(ControlPlaneError::from)?;
+    patiently(&place, &|| control.stops(), || {
+        forget_job(&place)?;
+        // A coordinator that leads here later begins from the checkpoints, not from the world of an earlier job.
+        let generation = store.read_record().map_err(ControlPlaneError::from)?.generation;
+        let record = Record { term: lease.term, generation, ..Record::default() };
+        Ok(store.write_record(&record).map_err(ControlPlaneError::from)?)
+    })?;
     let (store, interval) = (&*store, timing.lease_renewal);
     scope(|threads| {
         let (end, ended) = channel();

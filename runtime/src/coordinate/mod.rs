@@ -1,12 +1,15 @@
 //! The coordinator of a job, alone or together with a node in one process.
 //!
 //! - `serve`: the coordinator of a job; `standby`: waits until no other coordinator is active; `head_node`: coordinator and
-//!   node in one process; `held_lease`: the lease of a job without a coordinator; `rendezvous`: machines that a cluster
+//!   node in one process; `advertised`: the addresses of a coordinator; `folder_mark`: the file that shows whose a folder is;
+//!   `silent_stop`: a stop while the store is silent; `held_lease`: the lease of a job without a coordinator; `rendezvous`: machines that a cluster
 //!   launcher started.
 //! - `ask`: the operator's client; `past`: what is known of a job without a coordinator; `sentence`: events as text; `event_log`: events in a file.
 
+mod advertised;
 pub(crate) mod ask;
 pub(crate) mod event_log;
+mod folder_mark;
 pub(crate) mod head_node;
 pub(crate) mod held_lease;
 pub(crate) mod past;
@@ -14,4 +17,5 @@ mod patience;
 pub(crate) mod rendezvous;
 pub(crate) mod sentence;
 pub(crate) mod serve;
+mod silent_stop;
 mod standby;

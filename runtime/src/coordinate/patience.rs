@@ -2,10 +2,7 @@
 
 use crate::control_place::ControlPlace;
 use crate::error::JobError;
-use crate::error::control_plane::ControlPlaneError;
-use phalanx_actors::quic::QuicError;
 use phalanx_actors::store::StoreError;
-use phalanx_actors::trust::TrustError;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
@@ -47,11 +44,5 @@ pub(super) fn patiently<T>(
 /// that it leads no more. The next attempt reads the document again.
 fn passes(error: &JobError) -> bool {
     let JobError::ControlPlane(error) = error else { return false };
-    let error = match error {
-        ControlPlaneError::Store(error)
-        | ControlPlaneError::Trust(TrustError::Store(error))
-        | ControlPlaneError::Transport(QuicError::Trust(TrustError::Store(error))) => error,
-        _ => return false,
-    };
-    matches!(error, StoreError::Io { .. } | StoreError::Replaced { .. })
+    matches!(error.of_store(), Some(StoreError::Io { .. } | StoreError::Replaced { .. }))
 }

@@ -5,9 +5,10 @@
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::control_place::{CONTROL, ControlPlace};
+use crate::coordinate::advertised::outward;
 use crate::coordinate::head_node::{LocalNode, lead, report_of};
 use crate::coordinate::sentence::sentence;
-use crate::coordinate::serve::{CoordinatorEvent, Serve, outward, serve};
+use crate::coordinate::serve::{CoordinatorEvent, Serve, serve};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};

@@ -2,11 +2,14 @@
 //! rebuild its state from the store and the nodes' reports.
 
 use crate::config::JobConfig;
-use crate::control::{Bell, Control};
+use crate::control::{Bell, Control, STOP_PATIENCE};
 use crate::control_place::{self, ADDRESS, CONFIG, CONTROL, ControlPlace, JOB};
+use crate::coordinate::advertised::{advertised, outward};
 use crate::coordinate::event_log::EventLog;
+use crate::coordinate::folder_mark::FolderMark;
 use crate::coordinate::held_lease::HeldLease;
 use crate::coordinate::patience::patiently;
+use crate::coordinate::silent_stop::SilentStop;
 use crate::coordinate::standby::{self, ALONE, Watched};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
@@ -39,8 +42,7 @@ use phalanx_strategies::elastic::snapshot;
 use phalanx_strategies::elastic::succession::Lease;
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -80,6 +82,8 @@ pub(super) struct Term {
     lease: HeldLease,
     /// The checkpoint from which the job starts, if any: its step and folder.
     pub(super) start_from: Option<(u64, PathBuf)>,
+    /// The published addresses of the coordinator, once it listens.
+    addresses: Vec<Address>,
     /// The lock of the job's folder, unless its caller holds it, or a coordinator that has lost its lease.
     _lock: Option<OutputLock>,
 }
@@ -114,6 +118,7 @@ fn take_over(
     let store = place.store()?;
     // Process ids are not unique across machines.
     let candidate = (job_id().0 as u32).max(ALONE + 1);
+    let mut locked_since = None;
     loop {
         let other = RefCell::new(None);
         let watched = patiently(&place, is_over, || {
@@ -143,6 +148,16 @@ fn take_over(
             lock = match OutputLock::take(&config.output.folder()) {
                 // The lease decides between coordinators: one that has lost it may still run.
                 Err(JobError::InUse { .. }) if seen.holder != ALONE => None,
+                // A coordinator locks the folder before it takes the lease: the lease shows whose the folder is.
+                Err(JobError::InUse { .. })
+                    if locked_since.get_or_insert_with(Instant::now).elapsed() < timing.lease * LEASES_OF_LOCK =>
+                {
+                    if is_over() {
+                        return Ok(None);
+                    }
+                    std::thread::sleep(timing.lease_renewal / 2);
+                    continue;
+                }
                 taken => Some(taken?),
             };
         }
@@ -152,7 +167,8 @@ fn take_over(
             begin(config, &place, &*store, lease.0, Earlier::MayLive, &mut |warning| tracing::warn!("{warning}"))
         })?;
         let job = patiently(&place, is_over, || job_of(&place))?;
-        return Ok(Some(Term { job, place, store, candidate, lease: held, start_from, _lock: lock }));
+        let addresses = Vec::new();
+        return Ok(Some(Term { job, place, store, candidate, lease: held, start_from, addresses, _lock: lock }));
     }
 }
 
@@ -173,7 +189,8 @@ pub(super) fn begin_alone(
     let start_from =
         patiently(&place, &goes_on, || begin(config, &place, &*store, lease.0, Earlier::IsOver, &mut *warn))?;
     let job = patiently(&place, &goes_on, || job_of(&place))?;
-    Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, _lock: None })
+    let addresses = Vec::new();
+    Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, addresses, _lock: None })
 }
 
 /// Takes the lease of a folder, which this process has locked, for a job on this machine alone.
@@ -194,11 +211,14 @@ pub(super) fn take_alone(
     let is_over = if seen.holder == ALONE {
         seen == Lease::default() || lock.is_exclusive() && !config.output.is_remote()
     } else {
-        store.read_record().map_err(ControlPlaneError::from)?.ending.is_some()
+        patiently(place, &goes_on, || Ok(store.read_record().map_err(ControlPlaneError::from)?))?.ending.is_some()
     };
     if !is_over {
         let is_alive = Cell::new(false);
-        let watched = standby::wait(&*store, &config.elastic.timing(), &|| is_alive.get(), &mut || is_alive.set(true))?;
+        let timing = config.elastic.timing();
+        let watched = patiently(place, &goes_on, || {
+            standby::wait(&*store, &timing, &|| is_alive.get(), &mut || is_alive.set(true))
+        })?;
         let Watched::Vacant(lease) = watched else { return Err(in_use()) };
         seen = lease;
     }
@@ -251,11 +271,13 @@ fn try_serve(
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Result<Coordinated, JobError> {
     let stops = || control.stops() && !serve.is_beside_node || is_abandoned();
-    let Some(term) = take_over(config, lock, serve.is_beside_node, &stops, &mut || tell(CoordinatorEvent::StandsBy))?
+    let Some(mut term) =
+        take_over(config, lock, serve.is_beside_node, &stops, &mut || tell(CoordinatorEvent::StandsBy))?
     else {
         return Ok(Coordinated { status: Ok(None), notified: Vec::new() });
     };
     let (listener, inbox, invitation) = patiently(&term.place, &stops, || open(config, serve, &term))?;
+    term.addresses.clone_from(&invitation.addresses);
     tell(CoordinatorEvent::Join(invitation.to_string()));
     let thread =
         ControlThread::start("phalanx-control").map_err(ControlPlaneError::cannot("start the control thread"))?;
@@ -305,41 +327,13 @@ fn listen_again(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(List
     Ok(listened)
 }
 
-/// The addresses for nodes: the configured ones, or the one that it listens at. At all addresses of this machine, that is the
-/// address on the route that `outward` returns.
-fn advertised(
-    listens: SocketAddr,
-    configured: &[Address],
-    outward: impl FnOnce(SocketAddr) -> Option<IpAddr>,
-) -> Result<Vec<Address>, ControlPlaneError> {
-    if !configured.is_empty() {
-        let with_port =
-            |a: &Address| if a.port == 0 { Address { port: listens.port(), ..a.clone() } } else { a.clone() };
-        return Ok(configured.iter().map(with_port).collect());
-    }
-    if !listens.ip().is_unspecified() {
-        return Ok(vec![listens.into()]);
-    }
-    let ip = outward(listens).ok_or(ControlPlaneError::NoAdvertise { listens })?;
-    Ok(vec![SocketAddr::new(ip, listens.port()).into()])
-}
-
-/// The address of this machine on its default route. No packet is sent; the targets are reserved for documentation.
-pub(super) fn outward(listens: SocketAddr) -> Option<IpAddr> {
-    let (any, target): (SocketAddr, SocketAddr) = if listens.is_ipv4() {
-        ((Ipv4Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::new(192, 0, 2, 1), 9).into())
-    } else {
-        ((Ipv6Addr::UNSPECIFIED, 0).into(), (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into())
-    };
-    let socket = UdpSocket::bind(any).ok()?;
-    socket.connect(target).ok()?;
-    Some(socket.local_addr().ok()?.ip())
-}
-
 /// Listens for operators of a job on this machine alone. No node can join, because no token is issued.
-pub(super) fn listen_alone(config: &JobConfig, term: &Term) -> Result<(Listener, Inbox), JobError> {
-    let (listener, inbox) = listen(config, (Ipv4Addr::LOCALHOST, 0).into(), term)?;
-    write_address(&term.place, &[Address::from(listener.address())])?;
+pub(super) fn listen_alone(config: &JobConfig, term: &mut Term) -> Result<(Listener, Inbox), JobError> {
+    let goes_on = || false;
+    let at = (Ipv4Addr::LOCALHOST, 0).into();
+    let (listener, inbox) = patiently(&term.place, &goes_on, || listen(config, at, term))?;
+    term.addresses = vec![Address::from(listener.address())];
+    patiently(&term.place, &goes_on, || write_address(&term.place, &term.addresses))?;
     Ok((listener, inbox))
 }
 
@@ -398,7 +392,22 @@ pub(super) struct Coordinating<'a> {
     nodes_notified: bool,
     /// The file that shows whose the folder is.
     mark: Option<FolderMark>,
+    place: ControlPlace,
+    addresses: Vec<Address>,
+    publishing: Publishing,
+    stop: SilentStop,
     _lock: Option<OutputLock>,
+}
+
+/// Whose addresses nodes and operators find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Publishing {
+    /// This coordinator's.
+    Done,
+    /// Perhaps those of a coordinator that leads in its place.
+    OfAnother,
+    /// This coordinator leads again, and has to publish its own.
+    Due,
 }
 
 /// Sends the coordinator's events to the thread that follows the job, and wakes it, also when the coordinator is gone.
@@ -452,7 +461,7 @@ impl<'a> Coordinating<'a> {
         let log = EventLog::open(&config.output.folder());
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let policy = Policy { one_model: config.parallel.reproducible, ..policy };
-        let Term { job, store, candidate, lease, place, _lock: lock, .. } = term;
+        let Term { job, store, candidate, lease, place, addresses, _lock: lock, .. } = term;
         let mark = (!config.output.is_remote()).then(|| FolderMark { path: place.path(JOB), job });
         let checkpoints = newest_checkpoint(config.output.checkpoints());
         let (holds, is_alone, timing) = (Some(lease.take()), candidate == ALONE, config.elastic.timing());
@@ -481,6 +490,10 @@ impl<'a> Coordinating<'a> {
             ending: None,
             nodes_notified: false,
             mark,
+            place,
+            addresses,
+            publishing: Publishing::Done,
+            stop: SilentStop::default(),
             _lock: lock,
         })
     }
@@ -508,7 +521,9 @@ impl<'a> Coordinating<'a> {
         let (mut is_stopping, mut is_open, mut n_saves) = (false, false, 0);
         loop {
             let is_abandoned = is_abandoned();
-            if is_open && !is_stopping && (control.stops() || is_abandoned) {
+            let stops = control.stops() || is_abandoned;
+            self.give_up_if_silent(stops);
+            if is_open && !is_stopping && self.ending.is_none() && stops {
                 let answer = self.ask(Request::Stop)?;
                 // A coordinator that has just lost its lease gets the request again once it has the lease back.
                 is_stopping = answer.is_durable();
@@ -532,20 +547,16 @@ impl<'a> Coordinating<'a> {
             if let Some(Err(panicked)) = self.thread.has_ended() {
                 return Err(JobError::JobFailed(panicked.to_string()));
             }
-            if let Some(fault) = self.log.new_fault() {
-                tracing::warn!(fault = fault.as_deref().unwrap_or("none: all lines are written"), "the job's history");
-                self.handle.set_fault(fault);
-            }
+            self.tell_faults();
+            self.publish_again();
             match self.events.try_recv() {
                 Ok(event) => {
                     self.log.write(&event);
-                    match &event.what {
-                        // The coordinator answers from now on.
-                        What::Leads if !std::mem::replace(&mut is_open, true) => control.open(),
-                        What::Ended { ending } => self.ending = Some(ending.clone()),
-                        What::NodesNotified => self.nodes_notified = true,
-                        _ => {}
+                    // The coordinator answers from now on.
+                    if matches!(event.what, What::Leads) && !std::mem::replace(&mut is_open, true) {
+                        control.open();
                     }
+                    self.note(&event.what);
                     tell(CoordinatorEvent::Event(event));
                     if self.nodes_notified {
                         break;
@@ -568,6 +579,58 @@ impl<'a> Coordinating<'a> {
         }
     }
 
+    /// Notes what an event changes for the loop.
+    fn note(&mut self, what: &What) {
+        match what {
+            What::StepsDown => self.publishing = Publishing::OfAnother,
+            What::StoreSilent { error } => self.stop.note_silence(Instant::now(), error),
+            What::StoreAnswers { .. } => self.stop.note_answer(),
+            What::Ended { ending } => self.ending = Some(ending.clone()),
+            What::NodesNotified => self.nodes_notified = true,
+            What::Leads if self.publishing == Publishing::OfAnother => self.publishing = Publishing::Due,
+            _ => {}
+        }
+    }
+
+    /// Tells when the job's history cannot be written.
+    fn tell_faults(&mut self) {
+        if let Some(fault) = self.log.new_fault() {
+            tracing::warn!(fault = fault.as_deref().unwrap_or("none: all lines are written"), "the job's history");
+            self.handle.set_fault(fault);
+        }
+    }
+
+    /// Publishes the addresses of a coordinator that leads again: those of another one may be published.
+    fn publish_again(&mut self) {
+        if self.publishing != Publishing::Due {
+            return;
+        }
+        match write_address(&self.place, &self.addresses) {
+            Ok(()) => self.publishing = Publishing::Done,
+            Err(error) => tracing::warn!(%error, "cannot publish the address of this coordinator; retrying"),
+        }
+    }
+
+    /// Ends a job that is to stop without its record, once its store has been silent for too long.
+    fn give_up_if_silent(&mut self, stops: bool) {
+        if stops {
+            self.stop.note_request(Instant::now());
+        }
+        let Some(error) = self.stop.gives_up(Instant::now()).filter(|_| self.ending.is_none()) else { return };
+        let lost = match self.ask(Request::Status) {
+            Ok(Answer::Status(status)) if status.step > status.checkpoint.step => {
+                format!("steps {} to {} are lost", status.checkpoint.step.0 + 1, status.step.0)
+            }
+            Ok(Answer::Status(_)) => "no step is lost".into(),
+            _ => "steps after the last checkpoint are lost unless another coordinator takes over".into(),
+        };
+        let seconds = STOP_PATIENCE.as_secs();
+        let reason = format!("stopped without its store, which has not answered for {seconds} s: {error}; {lost}");
+        // A rank's failure on the same disk is told instead of the job's end.
+        tracing::error!("{reason}");
+        self.handle.end(reason);
+    }
+
     /// The nodes that have reported and are not silent.
     fn known_nodes(&self) -> Vec<NodeId> {
         match self.ask(Request::Status) {
@@ -588,35 +651,21 @@ impl<'a> Coordinating<'a> {
     }
 
     fn ask(&self, request: Request) -> Result<Answer, JobError> {
-        Ok(block_on(self.handle.ask(request)).map_err(ControlPlaneError::cannot("start an event loop"))?)
-    }
-}
-
-/// The file with the job's number in its folder. Locks on files that were removed exclude nobody, so the name counts.
-#[derive(Debug)]
-struct FolderMark {
-    path: PathBuf,
-    job: JobId,
-}
-
-impl FolderMark {
-    /// How the job has lost its folder, if it has. A folder that cannot be read now may return.
-    fn loss(&self) -> Option<String> {
-        let control = self.path.parent().unwrap_or(&self.path).display();
-        match fs::read_to_string(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                Some(format!("its folder {control} was removed while it ran, and with it what a successor would need"))
-            }
-            Ok(text) if text.trim() != self.job.0.to_string() => {
-                Some(format!("its folder {control} belongs to another job now, which began while this one ran"))
-            }
-            _ => None,
-        }
+        let asking = async { tokio::time::timeout(ANSWER_PATIENCE, self.handle.ask(request)).await };
+        let answered = block_on(asking).map_err(ControlPlaneError::cannot("start an event loop"))?;
+        let late = "the request is not durable yet, and may still take effect: check the status";
+        Ok(answered.unwrap_or_else(|_| Answer::Refused(late.into())))
     }
 }
 
 /// Interval of checks beside those at each ring of the bell, for a control thread that panicked.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a request may take to become durable before this thread goes on without its answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For how many leases the folder may be locked by another coordinator that has no lease yet.
+const LEASES_OF_LOCK: u32 = 2;
 
 /// How long the control thread may take to end after its actors are gone.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -707,38 +756,6 @@ fn job_id() -> JobId {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn advertised_address_is_one_that_other_machines_can_reach() {
-        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let route = |_| Some(IpAddr::from([10, 1, 2, 3]));
-        let of = |listens, configured: &[&str], route: fn(SocketAddr) -> Option<IpAddr>| {
-            let configured: Vec<Address> = configured.iter().map(|text| text.parse().unwrap()).collect();
-            let found = advertised(at(listens), &configured, route);
-            found.map(|all| all.iter().map(Address::to_string).collect::<Vec<_>>().join(","))
-        };
-
-        assert_eq!(of("10.9.9.9:7070", &[], route).unwrap(), "10.9.9.9:7070");
-        assert_eq!(of("0.0.0.0:7070", &[], route).unwrap(), "10.1.2.3:7070");
-        assert_eq!(of("0.0.0.0:7070", &["head:7070", "b:7071"], route).unwrap(), "head:7070,b:7071");
-        let refused = of("[::]:7070", &[], |_| None).unwrap_err();
-        assert!(refused.to_string().contains("--advertise"), "{refused}");
-    }
-
-    #[test]
-    fn job_whose_folder_is_removed_or_taken_by_another_job_knows_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let mark = FolderMark { path: dir.path().join(JOB), job: JobId(17) };
-        let removed = mark.loss().unwrap();
-        fs::write(&mark.path, "17\n").unwrap();
-        let own = mark.loss();
-        fs::write(&mark.path, "18").unwrap();
-        let taken = mark.loss().unwrap();
-
-        assert!(removed.contains("was removed while it ran"), "{removed}");
-        assert_eq!(own, None);
-        assert!(taken.contains("belongs to another job now"), "{taken}");
-    }
 
     #[test]
     fn restarted_coordinator_reads_the_job_number_that_the_first_one_wrote() {

@@ -96,8 +96,10 @@ impl ControlPlaneError {
     /// As [`JobError::is_input`](super::JobError::is_input): an address, a folder, a token or a private file of the user is at
     /// fault, rather than the network, the disk or another process.
     pub(super) const fn is_input(&self) -> bool {
+        if let Some(error) = self.of_store() {
+            return matches!(error, StoreError::Damaged { .. });
+        }
         match self {
-            ControlPlaneError::Store(error) => matches!(error, StoreError::Damaged { .. }),
             ControlPlaneError::Transport(error) => {
                 matches!(
                     error,
@@ -117,6 +119,16 @@ impl ControlPlaneError {
             // The user named a job that nobody coordinates.
             ControlPlaneError::NoAnswer { .. } | ControlPlaneError::NoJoinString { .. } => true,
             _ => false,
+        }
+    }
+
+    /// The error of the job's store, if it is the cause: of the lease and the record, or of keys and certificates there.
+    pub(crate) const fn of_store(&self) -> Option<&StoreError> {
+        match self {
+            ControlPlaneError::Store(error)
+            | ControlPlaneError::Trust(TrustError::Store(error))
+            | ControlPlaneError::Transport(QuicError::Trust(TrustError::Store(error))) => Some(error),
+            _ => None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::config::JobConfig;
 use crate::config::precision::PrecisionSection;
+use crate::control::STOP_PATIENCE;
 use crate::control_place::{ADDRESS, ControlPlace};
 use crate::devices::choice_of;
 use crate::error::JobError;
@@ -265,7 +266,7 @@ impl Part {
             drained: false,
             knows_end: false,
             lost_since: None,
-            patience: timing.lease + timing.takeover_grace + timing.disk_patience,
+            patience: (timing.lease + timing.takeover_grace + timing.disk_patience).max(STOP_PATIENCE),
             sink: EventSink::new(is_alone),
             failures: FailureReports::default(),
             report: None,
@@ -335,7 +336,8 @@ struct NodeLoop {
     knows_end: bool,
     /// Since when no coordinator is connected.
     lost_since: Option<Instant>,
-    /// How long a draining node waits for a coordinator: another one may take over.
+    /// How long a draining node waits for a coordinator: another one may take over, or this one may lead again once its store
+    /// answers.
     patience: Duration,
     sink: EventSink,
     failures: FailureReports,

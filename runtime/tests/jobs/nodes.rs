@@ -49,6 +49,30 @@ fn standby_at_another_address_takes_over_from_a_dead_coordinator() {
     assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
 }
 
+#[test]
+fn of_coordinators_that_start_together_one_leads_and_the_other_stands_by() {
+    let p = Project::new();
+    for job in 0..4 {
+        let out = format!("out-{job}");
+        let logs = [0, 1].map(|i| p.path(&format!("log-{job}-{i}")));
+        let mut both = logs.each_ref().map(|path| {
+            let log = std::fs::File::create(path).unwrap();
+            let mut command = p.command(&["coordinator", "job.yaml", "--output_dir", &out]);
+            command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
+        });
+
+        let is_settled = |text: String| text.contains("coordinating (term") || text.contains("another coordinator");
+        let ended = until("two coordinators", || {
+            let ended = both.iter_mut().any(|child| child.try_wait().unwrap().is_some());
+            let settled = logs.iter().all(|log| is_settled(std::fs::read_to_string(log).unwrap()));
+            (ended || settled).then_some(ended)
+        });
+        both.iter_mut().for_each(|child| _ = child.kill().and_then(|()| child.wait()));
+
+        assert!(!ended, "{:?}", logs.map(|log| std::fs::read_to_string(log).unwrap()));
+    }
+}
+
 /// Two free UDP addresses.
 fn free_addresses() -> [String; 2] {
     let sockets = [(); 2].map(|()| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());

@@ -1,8 +1,8 @@
 //! Jobs whose machines share an object store and no file system: each process has a folder of its own.
 
-use crate::support::job::{JOB, until};
+use crate::support::job::{JOB, signal, until};
 use crate::support::s3::{Fault, S3};
-use crate::support::{Project, Run};
+use crate::support::{Project, Run, ranks_of};
 use std::process::{Child, Command};
 
 const URL: &str = "s3://bucket/run";
@@ -185,6 +185,54 @@ fn ranks_train_on_while_the_store_is_away_and_the_coordinator_leads_again() {
     Run::of(cluster.command("operator", &["stop", URL]).output().unwrap()).succeeds();
     let head = &mut cluster.processes[0].1;
     assert!(until("the end of the job", || head.try_wait().unwrap()).success(), "{}", cluster.log("head"));
+}
+
+/// Stops the processes of these machines, ranks included, or lets them go on.
+fn signal_all(cluster: &Cluster<'_>, machines: &[&str], number: i32) {
+    let is_meant = |(name, _): &&(String, Child)| machines.contains(&name.as_str());
+    for (_, child) in cluster.processes.iter().filter(is_meant) {
+        [child.id()].into_iter().chain(ranks_of(child.id())).for_each(|pid| signal(pid, number));
+    }
+}
+
+#[test]
+fn nodes_that_were_suspended_with_their_coordinator_train_on_under_its_successor() {
+    let (p, s3) = (Project::new(), S3::start());
+    let mut cluster = Cluster::new(&p, &s3, &["--max_steps", "100000000"]);
+    cluster.coordinator("head");
+    let join = cluster.join("head");
+    ["one", "two"].iter().for_each(|machine| cluster.node(machine, &join));
+    cluster.until_step(5);
+    cluster.coordinator("standby");
+    cluster.until("standby", "another coordinator");
+
+    signal_all(&cluster, &["head", "one", "two"], libc::SIGSTOP);
+    cluster.until("standby", "coordinating (term");
+    signal_all(&cluster, &["head", "one", "two"], libc::SIGCONT);
+
+    cluster.until("head", "the lease is lost");
+    until("a checkpoint under the successor", || {
+        let saved = cluster.command("operator", &["save", URL]).output().unwrap();
+        String::from_utf8_lossy(&saved.stdout).contains("saved at step ").then_some(())
+    });
+    cluster.until_step(cluster.last_step() + 20);
+}
+
+#[test]
+fn job_on_one_machine_asks_a_busy_store_again_at_its_start() {
+    let (p, s3) = (Project::new(), S3::start());
+    let (job, names) = (p.path("job.yaml").display().to_string(), ["lease.json", "record.json", "control/job"]);
+    for name in names.into_iter().chain(["authority.key", "operator.key", "register", "control/address"]) {
+        s3.delete(|_| true);
+        s3.set(Fault::IsBusyOnceAt(name));
+        let cluster = Cluster::new(&p, &s3, &[]);
+
+        let args = ["train", &job, "--output_dir", URL, "--max_steps", "2", "--dp_shard_size", "2"];
+        let run = Run::of(cluster.command(&name.replace('/', "-"), &args).output().unwrap());
+
+        assert!(s3.has_recovered(), "no request for {name}");
+        run.succeeds();
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::manifest::ManifestError;
+use super::patience::Failure;
 
 /// Why a checkpoint could not be written, found or read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -245,6 +246,11 @@ impl CheckpointError {
             | Self::Corrupt { .. }
             | Self::Agreement { .. } => ReadFailure::Unreadable,
         }
+    }
+
+    /// Whether an object store was busy, silent or out of reach, and has not refused the request.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::Unreachable { reason, .. } if Failure::of_text(reason) == Failure::Temporary)
     }
 
     pub(super) fn io(action: &'static str, path: impl Into<PathBuf>, error: &std::io::Error) -> Self {

@@ -39,7 +39,7 @@ impl Failure {
     }
 
     /// Clients keep the status of an answer in the text of their errors only.
-    fn of_text(text: &str) -> Failure {
+    pub(super) fn of_text(text: &str) -> Failure {
         let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
         if has(&EXPIRED) || has(&[METADATA_SERVICE]) {
             Failure::Credentials

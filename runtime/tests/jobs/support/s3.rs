@@ -21,6 +21,8 @@ pub enum Fault {
     Fails(&'static str),
     /// So many further requests get status 503 and have no effect.
     IsBusyFor(usize),
+    /// One request for an object with this name gets status 503 and has no effect.
+    IsBusyOnceAt(&'static str),
     /// Requests of this method get status 403 and have no effect.
     Forbids(&'static str),
     /// No request is answered until the fault is over.
@@ -67,6 +69,10 @@ impl Server {
             Fault::Fails(status) => busy(status),
             Fault::IsBusyFor(n) if n > 0 => {
                 *fault = Fault::IsBusyFor(n - 1);
+                busy("503 Service Unavailable")
+            }
+            Fault::IsBusyOnceAt(name) if request.path.ends_with(name) => {
+                *fault = Fault::Nothing;
                 busy("503 Service Unavailable")
             }
             Fault::Forbids(method) if method == request.method => {
@@ -134,6 +140,11 @@ impl S3 {
     /// The first key expires; from now on this one is valid.
     pub fn rotate_to(&self, key: &str) {
         *self.server.keys.lock().unwrap() = (vec![key.to_owned()], true);
+    }
+
+    /// Whether the fault is over.
+    pub fn has_recovered(&self) -> bool {
+        *self.server.fault.lock().unwrap() == Fault::Nothing
     }
 
     pub fn names(&self) -> Vec<String> {
