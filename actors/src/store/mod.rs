@@ -167,7 +167,7 @@ mod tests {
             store.replace_lease(lease(1, 0), lease(2, 0)).unwrap().unwrap();
 
             assert_eq!(reopen(&*store), Ok(true));
-            assert_eq!(store.read_record(), Ok(record(2, 4)));
+            assert_eq!(store.read_record(), Ok(Record { began: Generation(4), ..record(2, 4) }));
             assert_eq!(reopen(&*store), Ok(false));
         }
     }
