@@ -405,15 +405,16 @@ mod tests {
     #[test]
     fn first_word_of_an_answer_is_trained_on_where_a_token_would_join_it_to_the_prompt() {
         let tokenizer = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
-        let joined = |trained: Vec<Range<usize>>, bounded| {
+        let joined = |span: Range<usize>, bounded| {
+            let trained = vec![span];
             let document = Document { text: "Was she sad? the".to_owned(), trained, bounded };
             let tokens = encode_document(&document, &tokenizer).unwrap();
             let trained: Vec<u32> = tokens.iter().filter(|&t| t & TRAINED != 0).map(|t| t & !TRAINED).collect();
             (tokens.iter().map(|t| t & !TRAINED).collect::<Vec<_>>(), tokenizer.decode(&trained, false).unwrap())
         };
 
-        let (ids, answer) = joined(vec![13..16], true);
-        let (turns, turn) = joined(vec![13..16], false);
+        let (ids, answer) = joined(13..16, true);
+        let (turns, turn) = joined(13..16, false);
 
         let apart = [tokenizer.encode("Was she sad? ").unwrap(), tokenizer.encode("the").unwrap()].concat();
         assert_eq!(ids[1..ids.len() - 1], apart, "the prompt is what the model is asked with");
