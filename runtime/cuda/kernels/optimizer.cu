@@ -114,51 +114,152 @@ template <bool SIGNED> __device__ __forceinline__ float dynamic_number(int code)
     float number = power * ((low + high) / 2.0f);
     return code < ZERO ? -number : number;
 }
-// The code of the nearest number; the lower one of two that are as near.
-__device__ __forceinline__ int nearest_code(const float* numbers, float x) {
-    int code = 0;
-    for (int by = BLOCK / 2; by; by /= 2) {
-        int last = code + by;
-        if ((numbers[last - 1] + numbers[last]) / 2.0f < x) code = last;
+// Elements of a lane: a warp updates a block.
+constexpr int ITEMS = BLOCK / 32;
+
+// What codes stand for, the middles between neighbours, with one below all in front, and powers of 10.
+struct Codes {
+    static constexpr int DECADES = 7;
+    float numbers[2][BLOCK], middles[2][BLOCK], powers[DECADES];
+    // Filled by a block of threads.
+    __device__ __forceinline__ void fill() {
+        const int code = threadIdx.x;
+        numbers[0][code] = dynamic_number<true>(code);
+        numbers[1][code] = dynamic_number<false>(code);
+        if (code == 0) {
+            powers[0] = 1.0f;
+            for (int i = 1; i < DECADES; i++) powers[i] = 10.0f * powers[i - 1];
+        }
+        __syncthreads();
+        for (int s = 0; s < 2; s++) middles[s][code] = code ? (numbers[s][code - 1] + numbers[s][code]) / 2.0f : -INFINITY;
+        __syncthreads();
     }
-    return code;
+    // The code of the nearest number; the lower one of two that are as near. The digits of x tell about where it lies, and the middles decide.
+    template <bool SIGNED> __device__ __forceinline__ int nearest(float x) const {
+        const float* middle = middles[SIGNED ? 0 : 1];
+        const float size = fabsf(x);
+        // Binary digits in front of the first one that is not zero, times log10(2).
+        int decade = min(max((127 - int(__float_as_uint(size) >> 23)) * 1233 >> 12, 0), DECADES - 1);
+        float y = size * powers[decade];
+        if (y > 1.0f && decade) decade--, y *= 0.1f;
+        const int n = (SIGNED ? 64 : 128) >> decade;
+        const int position = n + min(max(int((y - 0.1f) * (float(n) / 0.9f)), 0), n - 1);
+        int code = !SIGNED ? position - 1 : x < 0.0f ? 127 - position : 127 + position;
+        while (code && !(middle[code] < x)) code--;
+        while (code < BLOCK - 1 && middle[code + 1] < x) code++;
+        return code;
+    }
+};
+
+// Loads or stores the elements of a lane, of which it has `n`; `wide` if they are whole vectors.
+template <class Weights> __device__ __forceinline__ void load_items(float (&to)[ITEMS], const Weights& from, long long i, int n, bool wide) {
+    constexpr int N = Weights::WIDTH;
+    if (wide) {
+        #pragma unroll
+        for (int at = 0; at < ITEMS; at += N) {
+            float part[N];
+            from.load(part, i + at);
+            #pragma unroll
+            for (int j = 0; j < N; j++) to[at + j] = part[j];
+        }
+    } else {
+        #pragma unroll
+        for (int j = 0; j < ITEMS; j++) {
+            float one[1] = {};
+            if (j < n) from.load(one, i + j);
+            to[j] = one[0];
+        }
+    }
+}
+template <class Weights> __device__ __forceinline__ void store_items(const Weights& to, long long i, const float (&from)[ITEMS], int n, bool wide) {
+    constexpr int N = Weights::WIDTH;
+    if (wide) {
+        #pragma unroll
+        for (int at = 0; at < ITEMS; at += N) {
+            float part[N];
+            #pragma unroll
+            for (int j = 0; j < N; j++) part[j] = from[at + j];
+            to.store(i + at, part);
+        }
+    } else {
+        #pragma unroll
+        for (int j = 0; j < ITEMS; j++) {
+            float one[1] = {from[j]};
+            if (j < n) to.store(i + j, one);
+        }
+    }
 }
 
-// AdamW of a run of elements with state in blocks; each block of threads updates some of them.
+// Updates the block whose elements begin at `first`, and whose words are `words`.
+template <class Weights> __device__ __forceinline__ void update_block(const AdamW& rule, const Codes& codes, const Weights& weights, unsigned* const (&words)[2], const float* g, long long first, long long n, bool is_aligned) {
+    const int lane = threadIdx.x % 32;
+    const long long i = first + lane * ITEMS;
+    const int own = int(min(max(n - i, 0LL), (long long)ITEMS));
+    const bool wide = is_aligned && own == ITEMS;
+    float p[ITEMS], gradient[ITEMS], state[2][ITEMS];
+    load_items(p, weights, i, own, wide);
+    load_items(gradient, Whole{(float*)g}, i, own, wide);
+    #pragma unroll
+    for (int s = 0; s < 2; s++) {
+        const float scale = __uint_as_float(words[s][0]);
+        #pragma unroll
+        for (int w = 0; w < ITEMS / 4; w++) {
+            const unsigned four = 4 * w < own ? words[s][1 + lane * (ITEMS / 4) + w] : 0;
+            #pragma unroll
+            for (int j = 0; j < 4; j++) state[s][4 * w + j] = 4 * w + j < own ? codes.numbers[s][four >> 8 * j & 255u] * scale : 0.0f;
+        }
+    }
+    float largest[2] = {};
+    #pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        float of_element[2] = {state[0][j], state[1][j]};
+        if (j < own) rule(p[j], of_element, gradient[j]);
+        #pragma unroll
+        for (int s = 0; s < 2; s++) {
+            state[s][j] = of_element[s];
+            largest[s] = fmaxf(largest[s], fabsf(of_element[s]));
+        }
+    }
+    store_items(weights, i, p, own, wide);
+    #pragma unroll
+    for (int s = 0; s < 2; s++) {
+        // Behind it all lanes have read the words.
+        largest[s] = warp_max(largest[s]);
+        const float factor = 1.0f / fmaxf(largest[s], 1.17549435e-38f);
+        if (lane == 0) words[s][0] = __float_as_uint(largest[s]);
+        #pragma unroll
+        for (int w = 0; w < ITEMS / 4; w++) {
+            // Bytes of the last word that no element has are zero.
+            unsigned four = 0;
+            #pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float x = state[s][4 * w + j] * factor;
+                if (4 * w + j < own) four |= unsigned(s ? codes.nearest<false>(x) : codes.nearest<true>(x)) << 8 * j;
+            }
+            if (4 * w < own) words[s][1 + lane * (ITEMS / 4) + w] = four;
+        }
+    }
+}
+template <class Weights> __device__ __forceinline__ void update_blocks(const AdamW& rule, const Codes& codes, const Weights& weights, unsigned* m, unsigned* v, const float* g, long long n) {
+    const bool is_aligned = (weights.starts() | (unsigned long long)g) % 16 == 0;
+    const int warps = blockDim.x / 32;
+    for (long long block = (long long)blockIdx.x * warps + threadIdx.x / 32; block * BLOCK < n; block += (long long)gridDim.x * warps) {
+        unsigned* const words[2] = {m + block * WORDS, v + block * WORDS};
+        update_block(rule, codes, weights, words, g, block * BLOCK, n, is_aligned);
+    }
+}
+
+// AdamW of a run of elements with state in blocks; each warp updates some of them.
 extern "C" __global__ void __launch_bounds__(256) adamw_blocks(void* p, unsigned short* rest, unsigned* m, unsigned* v, const float* g, long long n, const double* lr, const double* corrections, const double* coefficient, float keep1, float take1, float keep2, float take2, float eps, double weight_decay) {
     wait_for_predecessor();
     __shared__ AdamW rule;
-    __shared__ float numbers[2][BLOCK];
+    __shared__ Codes codes;
     double scale = *coefficient;
     if (!is_finite(scale)) return;
     if (threadIdx.x == 0) rule = adamw_rule(scale, *lr, corrections, keep1, take1, keep2, take2, eps, weight_decay);
-    numbers[0][threadIdx.x] = dynamic_number<true>(threadIdx.x);
-    numbers[1][threadIdx.x] = dynamic_number<false>(threadIdx.x);
-    __syncthreads();
-    AdamW own_rule = rule;
-    for (long long block = blockIdx.x; block * BLOCK < n; block += gridDim.x) {
-        long long i = block * BLOCK + threadIdx.x;
-        unsigned* words[2] = {m + block * WORDS, v + block * WORDS};
-        float state[2] = {};
-        if (i < n) {
-            for (int s = 0; s < 2; s++) state[s] = numbers[s][words[s][1 + threadIdx.x / 4] >> threadIdx.x % 4 * 8 & 255u] * __uint_as_float(words[s][0]);
-            Split split = {(unsigned short*)p, rest};
-            Whole whole = {(float*)p};
-            float x[1];
-            if (rest) split.load(x, i);
-            else whole.load(x, i);
-            own_rule(x[0], state, g[i]);
-            if (rest) split.store(i, x);
-            else whole.store(i, x);
-        }
-        for (int s = 0; s < 2; s++) {
-            // Behind its barriers all threads have read the words.
-            float largest = block_max(fabsf(state[s])), factor = 1.0f / fmaxf(largest, 1.17549435e-38f);
-            if (threadIdx.x == 0) words[s][0] = __float_as_uint(largest);
-            // Bytes of the last word that no element has are zero.
-            if (i < (n + 3) / 4 * 4) ((unsigned char*)(words[s] + 1))[threadIdx.x] = i < n ? (unsigned char)nearest_code(numbers[s], state[s] * factor) : 0;
-        }
-    }
+    codes.fill();
+    if (rest) update_blocks(AdamW(rule), codes, Split{(unsigned short*)p, rest}, m, v, g, n);
+    else update_blocks(AdamW(rule), codes, Whole{(float*)p}, m, v, g, n);
 }
 
 extern "C" __global__ void __launch_bounds__(256) sgd(const __grid_constant__ Runs runs, int n_runs, const double* lr, const double* coefficient, float momentum, float weight_decay) {

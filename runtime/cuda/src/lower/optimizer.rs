@@ -100,7 +100,8 @@ impl Lowering {
             let [m, v] = [m, v].map(|state| state.elements(first_word, n_words));
             if run.is_coded {
                 let args = adamw(Args::new().words(&[at]).words(&[rest]).ptr(m).ptr(v).ptr(g).long(n), rule, step);
-                let grid = [n.div_ceil(STATE_BLOCK).min(BLOCKS_MAX) as u32, 1, 1];
+                // A warp updates a block of state.
+                let grid = [n.div_ceil(THREADS as usize / 32 * STATE_BLOCK).min(BLOCKS_MAX) as u32, 1, 1];
                 self.launch(Instance::of(OPTIMIZER, "adamw_blocks"), grid, THREADS, 0, args);
             } else {
                 let run = [at, rest, m.address, v.address, g.address, n as u64];
