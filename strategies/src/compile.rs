@@ -29,7 +29,7 @@ use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
 use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
 use crate::passes::shadow::shadow;
-use crate::passes::split_weights::{split_weights, splits};
+use crate::passes::split_weights::split_weights;
 use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::passes::tensor_sums::Exchange;
 use crate::pipeline::{ScheduleKind, Slot, Work, message_order, order};
@@ -360,6 +360,15 @@ fn cut_head(program: &mut Program, target: &dyn Target) {
     if let Some(tokens) = target.head_chunk_tokens() {
         head_chunks(program, tokens);
     }
+}
+
+/// Whether programs of this kind may have split weights on this rank. Rules with sums over whole tensors read weights in f32, and so
+/// do ranks that gather updated weights. A reproducible run has the same bits on every mesh, some of which have to convert: those
+/// round ties to even.
+fn splits(spec: &StepSpec, mesh_rank: &MeshRank, target: &dyn Target) -> bool {
+    let gathers_updated = spec.parallel.zero_stage == ZeroStage::One && mesh_rank.group_size(SHARDS) > 1;
+    let reads_whole = [1, 2].iter().any(|n_dims| !spec.optimizer.sums(*n_dims).is_empty());
+    target.split_weights() && spec.parallel.logical_shards.is_none() && !gathers_updated && !reads_whole
 }
 
 fn finish(

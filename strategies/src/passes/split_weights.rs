@@ -3,27 +3,14 @@
 //! so do embeddings of a table that is also the head. No bit of the f32 number is lost. [`Program::split`] defines the two parts.
 //!
 //! A weight with another reader stays f32. The programs over the same weights, of training
-//! and of evaluation, store them alike: their products are the same, and [`splits`] leaves out what only a step would read.
+//! and of evaluation, store them alike: their products are the same, and the compiler leaves out what only a step would read.
 //!
 //! Source: Kalamkar et al. 2020, Split-SGD-BF16 (arXiv:2005.04680). We differ in that bf16 numbers are rounded, where theirs are
 //! truncated; a tie is rounded away from zero, because the number to the other side could not be told from the next one.
 
 use super::half_copies::{half_width, read_in_half_width};
-use crate::compile::StepSpec;
-use crate::mesh::MeshRank;
-use crate::passes::fully_sharded::{GROUP as SHARDS, ZeroStage};
 use crate::program::{CollectiveKind, DType, Instr, Kind, Op, Program, ValueId};
-use crate::target::Target;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Whether programs of this kind may have split weights on this rank. Rules with sums over whole tensors read weights in f32, and so
-/// do ranks that gather updated weights. A reproducible run has the same bits on every mesh, some of which have to convert: those
-/// round ties to even.
-pub fn splits(spec: &StepSpec, mesh_rank: &MeshRank, target: &dyn Target) -> bool {
-    let gathers_updated = spec.parallel.zero_stage == ZeroStage::One && mesh_rank.group_size(SHARDS) > 1;
-    let reads_whole = [1, 2].iter().any(|n_dims| !spec.optimizer.sums(*n_dims).is_empty());
-    target.split_weights() && spec.parallel.logical_shards.is_none() && !gathers_updated && !reads_whole
-}
 
 /// Stores weights in two parts, and lets their readers read the first one.
 pub fn split_weights(program: &mut Program) {
@@ -80,6 +67,7 @@ fn is_gather(instr: &Instr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::passes::fully_sharded::GROUP as SHARDS;
     use crate::program::{Collective, Compute, MatMul, Phase, Site};
     use crate::verify::verify;
 

@@ -67,11 +67,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Paste { start } => vec![paste(*start, &x)],
         Op::Sum => vec![vec![x.iter().flat_map(|x| &x.at).sum()]],
         Op::Assemble { places } => vec![assemble(places, &x, n_written(0))],
-        Op::TreeSum { n_leaves, n_ranks } => {
-            let n = n_written(0);
-            let terms = plan_of_sum(*n_leaves, *n_ranks).0;
-            vec![(0..n).map(|i| terms.iter().map(|(rank, k)| x[*k].at[rank * n + i]).sum()).collect()]
-        }
+        Op::TreeSum { n_leaves, n_ranks } => vec![tree_sum(*n_leaves, *n_ranks, &x, n_written(0))],
         Op::SumSquares { elements } => {
             let (first, len) = elements.unwrap_or((0, x[0].at.len()));
             vec![vec![squares(&x[0].at[first..first + len])]]
@@ -290,6 +286,11 @@ fn drop_out(dropout: &Dropout, x: &[Matrix]) -> Vec<f64> {
         y.extend(row.iter().enumerate().map(of));
     }
     y
+}
+
+fn tree_sum(n_leaves: usize, n_ranks: usize, x: &[Matrix], n: usize) -> Vec<f64> {
+    let terms = plan_of_sum(n_leaves, n_ranks).0;
+    (0..n).map(|i| terms.iter().map(|(rank, k)| x[*k].at[rank * n + i]).sum()).collect()
 }
 
 fn assemble(places: &[usize], x: &[Matrix], n: usize) -> Vec<f64> {
