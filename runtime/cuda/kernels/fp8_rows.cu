@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(1024) round_rows(const bf16* __rest
 }
 
 // The same for rows that are too long for registers: the second pass reads x from the cache.
-extern "C" __global__ void __launch_bounds__(1024) round_long_rows(const bf16* __restrict__ x, long long stride, Y* __restrict__ y,
+extern "C" __global__ void __launch_bounds__(512) round_long_rows(const bf16* __restrict__ x, long long stride, Y* __restrict__ y,
         float* __restrict__ scale, int cols, float* __restrict__ others, int n_others, float other) {
     wait_for_predecessor();
     x += blockIdx.x * stride;

@@ -16,8 +16,9 @@ use phalanx_strategies::program::{DType, MatMul};
 const TILE: usize = 128;
 /// Elements of a row that each thread holds, the longest rows for which it holds so few, and all that a block can hold.
 const HELD: [(usize, usize); 3] = [(8, 4096), (16, 8192), (32, 32 * THREADS_MAX)];
-/// Most threads of a block.
+/// Most threads of a block, and of one with a longer row than it can hold, whose threads need more registers.
 const THREADS_MAX: usize = 1024;
+const THREADS_MAX_LONG: usize = 512;
 /// Elements of a thread in elementwise kernels.
 const WIDTH: usize = 8;
 
@@ -68,7 +69,8 @@ impl Lowering {
         let items = held.map_or(1, |elements| elements / vector);
         let kernel =
             Instance::of(FP8_ROWS, kernel).with("Y", type_name(y.dtype)).with("V", vector).with("ITEMS", items);
-        let threads = threads_of_row(y.cols.div_ceil(held.unwrap_or(vector)), THREADS_MAX);
+        let threads_max = if held.is_some() { THREADS_MAX } else { THREADS_MAX_LONG };
+        let threads = threads_of_row(y.cols.div_ceil(held.unwrap_or(vector)), threads_max);
         let from = Buffer { address: x.address + (first * x.dtype.size_bytes()) as u64, ..x };
         let (own, others) = (scales.map(|scales| scales.0), scales.map(|scales| scales.1));
         let args = Args::new().ptr(from).long(x.cols).ptr(y).ptr_or_null(own).int(y.cols);
