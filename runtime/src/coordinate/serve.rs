@@ -704,8 +704,10 @@ fn begin(
         record.generation = record.generation.max(record.checkpoint.generation);
         start_from = Some((id.step, path));
     }
-    // Worlds of this run have later generations than all checkpoints that were there before.
-    let earlier = list(&output.checkpoints())?.iter().map(|id| Generation(id.generation)).max();
+    // Worlds of this run have later generations than all checkpoints that were there before; a file in their place matters when one is saved.
+    let root = Some(output.checkpoints()).filter(|root| !root.is_file());
+    let earlier = root.map_or_else(|| Ok(Vec::new()), |root| list(&root))?;
+    let earlier = earlier.iter().map(|id| Generation(id.generation)).max();
     record.generation = record.generation.max(earlier.unwrap_or_default());
     record.began = record.generation;
     // If a later term has begun, the store does not take this record, and this coordinator steps down later.
@@ -716,7 +718,8 @@ fn begin(
 /// Finds the newest checkpoint of a run that verifies, wherever its members have died after they had committed it.
 fn newest_checkpoint(root: PathBuf) -> Checkpoints {
     Checkpoints::new(move |Listing { first, after, .. }| {
-        let (found, skipped) = latest_after(&root, after.0, first.0).map_err(|error| error.to_string())?;
+        let listed = (!root.is_file()).then(|| latest_after(&root, after.0, first.0)).transpose();
+        let (found, skipped) = listed.map_err(|error| error.to_string())?.unwrap_or_default();
         for Skipped { path, reason } in skipped {
             tracing::warn!(path = %path.display(), %reason, "skipped a checkpoint");
         }

@@ -194,15 +194,14 @@ fn init_writes_a_file_that_trains_and_never_replaces_one() {
 #[test]
 fn init_converts_a_file_of_another_tool_and_says_what_it_left_out() {
     let p = Project::new();
-    let accelerate =
-        "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 2\nfsdp_config:\n  fsdp_offload_params: false\n";
+    let accelerate = "distributed_type: FSDP\nmixed_precision: fp8\ngpu_ids: '0,1'\nnum_processes: 2\nfsdp_config:\n  fsdp_offload_params: false\n";
     std::fs::write(p.path("accelerate.yaml"), accelerate).unwrap();
 
     let refused = p.run(&["estimate", "accelerate.yaml"]);
     let run = p.run(&["init", "new.yaml", "--yes", "--from", "accelerate.yaml", "--dataset", "text.txt"]).succeeds();
 
     refused.refuses(&["is a configuration of Accelerate", "phalanx init --from accelerate.yaml"]);
-    assert!(run.stdout.contains("note: left out `mixed_precision`: there is no fp8"), "{}", run.stdout);
+    assert!(run.stdout.contains("note: left out `gpu_ids`: set CUDA_VISIBLE_DEVICES"), "{}", run.stdout);
     let json = p.run(&["estimate", "--json", "new.yaml"]).succeeds().stdout;
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ranks"], 2);
 }

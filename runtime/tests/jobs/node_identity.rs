@@ -121,7 +121,9 @@ fn coordinator_without_the_key_of_its_nodes_is_refused_and_they_go_on() {
     let key = p.path("out/control/authority.key");
     std::fs::rename(&key, p.path("kept.key")).unwrap();
 
-    let refused = p.run(&[&["coordinator", "--listen", &address, "job.yaml"], &crate::support::job::JOB[..]].concat());
+    let of_job = ["--max_steps", "1000000", "--dp_shard_size", "1", "--save_steps", "5"];
+    let command = ["coordinator", "--listen", &address, "job.yaml"];
+    let refused = p.run(&[&command[..], &crate::support::job::JOB, &of_job].concat());
     std::fs::rename(p.path("kept.key"), &key).unwrap();
     job.restart_coordinator_after_its_end();
 
