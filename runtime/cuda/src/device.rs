@@ -79,22 +79,8 @@ impl CudaDevice {
         let (_, gpus) = gpu::find(&search)?;
         let all = (0..gpus.len()).map(|i| i.to_string()).collect();
         let visible = visible.map_or(all, |names| names.split(',').map(|name| name.trim().to_owned()).collect());
-        let (collectives, attention) = (Choice::default(), AttentionChoice::default());
         let has_cudnn = search.cudnn().is_ok();
-        let (graphs, split_weights, early_launches, shared) = (true, true, false, Arc::default());
-        Ok(CudaDevice {
-            search,
-            cache,
-            gpus,
-            visible,
-            collectives,
-            graphs,
-            split_weights,
-            early_launches,
-            attention,
-            has_cudnn,
-            shared,
-        })
+        Ok(CudaDevice { search, cache, gpus, visible, has_cudnn, ..CudaDevice::planned() })
     }
 
     /// A GPU for plans on machines without one: programs are compiled for it and their memory is known, but it cannot be

@@ -25,8 +25,8 @@ const FAR_BEHIND: f64 = 1.1;
 /// within the noise of a measurement.
 const GAIN: f64 = 0.98;
 
-/// Edge of the matrices of which the library is asked whether it multiplies them, and an address of their scales, which it does not read
-/// but wants to be one.
+/// [`Products::has_fp8`] asks the library for a product of square matrices with this edge, and with scales at this address. The library
+/// does not read them, but refuses an address of zero.
 const FP8_PROBE: usize = 4096;
 const FP8_PROBE_SCALES: u64 = 256;
 

@@ -48,7 +48,7 @@ pub(super) fn correct(files: &mut TokenizerFiles) -> Result<Option<&'static str>
     Ok(None)
 }
 
-/// The splits of a tokenizer, of which the first is by the rule.
+/// The tokenizer's rules for splitting texts; the first is Mistral's.
 fn with_words(before: &Value) -> Value {
     let words = json!({ "type": "Split", "pattern": { "Regex": WORDS }, "behavior": "Isolated", "invert": false });
     let rest = match before["type"].as_str() {

@@ -12,7 +12,8 @@ const COPIED: usize = 64 << 20;
 /// Rows, columns and depth of the products.
 const SIDE: usize = 8192;
 
-/// A product in FP8 of which the weight is stored as e4m3, and what comes before it: products of 16 columns or rows take next to no time.
+/// Operations of a layer in FP8 with a weight in e4m3. The product of 16 columns or rows takes next to no time, so that its rows show what
+/// comes before a product.
 fn fp8(gpu: &CudaDevice, side: usize, report: &mut Report) -> Result<()> {
     let (few, wide) = (Compute::FP8_VECTOR, 7 * side / 2);
     let seconds = |layout: MatMul, rows: usize, k: usize, n: usize| {
