@@ -48,7 +48,7 @@ pub(super) fn correct(files: &mut TokenizerFiles) -> Result<Option<&'static str>
     Ok(None)
 }
 
-/// The tokenizer's rules for splitting texts; the first is Mistral's.
+/// The tokenizer's rules for splitting texts, with Mistral's rule as the first.
 fn with_words(before: &Value) -> Value {
     let words = json!({ "type": "Split", "pattern": { "Regex": WORDS }, "behavior": "Isolated", "invert": false });
     let rest = match before["type"].as_str() {
