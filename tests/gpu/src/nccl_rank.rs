@@ -406,9 +406,12 @@ impl Rank<'_> {
         self.synchronize()?;
         let each = 1e3 * ms(begin) / f64::from(self.args.rounds);
         self.meet("timed")?;
-        // The end runs on threads of its own.
+        // The end runs on threads of its own. A rank whose connections end before it has left takes that for the end of the world: it
+        // aborts, and the others wait for it as long as they wait for a lost one.
         let begin = Instant::now();
-        drop((groups, tcp));
+        drop(groups);
+        self.meet("left")?;
+        drop(tcp);
         while is_any_ending()? {
             ensure!(begin.elapsed() < ABORT_MAX, "{:?} after the end of the groups it is not done", begin.elapsed());
             std::thread::sleep(Duration::from_millis(1));
