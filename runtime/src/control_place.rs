@@ -12,6 +12,7 @@ use phalanx_actors::store::{SharedStore, StoreError};
 use phalanx_actors::trust::place::Place;
 use phalanx_storage::checkpoint::conditional::{ConditionalObjects, ObjectVersion};
 use phalanx_strategies::elastic::identity::JobId;
+use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::timing::Timing;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -191,9 +192,19 @@ impl RecordedGeneration {
 
     /// Reads it; `None` if the record cannot be read now.
     pub(crate) fn read(&self) -> Option<u64> {
+        self.record().map(|record| record.generation.0)
+    }
+
+    /// The latest generation before this run; `None` if the record cannot be read now.
+    pub(crate) fn before_this_run(&self) -> Option<u64> {
+        self.record().map(|record| record.began.0)
+    }
+
+    /// `None` if it cannot be read now.
+    fn record(&self) -> Option<Record> {
         let open = || ControlPlace::of(&self.output_dir, &self.timing).ok().map(|place| place.store_as_it_is());
         let record = self.record.get_or_init(open).as_ref()?;
-        record.read_record().ok().map(|record| record.generation.0)
+        record.read_record().ok()
     }
 }
 

@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         .map_or_else(|| args.job.load(), |launch_context| args.cluster.load(&args.job, launch_context))?;
     let launch_context = launch_context.filter(|launch_context| launch_context.n_nodes > 1);
     let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
-    let starts_anew = config.output.resume_from_checkpoint == Resume::Never;
+    let resumes_the_newest = config.output.resume_from_checkpoint == Resume::Auto;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
     let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let mut on_event = |event: &Event| {
@@ -111,7 +111,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     }
     let Some(report) = report? else { return Ok(Ended::Finished) };
     let has_chats = config.data.datasets.iter().any(|dataset| dataset.r#type.is_conversation());
-    farewell(&report, args, starts_anew, has_chats, console);
+    farewell(&report, args, resumes_the_newest, has_chats, console);
     let ended = Ended::of(report.finished, control.stops());
     if let (Some((prompt, n_tokens)), Some(dir)) =
         (sample, report.model_dir.filter(|dir| dir.join("config.json").exists()))
@@ -194,7 +194,7 @@ fn introduce(s: &Started, console: &Console) {
     }
 }
 
-fn farewell(report: &Report, args: &Args, starts_anew: bool, has_chats: bool, console: &Console) {
+fn farewell(report: &Report, args: &Args, resumes_the_newest: bool, has_chats: bool, console: &Console) {
     if let Some(dir) = &report.model_dir {
         console.say(format_args!("model in {}", dir.display()));
         // A user-defined model exists only in its program.
@@ -204,13 +204,59 @@ fn farewell(report: &Report, args: &Args, starts_anew: bool, has_chats: bool, co
         }
     }
     if !report.finished {
-        let overrides = args.job.overrides.join(" ");
-        let mut command = format!("phalanx train {}{} {overrides}", args.cluster.flag(), args.job.config.display())
-            .trim_end()
-            .to_string();
-        if starts_anew {
-            command += " --resume_from_checkpoint auto";
-        }
+        let command =
+            command_to_resume(&args.cluster.flag(), &args.job.config, &args.job.overrides, resumes_the_newest);
         console.say(format_args!("stopped after step {}; resume with:  {command}", report.steps));
+    }
+}
+
+/// The command that continues from what was saved last, for a shell, wherever this run began.
+fn command_to_resume(cluster: &str, config: &Path, overrides: &[String], resumes_the_newest: bool) -> String {
+    const KEY: &str = "--resume_from_checkpoint";
+    let mut words = vec![config.display().to_string()];
+    let mut rest = overrides.iter();
+    while let Some(word) = rest.next() {
+        let (key, value) = word.split_once('=').map_or((word.as_str(), None), |(key, value)| (key, Some(value)));
+        if key != KEY {
+            words.push(word.clone());
+        } else if value.is_none() {
+            rest.next();
+        }
+    }
+    if !resumes_the_newest {
+        words.extend([KEY.to_owned(), "auto".to_owned()]);
+    }
+    let words: Vec<String> = words.iter().map(|word| for_shell(word)).collect();
+    format!("phalanx train {cluster}{}", words.join(" "))
+}
+
+/// A word as a shell reads it back.
+fn for_shell(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_to_resume_continues_from_what_was_saved_last_and_is_quoted_for_a_shell() {
+        let command = |overrides: &[&str], resumes_the_newest| {
+            let overrides: Vec<String> = overrides.iter().map(|word| (*word).to_owned()).collect();
+            command_to_resume("", Path::new("my job.yaml"), &overrides, resumes_the_newest)
+        };
+
+        let named = ["--resume_from_checkpoint", "out/checkpoints/step-1", "--max_steps", "5"];
+        assert_eq!(command(&named, false), "phalanx train 'my job.yaml' --max_steps 5 --resume_from_checkpoint auto");
+        assert_eq!(
+            command(&["--resume_from_checkpoint=none", "--output_dir", "a b's"], false),
+            r"phalanx train 'my job.yaml' --output_dir 'a b'\''s' --resume_from_checkpoint auto"
+        );
+        assert_eq!(command(&["--seed", "3"], true), "phalanx train 'my job.yaml' --seed 3");
     }
 }

@@ -87,6 +87,18 @@ pub(crate) struct Changes {
     pub(crate) of_another_run: Option<String>,
     /// Keys that differ and change how the run continues.
     pub(crate) notable: Vec<String>,
+    /// The sequences per step before and now, if they differ.
+    batch: Option<(u64, u64)>,
+}
+
+impl Changes {
+    /// What the run does about its data after `step`: its place follows from the number of steps.
+    pub(crate) fn place_in_data(&self, step: u64) -> Option<String> {
+        let (before, now) = self.batch?;
+        let (read, place) = (step * before, step * now);
+        let (n, what) = if place > read { (place - read, "are left out") } else { (read - place, "are read again") };
+        Some(format!("step {step} now stands for {place} sequences of the data instead of {read}: {n} {what}"))
+    }
 }
 
 /// Compares the configuration of a checkpoint with this job's, both as YAML. A configuration that cannot be read, as of an early
@@ -95,7 +107,7 @@ pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
     let read = |yaml: &[u8]| JobConfig::from_yaml_str(std::str::from_utf8(yaml).ok()?, &[]).ok();
     let keys = |yaml: &[u8]| serde_yaml_ng::from_slice::<Keys>(yaml).unwrap_or_default();
     let (Some(before), Some(after)) = (read(then), read(now)) else {
-        return Changes { of_another_run: None, notable: differing(&keys(then), &keys(now)) };
+        return Changes { notable: differing(&keys(then), &keys(now)), ..Changes::default() };
     };
     // Read and written again, so that keys that are newer than the checkpoint have their defaults.
     let (then, now) = (keys(before.to_yaml().as_bytes()), keys(after.to_yaml().as_bytes()));
@@ -104,7 +116,8 @@ pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
         Resume::Path(_) => None,
         Resume::Auto | Resume::Never => another_run((&before, &then), (&after, &now)),
     };
-    Changes { of_another_run, notable }
+    let (n_before, n_after) = (before.sequences_per_step() as u64, after.sequences_per_step() as u64);
+    Changes { of_another_run, notable, batch: (n_before != n_after).then_some((n_before, n_after)) }
 }
 
 /// Why a coordinator with this configuration cannot continue a running job, which keeps the one that is recorded as YAML.
@@ -254,7 +267,26 @@ mod tests {
     fn named_checkpoint_is_continued_and_the_changed_keys_are_told() {
         let found = changes(&job("learning_rate: 1e-4"), &job("learning_rate: 2e-4\nresume_from_checkpoint: out/c"));
 
-        assert_eq!(found, Changes { of_another_run: None, notable: vec!["learning_rate".into()] });
+        assert_eq!(found, Changes { notable: vec!["learning_rate".into()], ..Changes::default() });
+    }
+
+    #[test]
+    fn another_batch_of_a_named_checkpoint_tells_what_is_left_out_or_read_again() {
+        let place = |then: &str, now: &str| {
+            changes(&job(then), &job(&format!("{now}\nresume_from_checkpoint: out/c"))).place_in_data(10)
+        };
+
+        let told = place("micro_batch_size: 2", "micro_batch_size: 4");
+        assert_eq!(
+            told.as_deref(),
+            Some("step 10 now stands for 40 sequences of the data instead of 20: 20 are left out")
+        );
+        let told = place("micro_batch_size: 4", "micro_batch_size: 2");
+        assert_eq!(
+            told.as_deref(),
+            Some("step 10 now stands for 20 sequences of the data instead of 40: 20 are read again")
+        );
+        assert_eq!(place("gradient_accumulation_steps: 2", "micro_batch_size: 2"), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::export::JOB_YAML;
 use super::inputs::{INPUTS_JSON, RunInputs};
 use super::planted::flip_bit;
 use super::restoring::{self, read};
-use super::same_run::{Changes, changes};
+use super::same_run::changes;
 use super::state_copy::StateCopy;
 use super::team::Team;
 use super::verification::Compared;
@@ -20,9 +20,10 @@ use crate::error::export::ExportError;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
-use phalanx_storage::checkpoint::catalog::{Keep, Skipped, latest_compared, latest_valid, list};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, Keep, Skipped, latest_compared, latest_valid, list};
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::fence::Fence;
+use phalanx_storage::checkpoint::given_up::Beginning;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::store::is_url;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
@@ -36,6 +37,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 /// The position of a run: all that the next step depends on, besides the weights.
@@ -70,6 +72,9 @@ pub(crate) struct Saving {
     fence: Option<Fence>,
     /// The same for files of this machine, which training waits for.
     fence_of_files: Option<Fence>,
+    resume: Resume,
+    /// The latest generation before this run, if it is known now.
+    before_this_run: Before,
     ongoing: Option<Ongoing>,
     /// Memory of the last snapshot, for the next one.
     spare: Snapshot,
@@ -78,6 +83,9 @@ pub(crate) struct Saving {
     /// Shows that the device works on files.
     progress_counter: ProgressCounter,
 }
+
+/// Reads the latest generation before a run; `None` if it is not known now.
+type Before = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// Which parameters the checkpoints of a run hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +169,8 @@ impl Saving {
             generation,
             fence: None,
             fence_of_files: None,
+            resume: output.resume_from_checkpoint.clone(),
+            before_this_run: Arc::new(|| None),
             ongoing: None,
             spare: Snapshot::default(),
             warming: None,
@@ -190,9 +200,36 @@ impl Saving {
 
     /// The same saving for the world of this generation, which may be replaced by one that is on record.
     pub(crate) fn of_world(self, generation: u64, recorded: RecordedGeneration) -> Saving {
-        let here = recorded.clone();
+        let (here, began) = (recorded.clone(), recorded.clone());
         let fence_of_files = Some(Fence::new(generation, move || here.read_here()));
-        Saving { generation, fence: Some(Fence::new(generation, move || recorded.read())), fence_of_files, ..self }
+        let before_this_run: Before = Arc::new(move || began.before_this_run());
+        let fence = Some(Fence::new(generation, move || recorded.read()));
+        Saving { generation, fence, fence_of_files, before_this_run, ..self }
+    }
+
+    /// The same saving for a run whose ranks are threads: its checkpoints have a later generation than those that are there.
+    ///
+    /// # Errors
+    /// When the directory of checkpoints cannot be read.
+    pub(crate) fn of_threads(self) -> Result<Saving, JobError> {
+        // A file in the place of the directory matters when a checkpoint is saved.
+        let earlier = if self.root.is_file() { Vec::new() } else { list(&self.root)? };
+        let latest = earlier.iter().map(|id| id.generation).max();
+        Ok(Saving {
+            generation: latest.map_or(0, |latest| latest + 1),
+            before_this_run: Arc::new(move || latest),
+            ..self
+        })
+    }
+
+    /// Where this run began, unless it continues from the newest checkpoint.
+    fn beginning(&self) -> Option<Beginning> {
+        let from = match &self.resume {
+            Resume::Auto => return None,
+            Resume::Never => None,
+            Resume::Path(path) => CheckpointId::from_dir(path),
+        };
+        Some(Beginning::new((self.before_this_run)()?, from.as_ref(), &self.root))
     }
 
     /// How the writer of a file in the job's folder finds out whether a later world has begun, in a world that may be replaced.
@@ -201,7 +238,7 @@ impl Saving {
     }
 
     fn writer(&self) -> Result<CheckpointWriter, CheckpointError> {
-        let writer = CheckpointWriter::at(&self.root)?;
+        let writer = CheckpointWriter::at(&self.root)?.of_run(self.beginning());
         Ok(match &self.fence {
             Some(fence) => writer.behind(fence.clone()),
             None => writer,
@@ -249,7 +286,7 @@ impl Saving {
     /// only if no checkpoint was ever committed, or if told so.
     pub(crate) fn find(&self, resume: &Resume, steps: VerifySteps) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
         match resume {
-            Resume::Never => Ok((None, Vec::new())),
+            Resume::Never => Ok((None, self.left_behind(None))),
             Resume::Auto => {
                 // A run that compares no copies has no reason to prefer one checkpoint.
                 let find = if steps == VerifySteps::Every(0) { latest_valid } else { latest_compared };
@@ -263,8 +300,14 @@ impl Saving {
                     let (path, n, source) = (self.root.clone(), 1 + damaged.count(), Box::new(newest.reason.clone()));
                     return Err(JobError::NoIntactCheckpoint { path, n, source });
                 }
+                let (given_up, skipped): (Vec<_>, Vec<_>) =
+                    skipped.into_iter().partition(|s| s.reason == CheckpointError::GivenUp);
                 let warn = |s: Skipped| format!("skipped checkpoint {}: {}", s.path.display(), s.reason);
                 let mut warnings: Vec<String> = skipped.into_iter().map(warn).collect();
+                warnings.extend(given_up.first().map(|newest| {
+                    let (n, path) = (given_up.len(), newest.path.display());
+                    format!("{n} checkpoints of a run that was given up do not count, the newest of them {path}")
+                }));
                 let is_unsure = |c: &&Checkpoint| steps != VerifySteps::Every(0) && !c.contents().compared;
                 warnings.extend(found.as_ref().filter(is_unsure).map(|c| {
                     let path = c.id().path.display();
@@ -274,8 +317,20 @@ impl Saving {
                 }));
                 Ok((found.map(|c| c.id().path.clone()), warnings))
             }
-            Resume::Path(path) => Ok((Some(path.clone()), Vec::new())),
+            Resume::Path(path) => Ok((Some(path.clone()), self.left_behind(CheckpointId::from_dir(path).as_ref()))),
         }
+    }
+
+    /// A sentence about the checkpoints that a run gives up which begins here.
+    fn left_behind(&self, from: Option<&CheckpointId>) -> Vec<String> {
+        let listed = if self.root.is_file() { Vec::new() } else { list(&self.root).unwrap_or_default() };
+        let beginning = Beginning::new(u64::MAX, from, &self.root);
+        let mut newer = listed.iter().filter(|id| beginning.gives_up(id));
+        let Some(newest) = newer.next() else { return Vec::new() };
+        let (n, path) = (1 + newer.count(), newest.path.display());
+        vec![format!(
+            "this run does not continue from the newest checkpoint, {path}; once it has saved, {n} checkpoints count as given up"
+        )]
     }
 
     /// Files that make a checkpoint self-contained.
@@ -495,14 +550,15 @@ impl Saving {
         }
         self.check_frozen(&checkpoint, machine, c)?;
         let state = checkpoint.extra(STATE)?;
-        let state = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
+        let state: TrainerState = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
         self.check_inputs(&checkpoint)?;
         let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
-        let Changes { of_another_run, notable } = changes(&then, self.own_extra(JOB_YAML).unwrap_or_default());
-        match of_another_run {
-            Some(changed) => Err(JobError::AnotherRun { path: path.to_owned(), changed }),
-            None => Ok((state, notable)),
+        let mut changes = changes(&then, self.own_extra(JOB_YAML).unwrap_or_default());
+        if let Some(changed) = changes.of_another_run {
+            return Err(JobError::AnotherRun { path: path.to_owned(), changed });
         }
+        changes.notable.extend(changes.place_in_data(state.step));
+        Ok((state, changes.notable))
     }
 
     /// Refuses a checkpoint whose run has trained a weight that this run leaves as `base_model` has it. Early versions saved the

@@ -123,6 +123,7 @@ impl Session<'_> {
         let n_rows = self.data.train.n_of_run();
         let (run, sampler) = plan::run_over(self.config, &self.data.train)?;
         let leads = team.leads();
+        self.saving = self.saving.of_threads()?;
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint, self.config.elastic.verify_steps)?;
         warnings.into_iter().for_each(|w| on_event(&Event::Note(w)));
         // Only the leader reports steps, so only the leader measures the peak.

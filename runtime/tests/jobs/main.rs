@@ -13,6 +13,7 @@ mod evaluation;
 mod fp8;
 mod front_door;
 mod frozen_weights;
+mod given_up;
 mod gpu;
 mod gpu_corruption;
 mod gpu_faults;

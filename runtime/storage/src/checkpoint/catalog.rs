@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::{CheckpointError, ReadFailure};
+use super::given_up::Beginning;
 use super::reader::{self, Checkpoint, Hashing};
 use super::store::{self, Store};
 
@@ -55,9 +56,22 @@ pub fn list(root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
 /// # Errors
 /// As [`list`].
 pub fn list_in(store: &dyn Store, root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
-    let mut ids: Vec<_> = store.list(root)?.iter().filter_map(|path| CheckpointId::from_dir(path)).collect();
+    let (current, given_up) = current_and_given_up(store, root)?;
+    let mut ids = [current, given_up].concat();
     ids.sort_unstable_by(|a, b| b.cmp(a));
     Ok(ids)
+}
+
+/// Those that count, and those of runs that were given up; each newest first.
+fn current_and_given_up(
+    store: &dyn Store,
+    root: &Path,
+) -> Result<(Vec<CheckpointId>, Vec<CheckpointId>), CheckpointError> {
+    let dirs = store.list(root)?;
+    let beginnings: Vec<Beginning> = dirs.iter().filter_map(|dir| Beginning::from_dir(dir)).collect();
+    let mut ids: Vec<_> = dirs.iter().filter_map(|dir| CheckpointId::from_dir(dir)).collect();
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(ids.into_iter().partition(|id| !beginnings.iter().any(|beginning| beginning.gives_up(id))))
 }
 
 /// Opens the newest checkpoint that verifies; also returns the newer ones that were skipped, with reasons: only unfinished
@@ -77,7 +91,12 @@ pub fn latest_valid_in(
     store: &Arc<dyn Store>,
     root: &Path,
 ) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
-    newest_valid(store, list_in(&**store, root)?, Hashing::AllThreads)
+    let (current, given_up) = current_and_given_up(&**store, root)?;
+    let (found, mut skipped) = newest_valid(store, current, Hashing::AllThreads)?;
+    let is_newer = |id: &CheckpointId| found.as_ref().is_none_or(|found| id > found.id());
+    let newer = given_up.into_iter().filter(is_newer);
+    skipped.extend(newer.map(|id| Skipped { path: id.path, reason: CheckpointError::GivenUp }));
+    Ok((found, skipped))
 }
 
 /// As [`latest_valid`], among the checkpoints after this step that a generation from `first` on has written.
@@ -86,7 +105,8 @@ pub fn latest_valid_in(
 /// As [`latest_valid`].
 pub fn latest_after(root: &Path, step: u64, first: u64) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
     let store = store::at(root)?;
-    let newer = list_in(&*store, root)?.into_iter().filter(|id| id.step > step && id.generation >= first).collect();
+    let (current, _) = current_and_given_up(&*store, root)?;
+    let newer = current.into_iter().filter(|id| id.step > step && id.generation >= first).collect();
     newest_valid(&store, newer, Hashing::AllThreads)
 }
 
@@ -105,7 +125,8 @@ pub fn latest_compared(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>)
     let is_compared = |id: &CheckpointId| {
         Checkpoint::open_lazily_in(&store, &id.path).is_ok_and(|checkpoint| checkpoint.contents().compared)
     };
-    let older = list_in(&*store, root)?.into_iter().filter(|id| id < newest.id() && is_compared(id)).collect();
+    let (current, _) = current_and_given_up(&*store, root)?;
+    let older = current.into_iter().filter(|id| id < newest.id() && is_compared(id)).collect();
     // An older one that cannot be read is no reason to fail: the newest one can.
     let Ok((Some(found), damaged)) = newest_valid(&store, older, Hashing::AllThreads) else {
         return Ok((Some(newest), skipped));
@@ -149,8 +170,8 @@ impl From<usize> for Keep {
 
 /// Keeps the newest valid checkpoint up to `saved`, that of the step `keep.also`, and `keep.newest - 1` others before it whose
 /// marker and manifest verify, and damaged ones among them; removes older ones and remains of unfinished saves before the
-/// newest. Newer ones stay: they are evidence of damage, or belong to an earlier run that got further. A checkpoint that cannot
-/// be read stays, because it may be intact. Returns the removed directories. Removes nothing while no checkpoint is valid.
+/// newest. Those of a run that was given up count as the oldest. Newer ones stay: they are evidence of damage. A checkpoint that
+/// cannot be read stays, because it may be intact. Returns the removed directories. Removes nothing while no checkpoint is valid.
 ///
 /// Reads the whole newest checkpoint on the calling thread only, so that it can run beside training.
 ///
@@ -163,9 +184,10 @@ pub fn retain(
     saved: &CheckpointId,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
     store.sweep(root)?;
-    let ids: Vec<_> = list_in(&**store, root)?.into_iter().filter(|id| id <= saved).collect();
+    let (current, given_up) = current_and_given_up(&**store, root)?;
+    let ids: Vec<_> = current.into_iter().filter(|id| id <= saved).collect();
     let (Some(newest), _) = newest_valid(store, ids.clone(), Hashing::ThisThread)? else { return Ok(Vec::new()) };
-    let older = ids.into_iter().filter(|id| id < newest.id());
+    let older = ids.into_iter().filter(|id| id < newest.id()).chain(given_up);
     let mut kept = 1;
     let mut removed = Vec::new();
     for id in older {

@@ -82,6 +82,9 @@ pub enum CheckpointError {
         /// The older checkpoint.
         older: PathBuf,
     },
+    /// A later run began again, or went back to an earlier checkpoint.
+    #[error("it is of a run that was given up")]
+    GivenUp,
     /// The commit marker is malformed.
     #[error("{} is damaged: it is not a commit line of this format", path.display())]
     BadCommit {
@@ -222,7 +225,7 @@ impl CheckpointError {
     /// call, a silent store and a format of a later build are none.
     pub const fn read_failure(&self) -> ReadFailure {
         match self {
-            Self::Uncommitted { .. } | Self::NotCompared { .. } => ReadFailure::Unfinished,
+            Self::Uncommitted { .. } | Self::NotCompared { .. } | Self::GivenUp => ReadFailure::Unfinished,
             Self::BadManifest { reason: ManifestError::Format(_), .. } => ReadFailure::Unreadable,
             Self::BadCommit { .. }
             | Self::ManifestHash { .. }

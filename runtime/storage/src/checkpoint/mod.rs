@@ -30,6 +30,8 @@
 //! - **CHECKPOINT-8** Once a later world saves, or continues from a checkpoint, earlier worlds commit none, wherever their writers
 //!   are suspended: the later world seals what they have begun, and they find it on record ([`fence`]). A world that has been
 //!   replaced on record also removes none.
+//! - **CHECKPOINT-9** Once a run that began again, or went back to an earlier checkpoint, has saved, no checkpoint that it gave up
+//!   ([`given_up`]) is resumed from, unless it is named.
 //!
 //! Map: [`writer`] saves, alone or with others, through [`pending`] (a checkpoint without its marker), or through
 //! [`background`] beside training; [`reader`] verifies and reads; [`catalog`] lists checkpoints, finds the latest and
@@ -51,6 +53,7 @@ mod credentials;
 pub mod disk;
 pub mod error;
 pub mod fence;
+pub mod given_up;
 pub mod index;
 pub mod manifest;
 mod patience;

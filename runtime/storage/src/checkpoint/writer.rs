@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::catalog::{self, CheckpointId, Keep};
 use super::error::CheckpointError;
 use super::fence::Fence;
+use super::given_up::Beginning;
 use super::pending::PendingCheckpoint;
 use super::pieces;
 use super::store::{self, Store};
@@ -27,6 +28,7 @@ pub struct CheckpointWriter {
     root: PathBuf,
     shard_bytes_max: u64,
     fence: Option<Fence>,
+    beginning: Option<Beginning>,
 }
 
 /// Job, step and mesh of a checkpoint.
@@ -116,13 +118,19 @@ impl CheckpointWriter {
 
     /// Saves below `root` in an open store.
     pub fn on(store: Arc<dyn Store>, root: &Path) -> Self {
-        Self { store, root: root.to_owned(), shard_bytes_max: SHARD_BYTES_MAX, fence: None }
+        Self { store, root: root.to_owned(), shard_bytes_max: SHARD_BYTES_MAX, fence: None, beginning: None }
     }
 
     /// The same writer for a world that may be replaced (`CHECKPOINT-8`).
     #[must_use]
     pub fn behind(self, fence: Fence) -> Self {
         Self { fence: Some(fence), ..self }
+    }
+
+    /// The same writer for a run that gives up what it does not continue (`CHECKPOINT-9`).
+    #[must_use]
+    pub fn of_run(self, beginning: Option<Beginning>) -> Self {
+        Self { beginning, ..self }
     }
 
     /// The same writer with another limit of bytes per shard.
@@ -229,6 +237,7 @@ impl CheckpointWriter {
     /// When the store refuses.
     pub fn begin(&self, meta: &CheckpointMeta) -> Result<PendingCheckpoint, CheckpointError> {
         self.seal_earlier()?;
+        self.beginning.map_or(Ok(()), |beginning| beginning.note(&*self.store, &self.root))?;
         // After all generations of this step, even if retention removed the first ones: otherwise this would be the oldest.
         let of_step = catalog::list_in(&*self.store, &self.root)?.into_iter().find(|id| id.step == meta.step);
         let generation = of_step.map_or(0, |newest| newest.generation + 1).max(meta.generation);

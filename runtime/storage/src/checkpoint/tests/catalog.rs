@@ -3,7 +3,8 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::catalog::{Keep, latest_compared, list};
+use crate::checkpoint::catalog::{Keep, latest_after, latest_compared, list};
+use crate::checkpoint::given_up::Beginning;
 
 fn steps(root: &Path) -> Vec<(u64, u64)> {
     list(root).unwrap().iter().map(|id| (id.step, id.generation)).collect()
@@ -177,4 +178,57 @@ fn restarted_run_keeps_its_saves_beside_the_checkpoints_of_a_longer_run() {
     }
 
     assert_eq!(steps(root.path()), [(3, 3), (2, 7), (2, 6)]);
+}
+
+/// Saves the state of a step as a run of this generation that began here.
+fn save_as(root: &Path, generation: u64, beginning: Option<Beginning>, step: u64) -> CheckpointId {
+    let pieces = [Piece::whole("w", Dtype::F32, &[4], bytemuck::cast_slice(&[1.0f32; 4]))];
+    let writer = quick_writer(root).of_run(beginning);
+    writer.save(&CheckpointMeta { generation, ..meta(step) }, &pieces, &[]).unwrap()
+}
+
+// CHECKPOINT-9
+#[test]
+fn checkpoints_of_a_run_that_was_given_up_are_neither_the_newest_nor_a_substitute_and_are_removed_first() {
+    let root = &tempfile::tempdir().unwrap().keep();
+    let newest_step = || latest_valid(root).unwrap().0.map(|found| (found.id().step, found.id().generation));
+    let of_first: Vec<CheckpointId> = [20, 40, 60].map(|step| save_as(root, 1, None, step)).into();
+    assert_eq!(newest_step(), Some((60, 1)));
+
+    // Goes back to a named checkpoint.
+    let back = Some(Beginning::new(1, Some(&of_first[0]), root));
+    let saved = save_as(root, 2, back, 30);
+    assert_eq!(newest_step(), Some((30, 2)));
+    let (_, skipped) = latest_valid(root).unwrap();
+    assert!(skipped.iter().all(|s| s.reason == CheckpointError::GivenUp), "{skipped:?}");
+    assert_eq!(skipped.len(), 2);
+    assert_eq!(latest_compared(root).unwrap().0.unwrap().id(), &saved);
+    assert_eq!(latest_after(root, 10, 0).unwrap().0.unwrap().id(), &saved);
+
+    // A damaged one is replaced by the one from which its run began, which it did not give up.
+    fs::write(saved.path.join("MANIFEST"), "damaged").unwrap();
+    assert_eq!(newest_step(), Some((20, 1)));
+
+    // Begins again.
+    let anew = Some(Beginning::new(2, None, root));
+    let saved = save_as(root, 3, anew, 10);
+    assert_eq!(newest_step(), Some((10, 3)));
+    save_as(root, 4, None, 50);
+    assert_eq!(newest_step(), Some((50, 4)));
+
+    let removed = quick_writer(root).retain(2, &newest(root)).unwrap();
+    assert!(removed.is_empty() || !removed.contains(&saved.path), "{removed:?}");
+    let last = save_as(root, 4, None, 70);
+    quick_writer(root).retain(2, &last).unwrap();
+    assert_eq!(steps(root), [(70, 4), (50, 4)], "those that were given up are the first to go");
+}
+
+#[test]
+fn beginning_in_an_empty_directory_or_at_the_newest_checkpoint_gives_nothing_up() {
+    let root = tempfile::tempdir().unwrap();
+    let first = save_as(root.path(), 1, Some(Beginning::new(0, None, root.path())), 20);
+    save_as(root.path(), 2, Some(Beginning::new(1, Some(&first), root.path())), 40);
+
+    let names = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(names.map(|name| name.into_string().unwrap()).all(|name| name.starts_with("step-")));
 }
