@@ -26,6 +26,8 @@ pub(crate) const CONTROL: &str = "control";
 pub(crate) const ADDRESS: &str = "address";
 /// File in that folder with the configuration of the job.
 pub(crate) const CONFIG: &str = "config.yaml";
+/// File in that folder with the place of the job's checkpoints, where the configuration names one.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
 /// File in that folder with the number of the job.
 pub(crate) const JOB: &str = "job";
 
@@ -206,6 +208,12 @@ impl RecordedGeneration {
         let record = self.record.get_or_init(open).as_ref()?;
         record.read_record().ok()
     }
+}
+
+/// Where the checkpoints of a run's folder may be, the likeliest place first; or the folder is that of the checkpoints.
+pub(crate) fn checkpoint_places(folder: &Path) -> Vec<PathBuf> {
+    let named = fs::read_to_string(folder.join(CONTROL).join(CHECKPOINTS)).ok();
+    named.map(PathBuf::from).into_iter().chain([folder.join("checkpoints"), folder.to_owned()]).collect()
 }
 
 /// Writes a file atomically and durably.

@@ -2,6 +2,7 @@
 
 use super::conclude;
 use crate::console::Console;
+use crate::control_place::checkpoint_places;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use crate::train::export::{ExportOptions, export_checkpoint};
@@ -127,7 +128,7 @@ pub(super) fn resolve(path: &std::path::Path) -> Result<(PathBuf, Vec<String>), 
         return Ok((path.to_owned(), Vec::new()));
     }
     let mut lines = Vec::new();
-    for root in [path.join("checkpoints"), path.to_owned()] {
+    for root in checkpoint_places(path) {
         let (found, skipped) = latest_valid(&root)?;
         lines.extend(skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)));
         if let Some(checkpoint) = found {

@@ -204,8 +204,7 @@ fn farewell(report: &Report, args: &Args, resumes_the_newest: bool, has_chats: b
         }
     }
     if !report.finished {
-        let command =
-            command_to_resume(&args.cluster.flag(), &args.job.config, &args.job.overrides, resumes_the_newest);
+        let command = command_to_resume(args.cluster.flag(), &args.job.config, &args.job.overrides, resumes_the_newest);
         console.say(format_args!("stopped after step {}; resume with:  {command}", report.steps));
     }
 }

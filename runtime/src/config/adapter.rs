@@ -199,6 +199,20 @@ impl AdapterSection {
         self.load_in_8bit.then_some(Packing::Int8)
     }
 
+    /// The same adapters with one spelling of each setting.
+    pub(super) fn as_meant(&self) -> AdapterSection {
+        let is_in_4_bits = matches!(self.packing(), Some(Packing::Nf4 { .. }));
+        let lora = self.lora().map(|lora| (lora.rank, lora.alpha));
+        AdapterSection {
+            adapter: self.adapter.map(|_| Adapter::Lora),
+            load_in_4bit: is_in_4_bits.then_some(true),
+            lora_r: lora.map(|(rank, _)| rank),
+            lora_alpha: lora.map(|(_, alpha)| alpha),
+            loraplus_lr_ratio: self.loraplus_lr_ratio.filter(|&ratio| ratio != 1.0),
+            ..self.clone()
+        }
+    }
+
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let given = [
             ("lora_r", self.lora_r.is_some()),

@@ -283,6 +283,17 @@ const TOKENS_OF_MICROBATCH_MAX: u64 = i32::MAX as u64;
 const MICROBATCHES_OF_RANK_MAX: u64 = 1 << 13;
 
 impl JobConfig {
+    /// The same job with one spelling where several have one meaning, such as a default that is written out.
+    #[must_use]
+    pub(crate) fn as_meant(&self) -> JobConfig {
+        JobConfig {
+            adapter: self.adapter.as_meant(),
+            schedule: self.schedule.as_meant(),
+            optimizer: OptimizerSection { max_grad_norm: self.optimizer.clip_norm(), ..self.optimizer.clone() },
+            ..self.clone()
+        }
+    }
+
     /// Checks that products of keys stay within what a rank can number and compile.
     fn check_products(&self) -> Result<(), ConfigError> {
         let n_tokens = self.schedule.micro_batch_size as u64 * self.data.sequence_len as u64;

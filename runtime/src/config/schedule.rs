@@ -73,6 +73,19 @@ impl ScheduleSection {
         self.warmup_steps.or(self.warmup_ratio.map(Steps::Share)).map_or(0, |steps| steps.of(total_steps))
     }
 
+    /// The same schedule with one spelling of each setting.
+    pub(super) fn as_meant(&self) -> ScheduleSection {
+        let warmup = self.warmup_steps.or(self.warmup_ratio.map(Steps::Share));
+        let is_none =
+            |steps: &Steps| matches!(steps, Steps::Count(0)) || matches!(steps, Steps::Share(share) if *share == 0.0);
+        ScheduleSection {
+            warmup_steps: warmup.filter(|steps| !is_none(steps)),
+            warmup_ratio: None,
+            decay_ratio: (self.lr_scheduler == LrScheduler::WarmupStableDecay).then(|| self.decay_share()),
+            ..self.clone()
+        }
+    }
+
     /// The share of the steps over which `wsd` decays.
     pub fn decay_share(&self) -> f64 {
         self.decay_ratio.unwrap_or(DECAY_RATIO_DEFAULT)

@@ -2,8 +2,9 @@
 //! rebuild its state from the store and the nodes' reports.
 
 use crate::config::JobConfig;
+use crate::config::output::is_url;
 use crate::control::{Bell, Control, STOP_PATIENCE};
-use crate::control_place::{self, ADDRESS, CONFIG, CONTROL, ControlPlace, JOB};
+use crate::control_place::{self, ADDRESS, CHECKPOINTS, CONFIG, CONTROL, ControlPlace, JOB};
 use crate::coordinate::advertised::{advertised, outward};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::folder_mark::FolderMark;
@@ -43,7 +44,7 @@ use phalanx_strategies::elastic::succession::Lease;
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -693,6 +694,10 @@ fn begin(
     if earlier == Earlier::MayLive {
         place.write(CONFIG, &config.to_yaml())?;
     }
+    match &output.checkpoint_dir {
+        Some(dir) => place.write(CHECKPOINTS, &absolute(dir))?,
+        None => place.remove(CHECKPOINTS)?,
+    }
     let mut record = Record { term: lease.term, ..kept };
     let (resume, warnings) =
         Saving::new(config, Vec::new()).find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;
@@ -713,6 +718,12 @@ fn begin(
     // If a later term has begun, the store does not take this record, and this coordinator steps down later.
     store.write_record(&record).map_err(ControlPlaneError::from)?;
     Ok(start_from)
+}
+
+/// A URL, or the absolute path of a folder.
+fn absolute(dir: &Path) -> String {
+    let path = if is_url(dir) { dir.to_owned() } else { std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()) };
+    path.to_string_lossy().into_owned()
 }
 
 /// Finds the newest checkpoint of a run that verifies, wherever its members have died after they had committed it.

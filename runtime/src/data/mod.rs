@@ -30,6 +30,7 @@ mod byte_vocabulary;
 pub(crate) mod conversation;
 mod conversation_forms;
 mod document_layout;
+mod held_out;
 mod jinja;
 mod mistral_regex;
 #[cfg(test)]

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_storage::{foreign_file, home};
-use phalanx_strategies::sampler::Permutation;
 use thiserror::Error;
 
 use super::chat_template::ChatTemplateError;
 use super::config::{DataConfig, DataConfigError, DatasetConfig, TemplateConfig};
 use super::data_file::DataFile;
 use super::document_layout::{self, Kept, Seen, TooLong};
+use super::held_out::{self, Divided, Side};
 use super::packing::Packing;
 use super::record::RecordReader;
 use super::records::{Compression, ReadError, plain_copy};
@@ -96,9 +96,9 @@ pub enum PrepareError {
     TooManyRows { n_rows: usize },
     /// The split leaves one side empty.
     #[error(
-        "val_set_size {val_set_size} of {n_rows} rows leaves {n_validation} for validation and {n_train} for training; both need at least one"
+        "val_set_size {val_set_size} of {n_samples} samples leaves {n_validation} for validation and {n_train} for training; both need at least one"
     )]
-    Split { val_set_size: f64, n_rows: usize, n_validation: usize, n_train: usize },
+    Split { val_set_size: f64, n_samples: usize, n_validation: usize, n_train: usize },
 }
 
 /// The lengths of documents between brackets, if there are any.
@@ -202,12 +202,28 @@ pub fn prepare(
             Err(_) => Err(PrepareError::TooManyRows { n_rows: store.len() }),
         }
     };
-    let training = of_purpose(&config.datasets, Purpose::Training)?;
+    let training = of_purpose(&config.datasets, Purpose::Training)?.holding_out();
     let (train, mut validation, mut summaries, digests) = match config.stream_rows {
         None => {
-            let Loaded { parts, weights, summaries, digests } = training.all(progress)?;
-            let (train, validation) = split(store(parts)?, config.val_set_size, config.seed)?;
-            (train.weighted(&weights, config.seed), validation, summaries, digests)
+            let Loaded { parts, lens, weights, mut summaries, digests } = training.all(progress)?;
+            let (train, validation) = match (config.val_set_size, config.sample_packing) {
+                (0.0, _) => (Rows::new(store(parts)?, None).weighted(&weights, config.seed), None),
+                (size, false) => {
+                    let (train, validation) = held_out::of_rows(store(parts)?, size, config.seed)?;
+                    (train.weighted(&weights, config.seed), Some(validation))
+                }
+                (size, true) => {
+                    let files = parts.into_iter().zip(lens).zip(weights);
+                    let files = files.map(|((part, lens), weight)| (part, lens, weight)).collect();
+                    let pack = |lens: &[(u32, usize)]| packed(lens, config);
+                    let Divided { train, validation, n_rows } = held_out::of_samples(files, size, config.seed, pack)?;
+                    summaries.iter_mut().zip(n_rows).for_each(|(summary, n_rows)| summary.n_rows = n_rows);
+                    let Side { parts, weights } = train;
+                    let train = Rows::new(store(parts)?, None).weighted(&weights, config.seed);
+                    (train, Some(Rows::new(store(validation.parts)?, None)))
+                }
+            };
+            (train, validation, summaries, digests)
         }
         Some(n_rows) => {
             let (stream, summary, digest) = training.into_stream(n_rows, pad.unwrap_or(0), progress)?;
@@ -228,6 +244,8 @@ pub fn prepare(
 #[derive(Default)]
 struct Loaded {
     parts: Vec<Part>,
+    /// Tokens of the samples of each part, if they are still to be packed.
+    lens: Vec<Vec<usize>>,
     /// How often the rows of each part are visited in an epoch.
     weights: Vec<f64>,
     summaries: Vec<Summary>,
@@ -237,6 +255,8 @@ struct Loaded {
 /// The tokens of a file, laid into rows.
 pub(super) struct LoadedFile {
     pub(super) part: Part,
+    /// Tokens of its samples, if they are still to be packed.
+    lens: Vec<usize>,
     weight: f64,
     pub(super) summary: Summary,
     pub(super) digest: [u8; 32],
@@ -251,6 +271,8 @@ pub(crate) struct Preparer<'a> {
     cache_dir: PathBuf,
     vocab_size: usize,
     seen: Seen,
+    /// Whether samples are packed once some are held out.
+    is_packed_later: bool,
     /// Files of tokens that may stay open, besides those that are.
     n_open_left: usize,
 }
@@ -267,7 +289,13 @@ impl<'a> Preparer<'a> {
         // The other halves are for the data to evaluate on, and for all else that a rank opens.
         let n_open_left = process_limits::open_files() / 4;
         let (sources, cache_dir) = (sources.into_iter(), cache_dir.to_owned());
-        Self { sources, config, tokenizer, cache_dir, vocab_size, seen, n_open_left }
+        Self { sources, config, tokenizer, cache_dir, vocab_size, seen, is_packed_later: false, n_open_left }
+    }
+
+    /// The same for files of which some samples are held out.
+    fn holding_out(self) -> Self {
+        let is_packed_later = self.config.sample_packing && self.config.val_set_size > 0.0;
+        Self { is_packed_later, ..self }
     }
 
     /// The next file; none if all are prepared.
@@ -280,16 +308,25 @@ impl<'a> Preparer<'a> {
         let (config, tokenizer) = (&*self.config, &*self.tokenizer);
         let (tokens, from_cache) = source.tokens(config, tokenizer, &self.cache_dir, progress)?;
         check_vocabulary(&source.path, &tokens, tokenizer, self.vocab_size)?;
-        let digest = tokens.digest();
-        let (mut part, summary) = match source.format {
-            FileFormat::Text => cut(&source.path, tokens, config.sequence_len),
-            _ => lay_out(source, tokens, config, &mut self.seen),
+        let (digest, n_tokens) = (tokens.digest(), tokens.tokens().len());
+        let laid_out = match source.format {
+            // What does not fill a row is less than a row of all the data.
+            FileFormat::Text if !source.is_one_of_several => {
+                cut(&source.path, tokens, config.sequence_len).map(|(part, summary)| (part, Vec::new(), summary))
+            }
+            _ => lay_out(source, tokens, config, self.is_packed_later, &mut self.seen),
+        };
+        let (mut part, lens, summary) = match laid_out {
+            Err(PrepareError::Empty { path, .. }) if source.format == FileFormat::Text => {
+                Err(PrepareError::TooShort { path, n_tokens, limit: config.sequence_len })
+            }
+            laid_out => laid_out,
         }?;
         match self.n_open_left.checked_sub(1) {
             Some(left) => self.n_open_left = left,
-            None => part.tokens.close(),
+            None => Arc::get_mut(&mut part.tokens).expect("nobody else has it yet").close(),
         }
-        Ok(LoadedFile { part, weight: source.dataset.weight, summary: Summary { from_cache, ..summary }, digest })
+        Ok(LoadedFile { part, lens, weight: source.dataset.weight, summary: Summary { from_cache, ..summary }, digest })
     }
 
     /// All files.
@@ -299,6 +336,7 @@ impl<'a> Preparer<'a> {
             match next {
                 Ok(file) => {
                     loaded.parts.push(file.part);
+                    loaded.lens.push(file.lens);
                     loaded.weights.push(file.weight);
                     loaded.summaries.push(file.summary);
                     loaded.digests.push(file.digest);
@@ -361,6 +399,7 @@ struct Source {
     path: PathBuf,
     format: FileFormat,
     choice: Choice,
+    is_one_of_several: bool,
 }
 
 /// The files of data sets.
@@ -374,8 +413,11 @@ fn sources(datasets: &[DatasetConfig], purpose: Purpose, seed: u64) -> Result<Ve
             path,
             format,
             choice,
+            is_one_of_several: false,
         }));
     }
+    let is_one_of_several = sources.len() > 1;
+    sources.iter_mut().for_each(|source| source.is_one_of_several = is_one_of_several);
     Ok(sources)
 }
 
@@ -543,7 +585,7 @@ fn check_vocabulary(
     })
 }
 
-/// A plain text: rows of exactly `row_len` tokens, the incomplete last one left out.
+/// A plain text that is all the data: rows of exactly `row_len` tokens, the incomplete last one left out.
 fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary), PrepareError> {
     let n_tokens = tokens.tokens().len();
     let n_rows = n_tokens / row_len;
@@ -565,7 +607,7 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
         n_cut: 0,
         n_rows,
     };
-    Ok((Part { tokens: tokens.into_reader(), layout: Layout::Cut { n_rows } }, summary))
+    Ok((Part { tokens: Arc::new(tokens.into_reader()), layout: Layout::Cut { n_rows } }, summary))
 }
 
 /// Records: one document per row, or several.
@@ -573,8 +615,9 @@ fn lay_out(
     source: &Source,
     tokens: TokenFile,
     config: &DataConfig,
+    is_packed_later: bool,
     seen: &mut Seen,
-) -> Result<(Part, Summary), PrepareError> {
+) -> Result<(Part, Vec<usize>, Summary), PrepareError> {
     let (path, row_len) = (source.path.clone(), config.sequence_len);
     let is_cut = source.dataset.kind == DatasetType::Completion;
     let kept = document_layout::kept(&tokens, config, is_cut, seen)
@@ -589,14 +632,13 @@ fn lay_out(
         tracing::debug!(dataset = %path.display(), n_documents, n_empty, n_dropped, n_short, "documents are left out");
     }
     let n_kept_tokens = lens.iter().sum();
-    let lens: Vec<(u32, usize)> = (0..).zip(lens).collect();
-    let packing = match (config.sample_packing, config.sample_packing_sequentially) {
-        (true, false) => Packing::best_fit(&lens, row_len),
-        (true, true) => Packing::sequential(&lens, row_len),
-        (false, _) => Packing::one_per_row((0..pieces.len() as u32).collect()),
+    let (packing, lens) = if is_packed_later {
+        (Packing::one_per_row((0..pieces.len() as u32).collect()), lens)
+    } else {
+        (packed(&(0..).zip(lens).collect::<Vec<_>>(), config), Vec::new())
     };
     let n_rows = packing.len();
-    let part = Part { tokens: tokens.into_reader(), layout: Layout::Documents(packing, pieces) };
+    let part = Part { tokens: Arc::new(tokens.into_reader()), layout: Layout::Documents(packing, pieces) };
     let summary = Summary {
         path,
         from_cache: false,
@@ -612,34 +654,16 @@ fn lay_out(
         n_cut,
         n_rows,
     };
-    Ok((part, summary))
+    Ok((part, lens, summary))
 }
 
-/// Holds out whole rows, chosen by `seed`; both sets keep the order of the files.
-fn split(store: Arc<RowStore>, val_set_size: f64, seed: u64) -> Result<(Rows, Option<Rows>), PrepareError> {
-    if val_set_size == 0.0 {
-        return Ok((Rows::new(store, None), None));
+/// The rows of documents with these numbers and numbers of tokens.
+fn packed(lens: &[(u32, usize)], config: &DataConfig) -> Packing {
+    match (config.sample_packing, config.sample_packing_sequentially) {
+        (true, false) => Packing::best_fit(lens, config.sequence_len),
+        (true, true) => Packing::sequential(lens, config.sequence_len),
+        (false, _) => Packing::one_per_row(lens.iter().map(|(number, _)| *number).collect()),
     }
-    /// Beyond any epoch, so that the choice is independent of the orders that the sampler uses.
-    const STREAM: u64 = u64::MAX;
-    let n_rows = store.len();
-    assert!(u32::try_from(n_rows).is_ok(), "{n_rows} rows are more than 32 bits can number");
-    // A share of few rows is at least one.
-    let wanted = if val_set_size < 1.0 { (n_rows as f64 * val_set_size).max(1.0) } else { val_set_size };
-    let n_validation = (wanted as usize).min(n_rows);
-    let n_train = n_rows - n_validation;
-    if n_validation == 0 || n_train == 0 {
-        return Err(PrepareError::Split { val_set_size, n_rows, n_validation, n_train });
-    }
-    let order = Permutation::new(n_rows as u64, seed, STREAM);
-    let mut is_validation = vec![false; n_rows];
-    for nth in 0..n_validation as u64 {
-        is_validation[order.apply(nth) as usize] = true;
-    }
-    let chosen =
-        |side: bool| (0..n_rows as u32).filter(|&row| is_validation[row as usize] == side).collect::<Arc<[u32]>>();
-    let (train, validation) = (chosen(false), chosen(true));
-    Ok((Rows::new(Arc::clone(&store), Some(train)), Some(Rows::new(store, Some(validation)))))
 }
 
 #[cfg(test)]

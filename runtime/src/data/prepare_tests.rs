@@ -289,13 +289,57 @@ fn validation_rows_are_disjoint_from_training_rows_and_depend_only_on_the_seed()
 }
 
 #[test]
+fn number_of_samples_held_out_is_that_number_however_many_a_packed_row_holds() {
+    let texts: Vec<String> = (0..40).map(|n| format!("document {n:02}")).collect();
+    let files = Files::new(&[("data.jsonl", &lines(&texts.iter().map(String::as_str).collect::<Vec<_>>()))]);
+    let documents = |rows: &Rows| {
+        let rows = batch(rows, 0..rows.len() as u64);
+        let text = text(&rows.ids);
+        texts.iter().filter(|wanted| text.contains(wanted.as_str())).cloned().collect::<Vec<String>>()
+    };
+    for sample_packing_sequentially in [false, true] {
+        let config = DataConfig {
+            val_set_size: 6.0,
+            sample_packing: true,
+            sample_packing_sequentially,
+            ..files.config(DatasetType::Completion, &["data.jsonl"], 64)
+        };
+
+        let prepared = files.prepare(&config).unwrap();
+
+        let validation = prepared.validation.unwrap();
+        let sides = [&prepared.train, &validation].map(documents);
+        assert_eq!(sides.each_ref().map(Vec::len), [34, 6]);
+        let mut all = sides.concat();
+        all.sort();
+        assert_eq!(all, texts);
+        let n_rows = prepared.train.len() + validation.len();
+        assert!(n_rows < 15, "rows are packed: {n_rows}");
+        assert_eq!(prepared.summaries[0].n_rows, n_rows);
+    }
+}
+
+#[test]
+fn texts_of_several_files_are_trained_on_to_their_ends_also_short_ones() {
+    let files = Files::new(&[("a.txt", "abcdefghijkl"), ("b.txt", "mno"), ("c.txt", "")]);
+    let config = files.config(DatasetType::Completion, &["a.txt", "b.txt", "c.txt"], 8);
+
+    let prepared = files.prepare(&config).unwrap();
+
+    let rows = batch(&prepared.train, 0..prepared.train.len() as u64);
+    let text = text(&rows.ids);
+    let tokens = text.replace("<|pad|>", "").replace("<|bos|>", "");
+    assert_eq!(tokens, "abcdefghijklmno", "{text}");
+}
+
+#[test]
 fn split_that_leaves_a_side_empty_is_refused() {
     let files = Files::new(&[("data.jsonl", &lines(&["a", "b"]))]);
 
     for val_set_size in [2.0, 5.0] {
         let config = files.config(DatasetType::Completion, &["data.jsonl"], 8);
         let error = files.prepare(&DataConfig { val_set_size, ..config }).unwrap_err();
-        assert!(matches!(error, PrepareError::Split { n_rows: 2, .. }), "{error}");
+        assert!(matches!(error, PrepareError::Split { n_samples: 2, .. }), "{error}");
     }
 }
 

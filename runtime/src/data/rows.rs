@@ -44,7 +44,7 @@ pub struct BatchMut<'a> {
 /// The rows of one data file.
 #[derive(Debug)]
 pub(crate) struct Part {
-    pub(crate) tokens: TokenReader,
+    pub(crate) tokens: Arc<TokenReader>,
     pub(crate) layout: Layout,
 }
 
@@ -58,7 +58,7 @@ pub(crate) enum Layout {
 }
 
 impl Part {
-    fn n_rows(&self) -> usize {
+    pub(crate) fn n_rows(&self) -> usize {
         match &self.layout {
             Layout::Cut { n_rows } => *n_rows,
             Layout::Documents(packing, _) => packing.len(),
@@ -411,7 +411,7 @@ mod tests {
             writer.push(tokens).unwrap();
             writer.end_document(nth as u64 + 1);
         }
-        Part { tokens: writer.finish().unwrap().into_reader(), layout }
+        Part { tokens: Arc::new(writer.finish().unwrap().into_reader()), layout }
     }
 
     /// Documents that are not cut.

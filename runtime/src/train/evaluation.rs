@@ -7,6 +7,7 @@ use super::model_source::{ModelSource, forward_spec};
 use super::plan;
 use super::staging::{Staging, inputs};
 use crate::config::JobConfig;
+use crate::control_place::checkpoint_places;
 use crate::data::prepare::PrepareError;
 use crate::data::rows::Rows;
 use crate::data::tokenizer::Tokenizer;
@@ -114,7 +115,7 @@ impl Subject {
         let has = |name: &str| path.join(name).is_file();
         if path.is_dir() && !has("config.json") && !has(ADAPTER_CONFIG) {
             let mut lines = Vec::new();
-            for root in [path.join("checkpoints"), path.to_owned()] {
+            for root in checkpoint_places(path) {
                 let (found, skipped) = latest_valid(&root)?;
                 lines.extend(skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)));
                 if let Some(checkpoint) = found {

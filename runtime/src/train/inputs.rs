@@ -29,6 +29,8 @@ pub(crate) struct RunInputs {
     tokenizer: String,
     /// In the order of `datasets`; of a stream, its first file.
     data_sets: Vec<DataSet>,
+    /// Rows to train on, whose number decides about their order; 0 if it is not known, as that of a stream.
+    rows: u64,
     /// Digest of the names of the files of a stream, in their order; empty without one.
     stream: String,
     /// The same of their lengths, which nodes compare. A run may continue after a file that it has not reached was mended.
@@ -79,6 +81,7 @@ impl RunInputs {
             version: env!("CARGO_PKG_VERSION").into(),
             tokenizer: short(&tokenizer.fingerprint()),
             data_sets: data.summaries.iter().zip(&data.digests).map(data_set).collect(),
+            rows: data.train.stream().map_or(data.train.len() as u64, |_| 0),
             stream: data.train.stream().map_or(String::new(), |stream| short(&stream.files().names)),
             stream_lengths: data.train.stream().map_or(String::new(), |stream| short(&stream.files().lengths)),
             test_data: match &data.test_digests[..] {
@@ -106,6 +109,14 @@ impl RunInputs {
                  `base_model` reads them"
             )
         }))
+    }
+
+    /// A word about another number of rows than that of a checkpoint with these inputs: after a change of keys, or of this program.
+    pub(crate) fn other_rows(&self, file: &[u8]) -> Option<String> {
+        let then: RunInputs = serde_json::from_slice(file).ok()?;
+        let (now, then) = (self.rows, then.rows);
+        (now != then && now > 0 && then > 0)
+            .then(|| format!("the rows of its data ({now} instead of {then}), so that their order is another one"))
     }
 
     /// The first tensor of a base model that differs from what a file of a checkpoint says of it.
@@ -241,6 +252,7 @@ mod tests {
             version: "1".into(),
             tokenizer: "t".into(),
             data_sets: vec![set("a.txt", "aa"), set("b.txt", "bb")],
+            rows: 0,
             stream: String::new(),
             stream_lengths: String::new(),
             test_data: String::new(),

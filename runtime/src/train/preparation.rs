@@ -55,11 +55,7 @@ pub(crate) fn prepare_rows(
         few @ [_] | few @ [_, _] | few @ [_, _, _] => {
             few.iter().for_each(|s| on_event(&Event::Note(describe(s, config.data.sequence_len))))
         }
-        many => {
-            let sum = |count: fn(&Summary) -> usize| many.iter().map(count).sum::<usize>();
-            let (tokens, rows) = (sum(|s| s.n_tokens), sum(|s| s.n_rows));
-            on_event(&Event::Note(format!("{} files: {tokens} tokens, {rows} rows", many.len())));
-        }
+        many => on_event(&Event::Note(describe(&total(many), config.data.sequence_len))),
     }
     Ok(prepared)
 }
@@ -90,6 +86,27 @@ pub(crate) fn prepare_ahead(data: &Prepared) -> Result<(), JobError> {
     started.map_err(|error| JobError::Thread(ThreadError::Spawn(error)))
 }
 
+/// The sums over many files.
+fn total(many: &[Summary]) -> Summary {
+    let sum = |count: fn(&Summary) -> usize| many.iter().map(count).sum::<usize>();
+    let lens = || many.iter().filter_map(|s| s.dropped_lens);
+    Summary {
+        path: format!("{} files", many.len()).into(),
+        from_cache: many.iter().all(|s| s.from_cache),
+        n_tokens: sum(|s| s.n_tokens),
+        n_kept_tokens: sum(|s| s.n_kept_tokens),
+        n_documents: sum(|s| s.n_documents),
+        n_empty: sum(|s| s.n_empty),
+        n_dropped: sum(|s| s.n_dropped),
+        dropped_lens: lens().map(|(least, _)| least).min().zip(lens().map(|(_, most)| most).max()),
+        n_short: sum(|s| s.n_short),
+        n_repeated: sum(|s| s.n_repeated),
+        n_truncated: sum(|s| s.n_truncated),
+        n_cut: sum(|s| s.n_cut),
+        n_rows: sum(|s| s.n_rows),
+    }
+}
+
 fn describe(s: &Summary, row_len: usize) -> String {
     let padding = 100.0 - 100.0 * s.n_kept_tokens as f64 / (s.n_rows * row_len) as f64;
     let mut text = format!("{}: {} tokens, {} rows ({padding:.1}% padding)", s.path.display(), s.n_tokens, s.n_rows);
@@ -105,6 +122,10 @@ fn describe(s: &Summary, row_len: usize) -> String {
         if n > 0 {
             text += &format!(", {n} of {} documents {what}", s.n_documents);
         }
+    }
+    let n_accounted_for = s.n_empty + s.n_dropped + s.n_short + s.n_repeated + s.n_truncated;
+    if n_accounted_for == 0 && s.n_kept_tokens < s.n_tokens {
+        text += &format!(", {} tokens at its end, which fill no row, left out", s.n_tokens - s.n_kept_tokens);
     }
     if s.from_cache { text + " (from the cache)" } else { text }
 }

@@ -96,7 +96,7 @@ impl Changes {
     pub(crate) fn place_in_data(&self, step: u64) -> Option<String> {
         let (before, now) = self.batch?;
         let (read, place) = (step * before, step * now);
-        let (n, what) = if place > read { (place - read, "are left out") } else { (read - place, "are read again") };
+        let (n, what) = if place > read { (place - read, "are skipped") } else { (read - place, "are read again") };
         Some(format!("step {step} now stands for {place} sequences of the data instead of {read}: {n} {what}"))
     }
 }
@@ -110,6 +110,7 @@ pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
         return Changes { notable: differing(&keys(then), &keys(now)), ..Changes::default() };
     };
     // Read and written again, so that keys that are newer than the checkpoint have their defaults.
+    let (before, after) = (before.as_meant(), after.as_meant());
     let (then, now) = (keys(before.to_yaml().as_bytes()), keys(after.to_yaml().as_bytes()));
     let notable = differing(&then, &now);
     let of_another_run = match &after.output.resume_from_checkpoint {
@@ -124,7 +125,7 @@ pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
 pub(crate) fn change_of_running_job(recorded: &str, now: &JobConfig) -> Option<String> {
     let Ok(before) = JobConfig::from_yaml_str(recorded, &[]) else { return Some("it cannot be read".into()) };
     let keys = |config: &JobConfig| {
-        let mut keys: Keys = serde_yaml_ng::from_str(&config.to_yaml()).unwrap_or_default();
+        let mut keys: Keys = serde_yaml_ng::from_str(&config.as_meant().to_yaml()).unwrap_or_default();
         keys.retain(|key, _| !FREE_WHILE_RUNNING.contains(&key.as_str()));
         let elastic = keys.remove("elastic");
         for (key, value) in elastic.iter().filter_map(Value::as_mapping).flatten() {
@@ -231,6 +232,26 @@ mod tests {
     }
 
     #[test]
+    fn other_spellings_of_the_same_job_are_the_same_run() {
+        let lora = "adapter: lora\nlora_target_linear: true\n";
+        for (one, other) in [
+            (lora.to_owned(), format!("{lora}load_in_4bit: false\nlora_r: 8\nlora_alpha: 16\nloraplus_lr_ratio: 1")),
+            (format!("{lora}load_in_4bit: true"), lora.replace("lora\n", "qlora\n")),
+            (String::new(), "load_in_4bit: false".into()),
+            (String::new(), "warmup_steps: 0".into()),
+            ("warmup_ratio: 0".into(), "warmup_steps: 0".into()),
+            ("warmup_ratio: 0.1".into(), "warmup_steps: 0.1".into()),
+            ("lr_scheduler: wsd".into(), "lr_scheduler: wsd\ndecay_ratio: 0.2".into()),
+            ("max_grad_norm: 0".into(), "max_grad_norm: none".into()),
+        ] {
+            assert_eq!(refusal(&one, &other), None, "{other}");
+            assert_eq!(refusal(&other, &one), None, "{one}");
+        }
+        assert!(refusal(lora, &format!("{lora}lora_r: 4")).is_some());
+        assert!(refusal("", "warmup_steps: 1").is_some());
+    }
+
+    #[test]
     fn other_machines_places_and_precision_are_the_same_run() {
         for now in ["output_dir: b", "save_steps: 5", "bf16: true", "threads: 1", "elastic: {spare_ranks: 1}"] {
             assert_eq!(refusal("", now), None, "{now}");
@@ -279,7 +300,7 @@ mod tests {
         let told = place("micro_batch_size: 2", "micro_batch_size: 4");
         assert_eq!(
             told.as_deref(),
-            Some("step 10 now stands for 40 sequences of the data instead of 20: 20 are left out")
+            Some("step 10 now stands for 40 sequences of the data instead of 20: 20 are skipped")
         );
         let told = place("micro_batch_size: 4", "micro_batch_size: 2");
         assert_eq!(

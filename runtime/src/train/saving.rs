@@ -13,7 +13,7 @@ use super::verification::Compared;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
 use crate::config::elastic::VerifySteps;
-use crate::config::output::Resume;
+use crate::config::output::{OutputSection, Resume};
 use crate::control_place::RecordedGeneration;
 use crate::error::JobError;
 use crate::error::export::ExportError;
@@ -59,6 +59,8 @@ const STATE: &str = "trainer.json";
 /// Saves and restores the state of one run.
 pub(crate) struct Saving {
     root: PathBuf,
+    /// The place without `checkpoint_dir`, where a run's first checkpoints are to which it was added.
+    usual_root: Option<PathBuf>,
     job: String,
     keep: Option<usize>,
     /// Whether the best checkpoint is kept, too.
@@ -158,8 +160,10 @@ impl Saving {
         let output = &config.output;
         let job = output.output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
         let (root, keep) = (output.checkpoints(), output.save_total_limit);
+        let usual = OutputSection { checkpoint_dir: None, ..output.clone() }.checkpoints();
         let (generation, progress_counter) = (0, ProgressCounter::default());
         Saving {
+            usual_root: Some(usual).filter(|usual| *usual != root && !is_url(usual)),
             root,
             job,
             keep,
@@ -288,37 +292,52 @@ impl Saving {
         match resume {
             Resume::Never => Ok((None, self.left_behind(None))),
             Resume::Auto => {
-                // A run that compares no copies has no reason to prefer one checkpoint.
-                let find = if steps == VerifySteps::Every(0) { latest_valid } else { latest_compared };
-                let (found, skipped) = find(&self.root).map_err(|source| match source.read_failure() {
-                    ReadFailure::Unreadable => JobError::UnreadableCheckpoint { source },
-                    ReadFailure::Damaged | ReadFailure::Unfinished => source.into(),
-                })?;
-                let is_damage = |s: &&Skipped| s.reason.read_failure() == ReadFailure::Damaged;
-                let mut damaged = skipped.iter().filter(is_damage);
-                if let (None, Some(newest)) = (&found, damaged.next()) {
-                    let (path, n, source) = (self.root.clone(), 1 + damaged.count(), Box::new(newest.reason.clone()));
-                    return Err(JobError::NoIntactCheckpoint { path, n, source });
+                let (found, mut warnings) = self.find_newest(&self.root, steps)?;
+                match (found, &self.usual_root) {
+                    (None, Some(usual)) if usual.is_dir() => {
+                        let (found, more) = self.find_newest(usual, steps)?;
+                        warnings.extend(more);
+                        warnings.extend(found.iter().map(|path| {
+                            let root = self.root.display();
+                            format!("{root} has no checkpoint yet; resuming from {}", path.display())
+                        }));
+                        Ok((found, warnings))
+                    }
+                    (found, _) => Ok((found, warnings)),
                 }
-                let (given_up, skipped): (Vec<_>, Vec<_>) =
-                    skipped.into_iter().partition(|s| s.reason == CheckpointError::GivenUp);
-                let warn = |s: Skipped| format!("skipped checkpoint {}: {}", s.path.display(), s.reason);
-                let mut warnings: Vec<String> = skipped.into_iter().map(warn).collect();
-                warnings.extend(given_up.first().map(|newest| {
-                    let (n, path) = (given_up.len(), newest.path.display());
-                    format!("{n} checkpoints of a run that was given up do not count, the newest of them {path}")
-                }));
-                let is_unsure = |c: &&Checkpoint| steps != VerifySteps::Every(0) && !c.contents().compared;
-                warnings.extend(found.as_ref().filter(is_unsure).map(|c| {
-                    let path = c.id().path.display();
-                    format!(
-                        "no checkpoint was saved after a comparison of copies; resuming from the newest one, {path}"
-                    )
-                }));
-                Ok((found.map(|c| c.id().path.clone()), warnings))
             }
             Resume::Path(path) => Ok((Some(path.clone()), self.left_behind(CheckpointId::from_dir(path).as_ref()))),
         }
+    }
+
+    /// The newest checkpoint below `root`, and sentences.
+    fn find_newest(&self, root: &Path, steps: VerifySteps) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
+        // A run that compares no copies has no reason to prefer one checkpoint.
+        let find = if steps == VerifySteps::Every(0) { latest_valid } else { latest_compared };
+        let (found, skipped) = find(root).map_err(|source| match source.read_failure() {
+            ReadFailure::Unreadable => JobError::UnreadableCheckpoint { source },
+            ReadFailure::Damaged | ReadFailure::Unfinished => source.into(),
+        })?;
+        let is_damage = |s: &&Skipped| s.reason.read_failure() == ReadFailure::Damaged;
+        let mut damaged = skipped.iter().filter(is_damage);
+        if let (None, Some(newest)) = (&found, damaged.next()) {
+            let (path, n, source) = (root.to_owned(), 1 + damaged.count(), Box::new(newest.reason.clone()));
+            return Err(JobError::NoIntactCheckpoint { path, n, source });
+        }
+        let (given_up, skipped): (Vec<_>, Vec<_>) =
+            skipped.into_iter().partition(|s| s.reason == CheckpointError::GivenUp);
+        let warn = |s: Skipped| format!("skipped checkpoint {}: {}", s.path.display(), s.reason);
+        let mut warnings: Vec<String> = skipped.into_iter().map(warn).collect();
+        warnings.extend(given_up.first().map(|newest| {
+            let (n, path) = (given_up.len(), newest.path.display());
+            format!("{n} checkpoints of a run that was given up do not count, the newest of them {path}")
+        }));
+        let is_unsure = |c: &&Checkpoint| steps != VerifySteps::Every(0) && !c.contents().compared;
+        warnings.extend(found.as_ref().filter(is_unsure).map(|c| {
+            let path = c.id().path.display();
+            format!("no checkpoint was saved after a comparison of copies; resuming from the newest one, {path}")
+        }));
+        Ok((found.map(|c| c.id().path.clone()), warnings))
     }
 
     /// A sentence about the checkpoints that a run gives up which begins here.
@@ -551,13 +570,13 @@ impl Saving {
         self.check_frozen(&checkpoint, machine, c)?;
         let state = checkpoint.extra(STATE)?;
         let state: TrainerState = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
-        self.check_inputs(&checkpoint)?;
+        let other_rows = self.check_inputs(&checkpoint)?;
         let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
         let mut changes = changes(&then, self.own_extra(JOB_YAML).unwrap_or_default());
         if let Some(changed) = changes.of_another_run {
             return Err(JobError::AnotherRun { path: path.to_owned(), changed });
         }
-        changes.notable.extend(changes.place_in_data(state.step));
+        changes.notable.extend([other_rows, changes.place_in_data(state.step)].into_iter().flatten());
         Ok((state, changes.notable))
     }
 
@@ -581,17 +600,19 @@ impl Saving {
         Ok(())
     }
 
-    /// Refuses a checkpoint of a run on other data or on another base model. Checkpoints of early versions have no digests.
-    fn check_inputs(&self, checkpoint: &Checkpoint) -> Result<(), JobError> {
+    /// Refuses a checkpoint of a run on other data or on another base model; tells if the data has another number of rows. Checkpoints
+    /// of early versions have no digests.
+    fn check_inputs(&self, checkpoint: &Checkpoint) -> Result<Option<String>, JobError> {
         let mismatch = |reason: String| JobError::Mismatch { path: checkpoint.id().path.clone(), reason };
         let invalid = |error: serde_json::Error| mismatch(format!("{INPUTS_JSON}: {error}"));
         if !checkpoint.extras().any(|name| name == INPUTS_JSON) {
-            return Ok(());
+            return Ok(None);
         }
-        let Some(now) = self.own_extra(INPUTS_JSON) else { return Ok(()) };
+        let Some(now) = self.own_extra(INPUTS_JSON) else { return Ok(None) };
         let now: RunInputs = serde_json::from_slice(now).map_err(invalid)?;
-        let difference = now.difference_from(&checkpoint.extra(INPUTS_JSON)?).map_err(invalid)?;
-        difference.map_or(Ok(()), |difference| Err(mismatch(difference)))
+        let then = checkpoint.extra(INPUTS_JSON)?;
+        let difference = now.difference_from(&then).map_err(invalid)?;
+        difference.map_or(Ok(now.other_rows(&then)), |difference| Err(mismatch(difference)))
     }
 
     fn own_extra(&self, wanted: &str) -> Option<&[u8]> {
