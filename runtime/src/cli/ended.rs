@@ -13,8 +13,17 @@ pub(super) enum Ended {
     ByRequest,
 }
 
-/// Variables that the processes of a batch job have: of Slurm, of PBS, of LSF.
-const BATCH_JOB: [&str; 3] = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"];
+/// Variables that the processes of a batch job have: of Slurm, PBS, LSF, Grid Engine, HTCondor, Flux, AWS Batch and Kubernetes.
+const BATCH_JOB: [&str; 8] = [
+    "SLURM_JOB_ID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "SGE_TASK_ID",
+    "_CONDOR_JOB_AD",
+    "FLUX_JOB_ID",
+    "AWS_BATCH_JOB_ID",
+    "KUBERNETES_SERVICE_HOST",
+];
 /// `EX_TEMPFAIL` of sysexits.h: the same command, run again, continues.
 const BY_SIGNAL: u8 = 75;
 const BY_REQUEST: u8 = 3;

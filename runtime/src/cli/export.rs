@@ -1,6 +1,7 @@
 //! `phalanx export`.
 
 use super::conclude;
+use crate::config::output::is_url;
 use crate::console::Console;
 use crate::control_place::checkpoint_places;
 use crate::error::JobError;
@@ -98,8 +99,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
 }
 
 fn is_model(path: &Path) -> bool {
-    CheckpointId::from_dir(path).is_none()
-        && ["config.json", ADAPTER_CONFIG].iter().any(|name| path.join(name).is_file())
+    !CheckpointId::is_at(path) && ["config.json", ADAPTER_CONFIG].iter().any(|name| path.join(name).is_file())
 }
 
 fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
@@ -124,7 +124,7 @@ fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
 
 /// The checkpoint at `path`, or the newest valid one of the run there, and a line for each newer one that is skipped.
 pub(super) fn resolve(path: &std::path::Path) -> Result<(PathBuf, Vec<String>), JobError> {
-    if CheckpointId::from_dir(path).is_some() {
+    if CheckpointId::is_at(path) {
         return Ok((path.to_owned(), Vec::new()));
     }
     let mut lines = Vec::new();
@@ -135,5 +135,6 @@ pub(super) fn resolve(path: &std::path::Path) -> Result<(PathBuf, Vec<String>), 
             return Ok((checkpoint.id().path.clone(), lines));
         }
     }
-    Err(JobError::NoCheckpoint { path: path.to_owned(), why: String::new() })
+    let why = if path.exists() || is_url(path) { "" } else { ": it does not exist" };
+    Err(JobError::NoCheckpoint { path: path.to_owned(), why: why.into() })
 }

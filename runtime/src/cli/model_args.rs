@@ -41,7 +41,7 @@ fn model_of(path: &Path) -> Result<PathBuf, JobError> {
     let is_model = |dir: &Path| [CONFIG_JSON, ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists());
     let is_run = |dir: &Path| dir.join(CHECKPOINTS).is_dir();
     let written = path.join(MODEL_DIR);
-    let checkpoint = || CheckpointId::from_dir(path).map(|_| path.to_owned());
+    let checkpoint = || CheckpointId::is_at(path).then(|| path.to_owned());
     let parent = || path.parent().filter(|parent| path.ends_with(MODEL_DIR) && is_run(parent)).map(Path::to_owned);
     match path {
         path if is_model(path) => Ok(path.to_owned()),

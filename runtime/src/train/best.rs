@@ -44,6 +44,14 @@ impl Best {
     }
 }
 
+impl Best {
+    /// Whether these evaluations had ended the run when it was at `step`: with the step after the last of them.
+    pub(crate) fn has_ended(&self, step: u64, rule: BestRule) -> bool {
+        let has_more = rule.patience.is_some_and(|patience| self.n_worse > patience);
+        self.is_over(rule) && (self.evaluated < step || has_more)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

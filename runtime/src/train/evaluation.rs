@@ -109,7 +109,7 @@ impl Subject {
     /// # Errors
     /// When there is no model, or its files cannot be read.
     pub(crate) fn find(path: &Path, base_model: Option<&Path>) -> Result<(Subject, Vec<String>), JobError> {
-        if CheckpointId::from_dir(path).is_some() {
+        if CheckpointId::is_at(path) {
             return Ok((Subject::of(Checkpoint::open(path)?)?, Vec::new()));
         }
         let has = |name: &str| path.join(name).is_file();

@@ -13,14 +13,16 @@ use super::verification::Compared;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
 use crate::config::elastic::VerifySteps;
-use crate::config::output::{OutputSection, Resume};
+use crate::config::output::{BestRule, OutputSection, Resume};
 use crate::control_place::RecordedGeneration;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
-use phalanx_storage::checkpoint::catalog::{CheckpointId, Keep, Skipped, latest_compared, latest_valid, list};
+use phalanx_storage::checkpoint::catalog::{
+    CheckpointId, Keep, Skipped, latest_compared, latest_valid, list, newest_committed,
+};
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::fence::Fence;
 use phalanx_storage::checkpoint::given_up::Beginning;
@@ -350,6 +352,33 @@ impl Saving {
         vec![format!(
             "this run does not continue from the newest checkpoint, {path}; once it has saved, {n} checkpoints count as given up"
         )]
+    }
+
+    /// A sentence, if the run of the newest checkpoint is this one and evaluations have ended it early.
+    ///
+    /// # Errors
+    /// When the directory of checkpoints cannot be read.
+    pub(crate) fn early_end(&self, rule: BestRule) -> Result<Option<(u64, String)>, JobError> {
+        if rule.patience.is_none() || self.resume != Resume::Auto || self.root.is_file() {
+            return Ok(None);
+        }
+        let Some(checkpoint) = newest_committed(&self.root)? else { return Ok(None) };
+        let state = checkpoint.extra(STATE).ok().and_then(|state| serde_json::from_slice::<TrainerState>(&state).ok());
+        let Some(state) = state.filter(|state| state.best.has_ended(state.step, rule)) else { return Ok(None) };
+        let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
+        let changes = changes(&then, self.own_extra(JOB_YAML).unwrap_or_default());
+        // It is refused with the reason when a rank restores it.
+        if changes.of_another_run.is_some() || self.check_inputs(&checkpoint).is_err() {
+            return Ok(None);
+        }
+        let (step, n_worse) = (state.step, state.best.n_worse);
+        Ok(Some((
+            step,
+            format!(
+                "the run ended early after step {step}, because {n_worse} evaluations were no better than the best one; raise \
+                 `early_stopping_patience` to continue, or begin again with `--resume_from_checkpoint none`"
+            ),
+        )))
     }
 
     /// Files that make a checkpoint self-contained.

@@ -59,7 +59,14 @@ fn run_whose_loss_falls_no_more_ends_early_with_its_best_model() {
     assert_eq!(steps_of_checkpoints(&p, "out"), [best_step, n_steps]);
     let eval = p.run(&["eval", "--json", "job.yaml", "--val_set_size", "12"]).succeeds().stdout;
     assert_eq!(serde_json::from_str::<Value>(&eval).unwrap()["loss"].as_f64(), Some(best_loss));
-    p.train(&early).refuses(&["ended early", "early_stopping_patience", "none"]);
+    let model = p.model_bytes("out");
+    let again = p.train(&early).succeeds();
+    assert!(
+        again.stdout.contains("ended early") && again.stdout.contains("early_stopping_patience"),
+        "{}",
+        again.stdout
+    );
+    assert_eq!((p.metrics("out").len() as u64, p.model_bytes("out") == model), (n_steps, true));
     let patient = [&KEYS[..], &["--early_stopping_patience", "5"]].concat();
     p.train(&patient).succeeds();
     assert!(p.metrics("out").len() as u64 > n_steps, "it continues");

@@ -33,6 +33,12 @@ impl CheckpointId {
         Self { step, generation, path: root.join(format!("step-{step:010}.g{generation:04}")) }
     }
 
+    /// Whether this is the directory of a checkpoint: by its name, or, on this machine, by its marker, if it is a copy or a link under
+    /// another name.
+    pub fn is_at(dir: &Path) -> bool {
+        Self::from_dir(dir).is_some() || dir.join(reader::COMMIT).is_file()
+    }
+
     /// Parses step and generation from a directory's name; `None` unless the name has exactly our format.
     pub fn from_dir(dir: &Path) -> Option<Self> {
         let name = dir.file_name()?.to_str()?;
@@ -97,6 +103,16 @@ pub fn latest_valid_in(
     let newer = given_up.into_iter().filter(is_newer);
     skipped.extend(newer.map(|id| Skipped { path: id.path, reason: CheckpointError::GivenUp }));
     Ok((found, skipped))
+}
+
+/// The newest committed checkpoint, whose data is not read: a look at its small files.
+///
+/// # Errors
+/// When `root` cannot be read.
+pub fn newest_committed(root: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
+    let store = store::at(root)?;
+    let (current, _) = current_and_given_up(&*store, root)?;
+    Ok(current.iter().find_map(|id| Checkpoint::open_lazily_in(&store, &id.path).ok()))
 }
 
 /// As [`latest_valid`], among the checkpoints after this step that a generation from `first` on has written.

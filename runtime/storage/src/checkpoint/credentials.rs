@@ -30,20 +30,35 @@ struct Keys {
 
 /// Adds the keys of the profile `AWS_PROFILE`, by default `default`, in the file `AWS_SHARED_CREDENTIALS_FILE`, by default
 /// `~/.aws/credentials`, unless the environment names others. Without file or profile, the machine's role remains.
-pub(super) fn with_shared_keys(builder: AmazonS3Builder) -> AmazonS3Builder {
-    if STRONGER.iter().any(|name| env::var_os(name).is_some()) {
-        return builder;
+///
+/// # Errors
+/// A sentence, if `AWS_PROFILE` names a profile without keys there: the machine's role is not what its user has chosen.
+pub(super) fn with_shared_keys(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> {
+    // An empty variable counts as none, as for the vendor's tools.
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+    if STRONGER.iter().any(|name| set(name).is_some()) {
+        return Ok(builder);
     }
     let of_user = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".aws/credentials"));
     let path = env::var_os("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from).or_else(of_user);
-    let text = path.map(|path| text_of(&path)).unwrap_or_default();
-    let profile = env::var("AWS_PROFILE").unwrap_or_else(|_| "default".into());
-    let Some(Keys { id, secret, token }) = keys_of(&text, &profile) else { return builder };
+    let text = path.as_deref().map(text_of).unwrap_or_default();
+    let named = env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty());
+    let Some(Keys { id, secret, token }) = keys_of(&text, named.as_deref().unwrap_or("default")) else {
+        return named.map_or(Ok(builder), |profile| Err(without_keys(&profile, path.as_deref())));
+    };
     let builder = builder.with_access_key_id(id).with_secret_access_key(secret);
-    match token {
+    Ok(match token {
         Some(token) => builder.with_token(token),
         None => builder,
-    }
+    })
+}
+
+fn without_keys(profile: &str, path: Option<&Path>) -> String {
+    let place = path.map_or_else(|| "the shared file of credentials".into(), |path| path.display().to_string());
+    format!(
+        "AWS_PROFILE names the profile `{profile}`, for which {place} has no keys; roles and single sign-on of ~/.aws/config are not \
+         followed: set the keys that `aws configure export-credentials --profile {profile} --format env` prints"
+    )
 }
 
 /// The text of the file, which is read again and again: a pipe would have it once, and is not waited for.
@@ -91,6 +106,14 @@ mod tests {
         assert!(made.success());
         assert_eq!((text_of(&pipe), text_of(&dir.path().join("absent"))), (String::new(), String::new()));
         assert_eq!(text_of(&file), FILE);
+    }
+
+    #[test]
+    fn named_profile_without_keys_is_told_with_a_way_out() {
+        let told = without_keys("prod", Some(Path::new("/home/u/.aws/credentials")));
+
+        assert!(told.contains("`prod`") && told.contains("/home/u/.aws/credentials"), "{told}");
+        assert!(told.contains("export-credentials --profile prod"), "{told}");
     }
 
     #[test]

@@ -22,6 +22,8 @@ use super::writer::EXTRA_BYTES_MAX;
 const LONG_RUN_BYTES: usize = 256 << 10;
 /// Name of the manifest's file.
 const MANIFEST: &str = "MANIFEST";
+/// File name of the marker.
+pub(super) const COMMIT: &str = "COMMIT";
 
 /// A committed checkpoint. Reads return only data that was verified against its hashes.
 #[derive(Debug)]
@@ -71,8 +73,14 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open_lazily`].
     pub fn open_lazily_in(store: &Arc<dyn Store>, dir: &Path) -> Result<Self, CheckpointError> {
-        let id = CheckpointId::from_dir(dir).ok_or_else(|| CheckpointError::BadDirectory { path: dir.to_owned() })?;
+        let named = CheckpointId::from_dir(dir);
+        if named.is_none() && !is_committed(&**store, dir)? {
+            return Err(CheckpointError::BadDirectory { path: dir.to_owned() });
+        }
         let (commit, encoded) = read_manifest(&**store, dir)?;
+        // A copy of a checkpoint, or a link to one, may have any name.
+        let of_commit = || CheckpointId { step: commit.step, generation: commit.generation, path: dir.to_owned() };
+        let id = named.unwrap_or_else(of_commit);
         let manifest_path = dir.join(MANIFEST);
         let bad = |reason| CheckpointError::BadManifest { path: manifest_path.clone(), reason };
         let contents = match format_of(&encoded).map_err(bad)? {
@@ -255,7 +263,7 @@ fn near<'a>(tensor: &'a TensorEntry, reaches: &[usize], wanted: &TensorBox) -> &
 
 /// Reads the marker, and the manifest that it names, undecoded.
 pub(super) fn read_manifest(store: &dyn Store, dir: &Path) -> Result<(Commit, Vec<u8>), CheckpointError> {
-    let commit_path = dir.join("COMMIT");
+    let commit_path = dir.join(COMMIT);
     let line = store::read_whole(store, &commit_path, COMMIT_BYTES_MAX)?;
     let line = line.ok_or_else(|| CheckpointError::Uncommitted { path: dir.to_owned() })?;
     if Seal::decode(&line).is_some() {
@@ -264,6 +272,11 @@ pub(super) fn read_manifest(store: &dyn Store, dir: &Path) -> Result<(Commit, Ve
     let commit = Commit::decode(&line).ok_or(CheckpointError::BadCommit { path: commit_path })?;
     let encoded = read_hashed(store, &dir.join(MANIFEST), MANIFEST_BYTES_MAX, &commit.manifest_blake3)?;
     Ok((commit, encoded))
+}
+
+/// Whether there is a marker.
+fn is_committed(store: &dyn Store, dir: &Path) -> Result<bool, CheckpointError> {
+    Ok(store.open(&dir.join(COMMIT))?.is_some())
 }
 
 fn read_indexes(store: &dyn Store, dir: &Path, manifest: &Manifest) -> Result<Vec<Index>, CheckpointError> {

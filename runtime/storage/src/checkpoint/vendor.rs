@@ -75,7 +75,7 @@ fn client(url: &str, retry: RetryConfig) -> Result<Arc<dyn ObjectStore>, Checkpo
     let _ = rustls::crypto::ring::default_provider().install_default();
     let built: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
         "s3" | "s3a" => {
-            let builder = with_shared_keys(AmazonS3Builder::from_env()).with_url(url).with_retry(retry);
+            let builder = with_shared_keys(AmazonS3Builder::from_env()).map_err(bad)?.with_url(url).with_retry(retry);
             builder.build().map(|client| Arc::new(client) as _)
         }
         "gs" => {

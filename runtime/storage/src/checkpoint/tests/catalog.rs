@@ -5,6 +5,7 @@ use std::fs;
 use super::*;
 use crate::checkpoint::catalog::{Keep, latest_after, latest_compared, list};
 use crate::checkpoint::given_up::Beginning;
+use crate::checkpoint::reader::Checkpoint;
 
 fn steps(root: &Path) -> Vec<(u64, u64)> {
     list(root).unwrap().iter().map(|id| (id.step, id.generation)).collect()
@@ -231,4 +232,19 @@ fn beginning_in_an_empty_directory_or_at_the_newest_checkpoint_gives_nothing_up(
 
     let names = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.map(|name| name.into_string().unwrap()).all(|name| name.starts_with("step-")));
+}
+
+#[test]
+fn copy_of_a_checkpoint_under_another_name_can_be_read_and_another_folder_is_told_from_it() {
+    let root = tempfile::tempdir().unwrap();
+    let saved = save_as(root.path(), 1, None, 20);
+    let (copy, other) = (root.path().join("best"), root.path().join("other"));
+    fs::rename(&saved.path, &copy).unwrap();
+    fs::create_dir(&other).unwrap();
+
+    let opened = Checkpoint::open(&copy).unwrap();
+
+    assert_eq!((opened.id().step, opened.id().generation, &opened.id().path), (20, 1, &copy));
+    assert!(CheckpointId::is_at(&copy) && !CheckpointId::is_at(&other));
+    assert!(matches!(Checkpoint::open(&other), Err(CheckpointError::BadDirectory { .. })));
 }
