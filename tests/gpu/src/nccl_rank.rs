@@ -13,7 +13,8 @@ use phalanx_cuda::{Choice, CudaDevice};
 use phalanx_device::parts::part;
 use phalanx_device::world::{World, WorldId};
 use phalanx_device::{Collective, CollectiveError, Device, ElementType, Operand, Operation, OperationKind, RawBuffer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -406,13 +407,13 @@ impl Rank<'_> {
         self.synchronize()?;
         let each = 1e3 * ms(begin) / f64::from(self.args.rounds);
         self.meet("timed")?;
-        // The end runs on threads of its own. A rank whose connections end before it has left takes that for the end of the world: it
-        // aborts, and the others wait for it as long as they wait for a lost one.
-        let begin = Instant::now();
+        // The end runs on threads of its own, which have no names of theirs yet when they begin. A rank whose connections end before it
+        // has left takes that for the end of the world: it aborts, and the others wait for it as long as they wait for a lost one.
+        let (begin, before) = (Instant::now(), threads()?);
         drop(groups);
         self.meet("left")?;
         drop(tcp);
-        while is_any_ending()? {
+        while !threads()?.is_subset(&before) {
             ensure!(begin.elapsed() < ABORT_MAX, "{:?} after the end of the groups it is not done", begin.elapsed());
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -435,15 +436,9 @@ impl Rank<'_> {
     }
 }
 
-/// Whether a thread of this process frees a communicator.
-fn is_any_ending() -> Result<bool> {
-    for task in std::fs::read_dir("/proc/self/task").context("reading the threads of this process")? {
-        // A thread may end meanwhile.
-        let name =
-            task.ok().and_then(|task| std::fs::read_to_string(task.path().join("comm")).ok()).unwrap_or_default();
-        if name.starts_with("nccl-") {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+/// The threads of this process.
+fn threads() -> Result<BTreeSet<OsString>> {
+    let tasks = std::fs::read_dir("/proc/self/task").context("reading the threads of this process")?;
+    // A thread may end meanwhile.
+    Ok(tasks.filter_map(|task| Some(task.ok()?.file_name())).collect())
 }
