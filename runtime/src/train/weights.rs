@@ -14,6 +14,7 @@ use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::passes::memory::BufferLocation;
 use phalanx_strategies::program::held::{HeldBox, StateBoxes};
+use phalanx_strategies::program::packing::E4M3_WEIGHT_MAX;
 use phalanx_strategies::program::{DType, Init, Kind, Param, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use rayon::prelude::*;
@@ -219,7 +220,8 @@ fn load(
             }
             _ => source.check_shape(name, &shape).map(|()| None)?,
         };
-        let read = |runs: Vec<(usize, Range<usize>)>, out: &mut [f32]| {
+        let mut largest = 0.0f32;
+        let read_all = |runs: Vec<(usize, Range<usize>)>, out: &mut [f32]| {
             let Some(grown) = &grown else { return source.read_runs_into(name, runs, out) };
             let (old, new): (Vec<_>, Vec<_>) =
                 runs.into_iter().map(|(index, at)| grown.split(index, at).into()).unzip();
@@ -227,15 +229,27 @@ fn load(
             new.into_iter().for_each(|(index, at): (usize, Range<usize>)| grown.fill(index, &mut out[at]));
             Ok(())
         };
+        let mut read = |runs: Vec<(usize, Range<usize>)>, out: &mut [f32]| {
+            read_all(runs, out)?;
+            if param.in_fp8 {
+                largest = largest.max(out.par_iter().with_min_len(4096).map(|x| x.abs()).reduce(|| 0.0, f32::max));
+            }
+            Ok(())
+        };
         if let Some(packing) = param.packing {
             let mut read = |index: usize, out: &mut [f32]| read(vec![(index, 0..out.len())], out);
             packed_weights::fill(machine, c, &tensor, packing, &mut read)?;
-            continue;
+        } else {
+            let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
+            machine.try_edit(c, tensor.value, tensor.elements.clone(), |first, out| {
+                read(within(&runs, first..first + out.len()).collect(), out)
+            })?;
         }
-        let runs: Vec<(usize, Range<usize>)> = tensor.runs().collect();
-        machine.try_edit(c, tensor.value, tensor.elements.clone(), |first, out| {
-            read(within(&runs, first..first + out.len()).collect(), out)
-        })?;
+        if largest > E4M3_WEIGHT_MAX {
+            let (dir, tensor) = (source.dir().to_owned(), name.clone());
+            let [found, largest] = [largest, E4M3_WEIGHT_MAX].map(|x| x.to_string());
+            return Err(HfError::BeyondFp8 { dir, tensor, found, largest });
+        }
     }
     Ok(())
 }

@@ -30,13 +30,23 @@ fn compile_with(
     mesh_rank: MeshRank,
     lora: Option<LoraSpec>,
 ) -> (ModelConfig, Compiled) {
+    compile_in(Precision::F32, device, config, mesh_rank, lora)
+}
+
+fn compile_in(
+    precision: Precision,
+    device: &dyn Device,
+    config: &Value,
+    mesh_rank: MeshRank,
+    lora: Option<LoraSpec>,
+) -> (ModelConfig, Compiled) {
     let parsed: HfConfig = serde_json::from_value(config.clone()).unwrap();
     let model = ModelConfig::try_from(&parsed).unwrap();
     let mut forward = model.forward(BatchShape { n_rows: 1, seq_len: 8 }, Head::Loss).unwrap();
     forward.mesh_rank = mesh_rank;
     let spec = StepSpec {
         n_microbatches: 2,
-        precision: Precision::F32,
+        precision,
         recompute: Recompute::None,
         lora,
         optimizer: OptimizerSpec::Sgd(Sgd::default()),
@@ -54,6 +64,10 @@ fn element(name: &str, i: usize) -> f32 {
 
 /// A model directory of another tool, in bf16.
 fn foreign_dir(whole: &Compiled) -> tempfile::TempDir {
+    foreign_dir_of(whole, element)
+}
+
+fn foreign_dir_of(whole: &Compiled, element: fn(&str, usize) -> f32) -> tempfile::TempDir {
     let tensors = parameters(whole);
     let list: Vec<_> = tensors.iter().map(|t| (t.name.as_str(), Dtype::BF16, t.shape.as_slice())).collect();
     let mut bytes = encode_header(&list, &BTreeMap::new(), 8);
@@ -380,5 +394,43 @@ fn head_beside_a_tied_embedding_must_have_its_values() {
 
         assert_eq!(equal, Ok(()), "{embedding}");
         assert!(matches!(&other, Err(HfError::Untied { embedding: found, .. }) if found == embedding), "{other:?}");
+    }
+}
+
+#[test]
+fn weights_that_products_in_fp8_cannot_multiply_are_refused_with_the_largest_one() {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
+    });
+    let device = &*devices::host();
+    let whole = compile(device, &config, MeshRank::default()).1;
+    let large_in = |name: &str, i: usize| {
+        let value = element(name, i) / 16.0;
+        if name.ends_with("layers.1.mlp.up_proj.weight") && i == 4000 { -30.5 } else { value }
+    };
+    let beside = LoraSpec { rank: 4, alpha: 8.0, target_modules: vec!["q_proj".into()], ..LoraSpec::default() };
+    let in_4_bits = LoraSpec { packing: Some(Packing::Nf4 { double: true }), ..beside.clone() };
+    let mesh = Mesh { dp_shard: 2, ..Mesh::ONE };
+    let load = |precision, mesh: Mesh, lora: &Option<LoraSpec>, element: fn(&str, usize) -> f32| {
+        let dir = foreign_dir_of(&whole, element);
+        (0..mesh.size()).find_map(|rank: usize| {
+            let (model, c) = compile_in(precision, device, &config, MeshRank { mesh, rank }, lora.clone());
+            let mut machine = device.machine(&[&c], &Backing::default()).unwrap();
+            let source = TensorSource::open(dir.path()).ok();
+            let first = FirstValues { model: Some(&model), params: &[], source, grown: None, adapter: None, seed: 1 };
+            initialise(&mut *machine, &c, &first, |_| true).err()
+        })
+    };
+
+    for lora in [None, Some(beside), Some(in_4_bits)] {
+        for mesh in [Mesh::ONE, mesh] {
+            let error = load(Precision::Fp8, mesh, &lora, large_in).unwrap().to_string();
+            for named in ["model.layers.1.mlp.up_proj.weight", "up to 30.5 in", "beyond 28;", "`fp8: false`"] {
+                assert!(error.contains(named), "{error}");
+            }
+            assert_eq!(load(Precision::Bf16, mesh, &lora, large_in), None);
+            assert_eq!(load(Precision::Fp8, mesh, &lora, |name, i| element(name, i) / 16.0), None);
+        }
     }
 }

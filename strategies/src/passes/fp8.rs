@@ -9,6 +9,7 @@
 //! [`crate::program::packing::E4M3_STEP`]: rounding them then needs no maximum, and is the same for every part of a weight.
 
 use crate::program::{Compute, Instr, MatMul, Op, ParamPart, Program};
+use std::collections::BTreeSet;
 
 /// Lets products of blocks with a weight compute in FP8 if its rows and columns are whole vectors. The choice depends on whole tensors, so
 /// that every mesh stores frozen weights alike.
@@ -20,11 +21,14 @@ pub fn fp8(program: &mut Program) {
         instr.site.block.is_some() && weight.is_some_and(|weight| weight.parts.iter().all(has_vectors))
     };
     let linear: Vec<bool> = program.instrs.iter().map(is_linear).collect();
+    let mut weights = BTreeSet::new();
     for (instr, _) in program.instrs.iter_mut().zip(linear).filter(|(_, is_linear)| *is_linear) {
         if let Op::MatMul(m @ MatMul { trans_a: false, .. }) = &mut instr.op {
             m.compute = Compute::Fp8;
+            weights.insert(instr.reads[1]);
         }
     }
+    program.params.iter_mut().filter(|param| weights.contains(&param.value)).for_each(|param| param.in_fp8 = true);
 }
 
 /// Lets products compute in bf16 again of whose weight this rank has no whole vectors. Others may have them: results differ by rounding.

@@ -9,6 +9,9 @@ use std::fmt;
 /// of language models, so a scale of its own for each row would change nothing: it only moves the range. Larger ones become 28.
 pub const E4M3_STEP: f32 = 1.0 / 16.0;
 
+/// The largest weight in FP8: the largest number of e4m3, 448, times [`E4M3_STEP`].
+pub const E4M3_WEIGHT_MAX: f32 = 448.0 * E4M3_STEP;
+
 /// How a frozen weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Packing {

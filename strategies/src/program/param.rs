@@ -111,6 +111,8 @@ pub struct Param {
     pub rate: usize,
     /// How it is stored, if packed: then all shapes and ranges here count words, not weights.
     pub packing: Option<Packing>,
+    /// Whether products multiply it in FP8, which has no numbers beyond [`super::packing::E4M3_WEIGHT_MAX`].
+    pub in_fp8: bool,
     /// Whether weight decay applies: by convention to tensors with two or more dims, and to adapters.
     pub decay: bool,
     /// Whether it is the table of an embedding, whose optimizer state is never rounded.
@@ -139,6 +141,7 @@ impl Param {
             init,
             trainable: true,
             packing: None,
+            in_fp8: false,
             rate: Hyper::LEARNING_RATE,
             decay: shape.len() >= 2,
             is_table: false,

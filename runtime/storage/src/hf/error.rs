@@ -35,6 +35,21 @@ pub enum HfError {
         /// What is wrong.
         reason: String,
     },
+    /// Products would multiply other weights than those of the file.
+    #[error(
+        "tensor `{tensor}` of {} has weights up to {found} in magnitude, but products in FP8 know none beyond {largest}; set \
+         `fp8: false`, or store the weights with `load_in_4bit: true` instead", dir.display()
+    )]
+    BeyondFp8 {
+        /// The model directory.
+        dir: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The largest magnitude that was read.
+        found: String,
+        /// The largest one of a weight in FP8.
+        largest: String,
+    },
     /// Bytes of a tensor are not those that were written.
     #[error("{} is damaged: bytes {start}..{end}, which hold a part of tensor `{tensor}`, are not those that were saved", path.display())]
     Damaged {
