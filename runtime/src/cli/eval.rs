@@ -1,6 +1,6 @@
 //! `phalanx eval`.
 
-use super::{JobArgs, conclude, right};
+use super::{JobArgs, conclude, report_notes, right};
 use crate::config::JobConfig;
 use crate::console::Console;
 use crate::data::rows::Rows;
@@ -8,7 +8,7 @@ use crate::devices;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::events::Event;
-use crate::train::evaluation::{Evaluation, Subject};
+use crate::train::evaluation::{Evaluation, Subject, yaml_of_run};
 use crate::train::progress::{Evaluating, Tokenising};
 use crate::train::{plan, preparation};
 use crate::units::human_duration;
@@ -22,6 +22,7 @@ pub(super) const HELP: &str = "Examples:
   phalanx eval my.yaml                        the model that this job trained
   phalanx eval my.yaml --model models/base    another model, for comparison
   phalanx eval my.yaml --model outputs/checkpoints/step-0000000100.g0001
+  phalanx eval outputs                        the run in this folder
   phalanx eval my.yaml --json --bf16 false
 
 The data is that of the job: `test_datasets`, else the samples that
@@ -63,15 +64,27 @@ impl Args {
         }
         Ok(all)
     }
+
+    /// The job, and the folder that stands in the place of its file: a run knows its job.
+    fn load(&self) -> Result<(JobConfig, Option<PathBuf>), JobError> {
+        let dir = &self.job.config;
+        if !dir.is_dir() {
+            return Ok((self.job.load()?, None));
+        }
+        let yaml = yaml_of_run(dir)?.ok_or_else(|| CommandError::NoJobIn { dir: dir.clone() })?;
+        let config = JobConfig::from_yaml_str(&yaml, &self.job.overrides()?)?;
+        report_notes(&config);
+        Ok((config, Some(dir.clone())))
+    }
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let args = args.gathered()?;
-    let mut config = args.job.load()?;
+    let (mut config, folder) = args.load()?;
     // All rows are evaluated.
     config.data.streaming = false;
     let base_model = config.model.base_model.as_deref();
-    let (subject, skipped) = match &args.model {
+    let (subject, skipped) = match args.model.as_ref().or(folder.as_ref()) {
         Some(path) => Subject::find(path, base_model)?,
         None => Subject::trained_by(&config)?,
     };

@@ -15,7 +15,7 @@ use crate::error::command::CommandError;
 use crate::error::generate::GenerateError;
 use crate::serve::{Settings, Stop, Templates, serve};
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,6 +43,12 @@ pub(super) struct Args {
     /// Address and port; other addresses than those of this machine alone need a key.
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
+    /// Address alone, as other servers take it; `localhost` or numbers.
+    #[arg(long, value_name = "ADDRESS", value_parser = address, conflicts_with = "listen")]
+    host: Option<IpAddr>,
+    /// Port alone, as other servers take it.
+    #[arg(long, conflicts_with = "listen")]
+    port: Option<u16>,
     /// File with the key that requests have to send; at least 16 characters.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
@@ -62,7 +68,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let key = args.api_key_file.as_deref().map(read_key).transpose()?;
-    let address = args.listen;
+    let address = SocketAddr::new(args.host.unwrap_or(args.listen.ip()), args.port.unwrap_or(args.listen.port()));
     if key.is_none() && !address.ip().is_loopback() {
         return Err(CommandError::OpenToAll { address }.into());
     }
@@ -88,6 +94,13 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     })?;
     console.say("stopped");
     Ok(())
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    match text {
+        "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
+        text => text.parse().map_err(|_| "must be localhost or an IP address".into()),
+    }
 }
 
 /// The templates of a name or file, or those of the tokenizer.

@@ -87,7 +87,7 @@ pub(crate) fn lead_alone(
     control: &Control,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Report, JobError> {
-    let mut term = begin_alone(config, lock, &mut |warning| on_event(&Event::Note(warning)))?;
+    let mut term = begin_alone(config, &inputs, lock, &mut |warning| on_event(&Event::Note(warning)))?;
     let (node, boot) = (NodeId(0), Incarnation(1));
     let (operators, requests) = listen_alone(config, &mut term)?;
     let Pair { coordinator, inbox, node: uplink, desired_states } = connect(node, boot, WAITING_MAX);

@@ -12,6 +12,7 @@ pub(crate) mod event_log;
 mod folder_mark;
 pub(crate) mod head_node;
 pub(crate) mod held_lease;
+mod job_number;
 pub(crate) mod past;
 mod patience;
 pub(crate) mod rendezvous;

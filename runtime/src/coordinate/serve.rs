@@ -9,6 +9,7 @@ use crate::coordinate::advertised::{advertised, outward};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::folder_mark::FolderMark;
 use crate::coordinate::held_lease::HeldLease;
+use crate::coordinate::job_number::{forget_job, job_id, job_of};
 use crate::coordinate::patience::patiently;
 use crate::coordinate::silent_stop::SilentStop;
 use crate::coordinate::standby::{self, ALONE, Watched};
@@ -16,6 +17,7 @@ use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::node::bootstrap::JobBootstrap;
 use crate::train::fit::{fits, fits_here};
+use crate::train::inputs::RunInputs;
 use crate::train::output_lock::{OutputLock, RankLock};
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
@@ -32,7 +34,7 @@ use phalanx_actors::store::{SharedStore, Store};
 use phalanx_actors::transport::{Downlink, Inbox};
 use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::join::{Address, JoinString};
-use phalanx_storage::checkpoint::catalog::{CheckpointId, Skipped, latest_after, list};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, Skipped, latest_after};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::coordinator::status::Status;
@@ -165,7 +167,8 @@ fn take_over(
         let Some(lease) = patiently(&place, is_over, || claim(&*store, seen, candidate))? else { continue };
         let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
         let start_from = patiently(&place, is_over, || {
-            begin(config, &place, &*store, lease.0, Earlier::MayLive, &mut |warning| tracing::warn!("{warning}"))
+            let warn = &mut |warning| tracing::warn!("{warning}");
+            begin(config, &Saving::new(config, Vec::new()), &place, &*store, lease.0, Earlier::MayLive, warn)
         })?;
         let job = patiently(&place, is_over, || job_of(&place))?;
         let addresses = Vec::new();
@@ -179,6 +182,7 @@ fn take_over(
 /// As [`take_alone`], and when the store or a checkpoint cannot be used.
 pub(super) fn begin_alone(
     config: &JobConfig,
+    inputs: &RunInputs,
     lock: &OutputLock,
     warn: &mut dyn FnMut(String),
 ) -> Result<Term, JobError> {
@@ -187,8 +191,9 @@ pub(super) fn begin_alone(
     let (store, lease) = take_alone(config, &place, lock)?;
     let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
     let goes_on = || false;
+    let run = Saving::of_run(config, inputs);
     let start_from =
-        patiently(&place, &goes_on, || begin(config, &place, &*store, lease.0, Earlier::IsOver, &mut *warn))?;
+        patiently(&place, &goes_on, || begin(config, &run, &place, &*store, lease.0, Earlier::IsOver, &mut *warn))?;
     let job = patiently(&place, &goes_on, || job_of(&place))?;
     let addresses = Vec::new();
     Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, addresses, _lock: None })
@@ -674,6 +679,7 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Prepares the store. A job that has ended starts again, from its last checkpoint if configured. Returns that checkpoint.
 fn begin(
     config: &JobConfig,
+    run: &Saving,
     place: &ControlPlace,
     store: &dyn Store,
     lease: Lease,
@@ -685,10 +691,16 @@ fn begin(
     let is_over = earlier == Earlier::IsOver || found.ending.is_some();
     if is_over {
         RankLock::await_end_of_ranks(&output.folder())?;
-        // A later run gets a new job number, so that members of the earlier run cannot take part.
-        forget_job(place)?;
     } else if found.world_plan.is_some() {
         return Ok(None);
+    }
+    let (resume, warnings) = run.find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;
+    let resume = resume.map(|path| Checkpoint::open(&path).map(|found| (path, found))).transpose()?;
+    // A refusal leaves the record of the earlier run as it is.
+    resume.as_ref().map_or(Ok(Vec::new()), |(_, checkpoint)| run.check_run(checkpoint))?;
+    if is_over {
+        // A later run gets a new job number, so that members of the earlier run cannot take part.
+        forget_job(place)?;
     }
     let kept = if is_over { Record { generation: found.generation, ..Record::default() } } else { found };
     if earlier == Earlier::MayLive {
@@ -699,21 +711,15 @@ fn begin(
         None => place.remove(CHECKPOINTS)?,
     }
     let mut record = Record { term: lease.term, ..kept };
-    let (resume, warnings) =
-        Saving::new(config, Vec::new()).find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;
     warnings.into_iter().for_each(warn);
     let mut start_from = None;
-    if let Some(path) = resume {
-        let id = Checkpoint::open(&path)?.id().clone();
-        record.checkpoint = as_snapshot(&id);
+    if let Some((path, checkpoint)) = resume {
+        record.checkpoint = as_snapshot(checkpoint.id());
         record.generation = record.generation.max(record.checkpoint.generation);
-        start_from = Some((id.step, path));
+        start_from = Some((checkpoint.id().step, path));
     }
-    // Worlds of this run have later generations than all checkpoints that were there before; a file in their place matters when one is saved.
-    let root = Some(output.checkpoints()).filter(|root| !root.is_file());
-    let earlier = root.map_or_else(|| Ok(Vec::new()), |root| list(&root))?;
-    let earlier = earlier.iter().map(|id| Generation(id.generation)).max();
-    record.generation = record.generation.max(earlier.unwrap_or_default());
+    // Worlds of this run have later generations than all checkpoints that were there before.
+    record.generation = record.generation.max(Generation(run.last_generation()?));
     record.began = record.generation;
     // If a later term has begun, the store does not take this record, and this coordinator steps down later.
     store.write_record(&record).map_err(ControlPlaneError::from)?;
@@ -740,67 +746,4 @@ fn newest_checkpoint(root: PathBuf) -> Checkpoints {
 
 fn as_snapshot(id: &CheckpointId) -> snapshot::Checkpoint {
     snapshot::Checkpoint { generation: Generation(id.generation), step: Step(id.step) }
-}
-
-/// The job number, kept in a file so that a restarted coordinator continues the same job. Without the file, the job is new.
-fn job_of(place: &ControlPlace) -> Result<JobId, JobError> {
-    match place.read(JOB)? {
-        Some(text) => {
-            text.trim().parse().map(JobId).map_err(|_| ControlPlaneError::JobFile { path: place.path(JOB) }.into())
-        }
-        None => {
-            let job = job_id();
-            place.write(JOB, &job.0.to_string())?;
-            Ok(job)
-        }
-    }
-}
-
-/// Removes the job number, so that the next run in this folder is a new job.
-pub(super) fn forget_job(place: &ControlPlace) -> Result<(), JobError> {
-    place.remove(JOB)
-}
-
-/// A number for a new job.
-fn job_id() -> JobId {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    JobId(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn restarted_coordinator_reads_the_job_number_that_the_first_one_wrote() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = ControlPlace::Folder(dir.path().to_owned());
-
-        let (first, again) = (job_of(&place).unwrap(), job_of(&place).unwrap());
-        forget_job(&place).unwrap();
-        forget_job(&place).unwrap();
-
-        assert_eq!(first, again);
-        assert_ne!(job_of(&place).unwrap(), first, "a new job gets another number");
-    }
-
-    #[test]
-    fn unusable_job_file_is_an_error_and_starts_no_new_job() {
-        for content in [&b"17 and more"[..], b"", b"\xff"] {
-            let dir = tempfile::tempdir().unwrap();
-            let path = dir.path().join(JOB);
-            fs::write(&path, content).unwrap();
-
-            let refused = job_of(&ControlPlace::Folder(dir.path().to_owned())).unwrap_err().to_string();
-
-            assert!(refused.contains(path.to_str().unwrap()), "{refused}");
-            assert_eq!(fs::read(&path).unwrap(), content, "the file is unchanged");
-        }
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join(JOB)).unwrap();
-
-        let place = ControlPlace::Folder(dir.path().to_owned());
-        assert!(matches!(job_of(&place), Err(JobError::Io { action: "read", .. })));
-        assert!(matches!(forget_job(&place), Err(JobError::Io { action: "remove", .. })));
-    }
 }

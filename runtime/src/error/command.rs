@@ -16,6 +16,12 @@ pub enum CommandError {
     /// A flag of the command among the keys.
     #[error("`{word}` must come before the YAML file; arguments after the file override its keys")]
     FlagAfterFile { word: String },
+    /// A folder in the place of a job's file.
+    #[error(
+        "{dir} has no checkpoint that tells the data to evaluate on; name the file of a job, as in `phalanx eval my.yaml --model \
+         {dir}`", dir = dir.display()
+    )]
+    NoJobIn { dir: PathBuf },
     /// A key or flag without a value.
     #[error("`{word}` needs a value")]
     NoValue { word: String },

@@ -2,7 +2,7 @@
 
 use super::architecture::Architecture;
 use super::checkpoint_weights::{CheckpointWeights, Packed, base_directory};
-use super::export::{CONFIG_JSON, parse_job};
+use super::export::{CONFIG_JSON, JOB_YAML, parse_job};
 use super::model_source::{ModelSource, forward_spec};
 use super::plan;
 use super::staging::{Staging, inputs};
@@ -16,7 +16,7 @@ use crate::error::export::ExportError;
 use crate::error::plan::PlanError;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, OpaqueModel, Run};
-use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid, list};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
@@ -24,7 +24,7 @@ use phalanx_strategies::mesh::{Axis, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::program::Role;
 use phalanx_strategies::rng::CounterRng;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The loss of a model over rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,6 +91,19 @@ impl Evaluator<'_> {
     }
 }
 
+/// The configuration of a run, of which this is the folder, the model or a checkpoint; `None` if no checkpoint tells it.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub(crate) fn yaml_of_run(dir: &Path) -> Result<Option<String>, JobError> {
+    let mut found = vec![dir.to_owned()];
+    for root in std::iter::once(dir).chain(dir.parent()) {
+        found.extend(list(&root.join("checkpoints"))?.into_iter().map(|id| id.path));
+    }
+    let yaml = |path: &PathBuf| Checkpoint::open_lazily(path).ok()?.extra(JOB_YAML).ok();
+    Ok(found.iter().find_map(yaml).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+}
+
 /// A trained model to evaluate: a model directory, an adapter with its base model, or a checkpoint.
 pub(crate) enum Subject {
     Model(ModelSource),
@@ -112,8 +125,14 @@ impl Subject {
         if CheckpointId::is_at(path) {
             return Ok((Subject::of(Checkpoint::open(path)?)?, Vec::new()));
         }
+        let is_model = |dir: &Path| ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).is_file());
         let has = |name: &str| path.join(name).is_file();
-        if path.is_dir() && !has("config.json") && !has(ADAPTER_CONFIG) {
+        if path.is_dir() && !is_model(path) {
+            // As for `chat` and `serve`, a run means the model that it has written.
+            let written = path.join("model");
+            if is_model(&written) {
+                return Subject::find(&written, base_model);
+            }
             let mut lines = Vec::new();
             for root in checkpoint_places(path) {
                 let (found, skipped) = latest_valid(&root)?;

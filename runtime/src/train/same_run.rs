@@ -247,6 +247,10 @@ mod tests {
             assert_eq!(refusal(&one, &other), None, "{other}");
             assert_eq!(refusal(&other, &one), None, "{one}");
         }
+        let listed =
+            String::from_utf8(job("")).unwrap().replace("roles_to_train: answers", "roles_to_train: [assistant]");
+        assert!(listed.contains("[assistant]"), "as earlier versions wrote it");
+        assert_eq!(changes(listed.as_bytes(), &job("")).of_another_run, None);
         assert!(refusal(lora, &format!("{lora}lora_r: 4")).is_some());
         assert!(refusal("", "warmup_steps: 1").is_some());
     }

@@ -184,6 +184,12 @@ impl Saving {
         }
     }
 
+    /// As far as it is known before there are ranks.
+    pub(crate) fn of_run(config: &JobConfig, inputs: &RunInputs) -> Saving {
+        let (yaml, inputs) = (config.to_yaml().into_bytes(), inputs.encode());
+        Saving::new(config, vec![(JOB_YAML.to_owned(), yaml), (INPUTS_JSON.to_owned(), inputs)])
+    }
+
     /// The same saving on a device with this progress counter.
     pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Saving {
         Saving { progress_counter, ..self }
@@ -599,14 +605,29 @@ impl Saving {
         self.check_frozen(&checkpoint, machine, c)?;
         let state = checkpoint.extra(STATE)?;
         let state: TrainerState = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
-        let other_rows = self.check_inputs(&checkpoint)?;
+        Ok((state, self.check_run(&checkpoint)?))
+    }
+
+    /// The latest generation of all checkpoints that are there; a file in their place matters when one is saved.
+    pub(crate) fn last_generation(&self) -> Result<u64, CheckpointError> {
+        let earlier = if self.root.is_file() { Vec::new() } else { list(&self.root)? };
+        Ok(earlier.iter().map(|id| id.generation).max().unwrap_or_default())
+    }
+
+    /// Returns the keys of the configuration that have changed since a checkpoint was saved, and what that means for its data.
+    ///
+    /// # Errors
+    /// When the checkpoint is of another run, as far as this one has said what it is.
+    pub(crate) fn check_run(&self, checkpoint: &Checkpoint) -> Result<Vec<String>, JobError> {
+        let other_rows = self.check_inputs(checkpoint)?;
+        let Some(now) = self.own_extra(JOB_YAML) else { return Ok(Vec::new()) };
         let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
-        let mut changes = changes(&then, self.own_extra(JOB_YAML).unwrap_or_default());
+        let mut changes = changes(&then, now);
         if let Some(changed) = changes.of_another_run {
-            return Err(JobError::AnotherRun { path: path.to_owned(), changed });
+            return Err(JobError::AnotherRun { path: checkpoint.id().path.clone(), changed });
         }
-        changes.notable.extend([other_rows, changes.place_in_data(state.step)].into_iter().flatten());
-        Ok((state, changes.notable))
+        changes.notable.extend([other_rows, changes.place_in_data(checkpoint.id().step)].into_iter().flatten());
+        Ok(changes.notable)
     }
 
     /// Refuses a checkpoint whose run has trained a weight that this run leaves as `base_model` has it. Early versions saved the

@@ -40,6 +40,10 @@ fn exported_model_and_checkpoint_have_the_loss_of_the_last_evaluation_of_their_r
     assert!((model["perplexity"].as_f64().unwrap() - expected.exp()).abs() < 1e-9);
     let earlier = of(&["--model", "out/checkpoints/step-0000000010.g0001"]);
     assert!(loss(&earlier) > expected, "{earlier}");
+    for of_run in [eval(&p, &["out"]), of(&["--model", "out"])] {
+        assert_eq!((of_run["kind"].as_str(), loss(&of_run)), (Some("model"), expected), "{of_run}");
+    }
+    assert_eq!(loss(&eval(&p, &["out/checkpoints/step-0000000010.g0001"])), loss(&earlier));
     let all = eval(&p, &["job.yaml"]);
     assert_eq!(all["data"].as_str(), Some("datasets"));
     let table = p.run(&["eval", "job.yaml"]).succeeds().stdout;
@@ -74,6 +78,7 @@ fn model_that_is_not_there_is_refused() {
     p.run(&["eval", "job.yaml", "--model", "nowhere"]).refuses(&["nowhere"]);
     std::fs::create_dir(p.path("empty")).unwrap();
     p.run(&["eval", "job.yaml", "--model", "empty"]).refuses(&["empty", "no checkpoint"]);
+    p.run(&["eval", "empty"]).refuses(&["empty", "phalanx eval my.yaml --model"]);
     p.run(&["eval", "job.yaml", "--model"]).refuses(&["--model", "value"]);
 }
 

@@ -81,6 +81,8 @@ fn checkpoint_of_a_run_on_other_data_or_of_another_base_model_is_refused() {
     change_weights(&p.path("base"));
     let of_model = p.train(&constant);
     change_weights(&p.path("base"));
+    let of_rate = p.train(&["--lr_scheduler", "constant", "--learning_rate", "0.5"]);
+    let status = p.run(&["status", "out"]).succeeds().stdout;
     let of_run = p.train(&constant);
 
     of_data.refuses(&[
@@ -90,5 +92,7 @@ fn checkpoint_of_a_run_on_other_data_or_of_another_base_model_is_refused() {
     ]);
     of_model
         .refuses(&["step-0000000005", "tensor `model.layers.1.mlp.up_proj.weight` of `base_model` has other values"]);
+    of_rate.refuses(&["step-0000000005", "`learning_rate`, 0.5 instead of"]);
+    assert!(status.contains("it has finished at step 5 of 5"), "{status}");
     of_run.succeeds();
 }

@@ -381,11 +381,15 @@ fn server_that_others_can_reach_needs_a_key() {
     std::fs::write(p.path("short.txt"), "short\n").unwrap();
 
     p.run(&["serve", "out/model", "--listen", "0.0.0.0:0"]).refuses(&["0.0.0.0:0", "--api-key-file"]);
+    p.run(&["serve", "out/model", "--host", "0.0.0.0", "--port", "0"]).refuses(&["0.0.0.0:0", "--api-key-file"]);
+    p.run(&["serve", "out/model", "--host", "localhost", "--listen", "127.0.0.1:0"]).refuses(&["--host", "--listen"]);
     p.run(&["serve", "out/model", "--api-key-file", "short.txt"]).refuses(&["short.txt", "at least 16"]);
     p.run(&["serve", "nowhere"]).refuses(&["nowhere"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     p.run(&["serve", "out/model", "--listen", &address]).refuses(&["cannot listen", &address]);
+    let port = address.rsplit(':').next().unwrap();
+    p.run(&["serve", "out/model", "--port", port]).refuses(&["cannot listen", &address]);
 
     let server = Server::start(&p, &["out/model", "--api-key-file", "key.txt"]);
     let status = |headers: &[&str]| server.ask("GET", "/v1/models", headers, "").0;
