@@ -54,6 +54,9 @@ fn rules_not_followed() -> Vec<(&'static str, Value)> {
         .concat()
 }
 
+/// The number of most likely tokens that transformers samples from if a model recommends to sample, and no number.
+const TOP_K: usize = 50;
+
 impl Sampling {
     /// Always takes the most likely token.
     pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
@@ -64,7 +67,7 @@ impl Sampling {
         let samples = config["do_sample"].as_bool() == Some(true);
         Sampling {
             temperature: if samples { number("temperature").unwrap_or(1.0) } else { 0.0 },
-            top_k: config["top_k"].as_u64().map_or(0, |k| k as usize),
+            top_k: config["top_k"].as_u64().map_or(if samples { TOP_K } else { 0 }, |k| k as usize),
             top_p: number("top_p").unwrap_or(1.0),
             repetition_penalty: number("repetition_penalty").unwrap_or(1.0),
             seed: 0,
@@ -74,7 +77,8 @@ impl Sampling {
     /// As [`Sampling::recommended`], with the defaults of OpenAI's API: without a recommendation, the temperature is 1.
     pub(crate) fn of_api(config: &Value) -> Sampling {
         let temperature = config["temperature"].as_f64().map_or(1.0, |x| x as f32);
-        Sampling { temperature, ..Sampling::recommended(config) }
+        let top_k = config["top_k"].as_u64().map_or(0, |k| k as usize);
+        Sampling { temperature, top_k, ..Sampling::recommended(config) }
     }
 
     /// A sentence on the rules of a `generation_config.json` that change which tokens are chosen and that are not followed here, if
@@ -242,6 +246,11 @@ mod tests {
 
         assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k), (0.6, 0.9, 20));
         assert_eq!(Sampling::recommended(&json!({"temperature": 0.6})).temperature, 0.0);
+        let top_k =
+            |config: Value| [Sampling::recommended(&config), Sampling::of_api(&config)].map(|found| found.top_k);
+        assert_eq!(top_k(json!({"do_sample": true})), [TOP_K, 0]);
+        assert_eq!(top_k(json!({"do_sample": true, "top_k": 0})), [0, 0]);
+        assert_eq!(top_k(json!({"do_sample": true, "top_k": 7})), [7, 7]);
         assert_eq!(sampling.out_of_range(), None);
         assert_eq!(Sampling { top_p: 0.0, ..sampling }.out_of_range().map(|(name, ..)| name), Some("top_p"));
         assert_eq!(

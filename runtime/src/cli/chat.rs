@@ -10,6 +10,7 @@ use crate::config::named_templates::NamedTemplate;
 use crate::config::precision::DeviceChoice;
 use crate::data::chat_template::{ChatTemplate, Conversation, Message};
 use crate::data::end_of_turn::{self, EndOfTurn};
+use crate::data::exact_json;
 use crate::data::prepare::TEMPLATE_BYTES_MAX;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
@@ -44,6 +45,9 @@ pub(super) struct Args {
     /// Name or file of a chat template [default: that of the tokenizer].
     #[arg(long, alias = "chat_template", value_name = "TEMPLATE")]
     chat_template: Option<String>,
+    /// Values of variables of the chat template, as in '{"enable_thinking": false}' [default: those of the model's job].
+    #[arg(long, alias = "chat_template_kwargs", value_name = "JSON", value_parser = variables)]
+    chat_template_kwargs: Option<Variables>,
     /// Maximum number of tokens of an answer.
     #[arg(long, alias = "max_new_tokens", default_value_t = 1024)]
     max_new_tokens: usize,
@@ -61,7 +65,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     Sampling::unfollowed(&generation).iter().for_each(|note| report_note(note));
     let tokenizer = source.tokenizer()?;
     tokenizer.notes().iter().for_each(|note| report_note(note));
-    let template = template(&tokenizer, args.chat_template.as_deref(), source.tokenizer_dir())?;
+    let template = template(&tokenizer, args.chat_template.as_deref(), source.tokenizer_dir())?
+        .with_variables(args.chat_template_kwargs.clone().unwrap_or_default());
     let end = end_of_turn::of_template(&tokenizer, &template);
     let end_text = end.iter().filter_map(|end| end.text().map(str::to_owned));
     let wanted = Completion {
@@ -187,11 +192,17 @@ fn piped() -> Result<String, CommandError> {
     Ok(String::from_utf8_lossy(&text).trim_end_matches(['\n', '\r']).to_owned())
 }
 
+type Variables = serde_json::Map<String, serde_json::Value>;
+
+fn variables(text: &str) -> Result<Variables, String> {
+    exact_json::object(text).ok_or_else(|| "must be a JSON object".into())
+}
+
 /// The template of a name or file, or that of the tokenizer.
 fn template(tokenizer: &Tokenizer, wanted: Option<&str>, dir: &Path) -> Result<ChatTemplate, JobError> {
     let source = template_source(tokenizer, wanted)?;
     let source = source.ok_or_else(|| GenerateError::NoTemplate { dir: dir.to_owned() })?;
-    Ok(tokenizer.parse_template(&source).map_err(GenerateError::Template)?)
+    Ok(tokenizer.parse_template(&source).map_err(GenerateError::Template)?.for_answers())
 }
 
 /// The text of the template of a name or file, or that of the tokenizer, if it has one.

@@ -1,6 +1,6 @@
 //! Training data: the files, how an entry becomes a sample, and how samples become sequences.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde_yaml_ng::{Mapping, Value};
@@ -110,8 +110,8 @@ section! {
         pub message_field_role: Option<String> = None;
         /// Name of the text field of a message; the older way to map it.
         pub message_field_content: Option<String> = None;
-        /// Names of the roles in the data, by their names in chat templates, as in `{user: [human]}`; if empty, human is
-        /// user and gpt is assistant.
+        /// Names of the roles in the data, by their names in chat templates, as in `{user: [human]}`; human is user and gpt is
+        /// assistant unless named here.
         pub roles: RoleNames = RoleNames::default();
         /// Name of the field of a message with the thought before the answer; if not set, reasoning_content.
         pub field_thinking: Option<String> = None;
@@ -119,8 +119,10 @@ section! {
         pub template_thinking_key: Option<String> = None;
         /// Split a thought in tags such as `<think>` from the text of an answer.
         pub split_thinking: bool = false;
-        /// Roles whose messages are trained on when `train_on_inputs` is off; none for messages with a flag only.
-        pub roles_to_train: TrainedRoles = TrainedRoles::default();
+        /// Roles whose messages are trained on when `train_on_inputs` is off; answers: those of assistant, and of a prompt with
+        /// a completion all of the completion; all: every role, but not prompts that have a completion; none: messages with a
+        /// flag only.
+        pub roles_to_train: TrainedRoles = TrainedRoles::Answers;
         /// Name of the field of a message that is true if it is trained on, false if not.
         pub message_field_training: Option<String> = None;
         /// Name of the field of a message that lists parts of its text with begin_offset, end_offset and train.
@@ -189,26 +191,37 @@ impl EotTraining {
 
 /// The value of `roles_to_train`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrainedRoles(pub Vec<String>);
-
-impl Default for TrainedRoles {
-    fn default() -> Self {
-        Self(vec!["assistant".into()])
-    }
+pub enum TrainedRoles {
+    /// Assistant, and of a prompt with a completion all of the completion.
+    Answers,
+    /// Every role, but no prompt that has a completion.
+    All,
+    /// These.
+    Named(Vec<String>),
 }
+
+const ANSWERS: &str = "answers";
+const ALL: &str = "all";
 
 impl Setting for TrainedRoles {
     fn fits() -> String {
-        "a list of roles, or none".into()
+        format!("{ANSWERS}, {ALL}, a list of roles, or none")
     }
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         match value.as_str() {
-            Some("none") => Ok(Self(Vec::new())),
-            _ => read_items(value, at, Self::fits(), String::read).map(Self),
+            Some(ANSWERS) => Ok(Self::Answers),
+            Some(ALL) => Ok(Self::All),
+            Some("none") => Ok(Self::Named(Vec::new())),
+            _ => read_items(value, at, Self::fits(), String::read).map(Self::Named),
         }
     }
     fn write(&self) -> Value {
-        if self.0.is_empty() { "none".into() } else { self.0.write() }
+        match self {
+            Self::Answers => ANSWERS.into(),
+            Self::All => ALL.into(),
+            Self::Named(roles) if roles.is_empty() => "none".into(),
+            Self::Named(roles) => roles.write(),
+        }
     }
 }
 
@@ -255,10 +268,34 @@ pub enum ValSetSize {
 
 impl DataSection {
     /// What the run does and the user may not expect.
-    pub(super) fn notes(&self) -> Option<String> {
+    pub(super) fn notes(&self) -> Vec<String> {
         let is_asked = self.evals_per_epoch.is_some_and(|n| n > 0);
-        (is_asked && !self.evaluates())
-            .then(|| "`evals_per_epoch` evaluates nothing, because `val_set_size` is 0".into())
+        let nothing = (is_asked && !self.evaluates())
+            .then(|| "`evals_per_epoch` evaluates nothing, because `val_set_size` is 0".into());
+        let of_sets = self.datasets.iter().filter(|entry| entry.r#type.is_conversation());
+        let choices: BTreeSet<&str> = of_sets
+            .filter_map(|entry| match entry.chat_template.unwrap_or(self.chat_template) {
+                ChatTemplateChoice::Named(template) if template.lacks_system_of_axolotl() => Some(template.name()),
+                _ => None,
+            })
+            .collect();
+        let lacks = choices.into_iter().map(|name| {
+            format!(
+                "`chat_template: {name}` adds no system message to a conversation that has none; Axolotl's template of this name does"
+            )
+        });
+        nothing.into_iter().chain(lacks).collect()
+    }
+
+    /// The same data with one spelling of what is trained on, of records that have no completion.
+    pub(super) fn as_meant(&self) -> DataSection {
+        let mut section = self.clone();
+        for entry in section.datasets.iter_mut().chain(&mut section.test_datasets) {
+            if matches!(&entry.roles_to_train, TrainedRoles::Named(roles) if roles == &["assistant"]) {
+                entry.roles_to_train = TrainedRoles::Answers;
+            }
+        }
+        section
     }
 
     /// Whether there is data to evaluate on.

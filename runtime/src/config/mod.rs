@@ -287,6 +287,7 @@ impl JobConfig {
     #[must_use]
     pub(crate) fn as_meant(&self) -> JobConfig {
         JobConfig {
+            data: self.data.as_meant(),
             adapter: self.adapter.as_meant(),
             schedule: self.schedule.as_meant(),
             optimizer: OptimizerSection { max_grad_norm: self.optimizer.clip_norm(), ..self.optimizer.clone() },

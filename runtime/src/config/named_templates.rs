@@ -78,6 +78,11 @@ impl NamedTemplate {
         ABSENT.iter().find(|(names, _)| names.contains(&name)).map(|(_, instead)| *instead)
     }
 
+    /// Whether Axolotl's template of this name begins a conversation with a system message of its own, which this one has not.
+    pub(crate) fn lacks_system_of_axolotl(&self) -> bool {
+        ["metharme", "mistral_v7_tekken", "phi_4"].contains(&self.name)
+    }
+
     /// Its name.
     pub fn name(&self) -> &'static str {
         self.name

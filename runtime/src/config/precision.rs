@@ -13,7 +13,7 @@ section! {
         pub bf16: Bf16 = Bf16::Off;
         /// With `bf16`: linear layers of the blocks multiply 8-bit floats, forward and for the gradients of activations, which GPUs of
         /// compute capability 9.0 do faster; other devices multiply the same numbers in bfloat16. Frozen matrices beside adapters are
-        /// stored in this form.
+        /// stored in this form. Models with weights beyond 28 there are refused.
         pub fp8: bool = false;
         /// Activations in float16, weights and sums in f32; the loss is scaled so that small gradients do not
         /// underflow.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
 use super::conversation_forms::rendered_in_form;
-use super::jinja::{Rendered, Template};
+use super::jinja::{Clock, Rendered, Template};
 
 /// ChatML, as in OpenAI's published chat format of 2023.
 pub const CHATML: &str = include_str!("templates/chatml.jinja");
@@ -100,12 +100,13 @@ pub struct ChatTemplate {
     /// Values of variables that transformers does not define itself.
     variables: Map<String, Json>,
     prints_all_fields: OnceLock<bool>,
+    clock: Clock,
 }
 
 impl ChatTemplate {
     /// Parses `source` as transformers does: blocks remove the line break after them and the blanks before them, Python's
-    /// methods are defined, and `raise_exception` refuses a conversation. `strftime_now` gives a fixed date, because tokens must
-    /// not depend on the day of a run.
+    /// methods are defined, and `raise_exception` refuses a conversation. `strftime_now` gives a fixed date, because the tokens of
+    /// a run must not depend on its day.
     ///
     /// `bos` and `eos` are the texts of those tokens, empty where the tokenizer has none.
     ///
@@ -121,6 +122,7 @@ impl ChatTemplate {
             eos: eos.into(),
             variables: Map::new(),
             prints_all_fields: OnceLock::new(),
+            clock: Clock::Fixed,
         })
     }
 
@@ -129,12 +131,23 @@ impl ChatTemplate {
         Self { variables, ..self }
     }
 
+    /// The template with today's date, as a model is asked.
+    #[must_use]
+    pub fn for_answers(self) -> Self {
+        Self { clock: Clock::Local, ..self }
+    }
+
     /// Whether the template mentions `name`, so that a field of that name may be in its text.
     pub fn mentions(&self, name: &str) -> bool {
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         self.source.match_indices(name).any(|(at, _)| {
             !self.source[..at].ends_with(is_word) && !self.source[at + name.len()..].starts_with(is_word)
         })
+    }
+
+    /// Whether the template names this value, such as a role, in quotes.
+    pub fn names(&self, value: &str) -> bool {
+        ['\'', '"'].iter().any(|quote| self.source.contains(&format!("{quote}{value}{quote}")))
     }
 
     /// Whether the template may render the field `name` of a message, by this name or by another that it has there.
@@ -215,7 +228,7 @@ impl ChatTemplate {
         variables.extend(more.map(|(name, value)| (name.as_str(), value)));
         let messages: Vec<&Map<String, Json>> = messages.iter().map(AsRef::as_ref).collect();
         self.template
-            .render(&messages, &variables)
+            .render(&messages, &variables, self.clock)
             .map_err(|error| ChatTemplateError::Render { reason: error.to_string() })
     }
 }

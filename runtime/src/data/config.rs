@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::config::chat_template::ChatTemplateChoice;
-use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat};
+use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat, TrainedRoles};
 use crate::config::prompts::CustomPrompt;
 use crate::config::split::Split;
 use serde_json::{Map, Value};
@@ -197,10 +197,10 @@ pub struct ConversationConfig {
     pub field_tools: String,
     /// The data set's names of fields of a message, by the names that templates use: `role`, `content`, …
     pub properties: BTreeMap<String, String>,
-    /// The data set's names of roles, by the names that templates use; empty: human is user, gpt is assistant.
+    /// The data set's names of roles, by the names that templates use; human is user and gpt is assistant unless named here.
     pub roles: BTreeMap<String, Vec<String>>,
-    /// The roles whose turns are trained on; default `assistant`.
-    pub roles_to_train: Option<Vec<String>>,
+    /// The roles whose turns are trained on; default `assistant`, and of a prompt with a completion all of the completion.
+    pub roles_to_train: TrainedRoles,
     /// The field of a message that says whether it is trained on.
     pub field_training: Option<String>,
     /// The field of a message that lists which of its characters are trained on.
@@ -222,7 +222,7 @@ impl Default for ConversationConfig {
             field_tools: "tools".to_owned(),
             properties: BTreeMap::new(),
             roles: BTreeMap::new(),
-            roles_to_train: None,
+            roles_to_train: TrainedRoles::Answers,
             field_training: None,
             field_training_detail: None,
             split_thinking: false,
@@ -249,10 +249,15 @@ impl ConversationConfig {
         let named = self.roles.iter().find(|(_, names)| names.iter().any(|name| name == found));
         match (named, found) {
             (Some((role, _)), _) => role,
-            (None, "human") if self.roles.is_empty() => "user",
-            (None, "gpt") if self.roles.is_empty() => "assistant",
+            (None, "human") => "user",
+            (None, "gpt") => "assistant",
             (None, other) => other,
         }
+    }
+
+    /// Whether messages have the names of ShareGPT's files.
+    pub(crate) fn has_names_of_sharegpt(&self) -> bool {
+        self.properties.get("role").is_some_and(|field| field == "from")
     }
 
     /// A key of the file that is not at its default.
@@ -263,7 +268,7 @@ impl ConversationConfig {
             ("field_tools", self.field_tools != default.field_tools),
             ("message_property_mappings", self.properties != default.properties),
             ("roles", self.roles != default.roles),
-            ("roles_to_train", self.roles_to_train.is_some()),
+            ("roles_to_train", self.roles_to_train != default.roles_to_train),
             ("message_field_training", self.field_training.is_some()),
             ("message_field_training_detail", self.field_training_detail.is_some()),
             ("split_thinking", self.split_thinking),

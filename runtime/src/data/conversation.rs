@@ -11,13 +11,18 @@ use super::chat_spans::{RenderedChat, render_for_training};
 use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message};
 use super::config::{ConversationConfig, MarkerConfig};
 use super::exact_json;
+use super::function_calls;
+use super::prompt_completion::{self, parsed, parsed_object};
 use super::record::{Document, RecordError, field_of, type_name, wrong_type};
 use super::thinking;
 use super::training_parts::{self, TrainingPart};
-use crate::config::datasets::EndTraining;
+use crate::config::datasets::{EndTraining, TrainedRoles};
 
 /// Fields that carry what the model reads or answers: a template that does not render them would train on another conversation.
-const CONTENT_FIELDS: [&str; 2] = ["reasoning_content", "tool_calls"];
+const CONTENT_FIELDS: [&str; 3] = ["reasoning_content", "tool_calls", function_calls::ROLE];
+
+/// Roles whose turns are no answers, beside those that a template names and those of the data set's configuration.
+const KNOWN_ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// How the conversations of one data set are read.
 #[derive(Debug)]
@@ -26,6 +31,7 @@ pub(crate) struct ConversationReader {
     config: ConversationConfig,
     /// The data set's name of each field of a message that has another name in templates.
     renamed: BTreeMap<String, String>,
+    train_on_inputs: bool,
     /// All of them if there is no set.
     trained_roles: Option<BTreeSet<String>>,
     /// Marks that end a turn, and when they are trained on.
@@ -36,21 +42,34 @@ pub(crate) struct ConversationReader {
 
 impl ConversationReader {
     pub(crate) fn new(config: &ConversationConfig, template: ChatTemplate, train_on_inputs: bool) -> Self {
-        let trained_roles = (!train_on_inputs).then(|| match &config.roles_to_train {
-            Some(roles) => roles.iter().map(|role| config.role(role).to_owned()).collect(),
-            None => BTreeSet::from(["assistant".to_owned()]),
-        });
+        let named = |roles: &[String]| {
+            roles.iter().map(|role| role_of(config, &template, role).to_owned()).map(answerer).collect()
+        };
+        let trained_roles = match &config.roles_to_train {
+            TrainedRoles::All => None,
+            TrainedRoles::Answers => Some(BTreeSet::from(["assistant".to_owned()])),
+            TrainedRoles::Named(roles) => Some(named(roles)),
+        };
         let renamed = config.properties.iter().map(|(property, field)| (field.clone(), property.clone())).collect();
         let MarkerConfig { eos, eot, train_on_eos, train_on_eot } = config.markers.clone();
         let eos = eos.into_iter().filter(|eos| !eot.contains(eos)).map(|token| (token, train_on_eos));
         let eot = eot.iter().cloned().map(|token| (token, train_on_eot.unwrap_or(train_on_eos)));
         let markers = eos.chain(eot).collect();
-        Self { template, config: config.clone(), renamed, trained_roles, markers, reported: Mutex::default() }
+        Self {
+            template,
+            config: config.clone(),
+            renamed,
+            train_on_inputs,
+            trained_roles,
+            markers,
+            reported: Mutex::default(),
+        }
     }
 
-    /// The field with the list of turns.
-    pub(crate) fn field_messages(&self) -> &str {
-        &self.config.field_messages
+    /// The fields with lists of turns.
+    pub(crate) fn fields_of_messages(&self) -> Vec<String> {
+        let pair = prompt_completion::FIELDS.map(str::to_owned);
+        std::iter::once(self.config.field_messages.clone()).chain(pair).collect()
     }
 
     /// Whether the record describes functions that the model may call.
@@ -63,12 +82,13 @@ impl ConversationReader {
         }
     }
 
-    /// The text of the conversation in `record`, and what is trained on.
-    pub(crate) fn document(&self, record: &Value) -> Result<Document, RecordError> {
-        let (mut conversation, turns) = self.conversation(record)?;
-        let trained: Vec<usize> = (0..turns.len()).filter(|&idx| turns[idx].is_trained()).collect();
-        let chat = render_for_training(&self.template, &mut conversation, &trained)?;
-        let mut spans = Vec::new();
+    /// The text of the conversation in `record`, and what is trained on; `None` if the record has no turns or no answer: null.
+    pub(crate) fn document(&self, record: &Value) -> Result<Option<Document>, RecordError> {
+        let Some(Told { mut conversation, turns, completion }) = self.conversation(record)? else { return Ok(None) };
+        let is_located = |idx: usize| turns[idx].is_trained() || completion.is_some_and(|first| idx >= first);
+        let located: Vec<usize> = (0..turns.len()).filter(|&idx| is_located(idx)).collect();
+        let chat = render_for_training(&self.template, &mut conversation, &located)?;
+        let mut spans = completion.map_or(Vec::new(), |first| completion_spans(&chat, &turns, first));
         for (idx, training) in turns.iter().enumerate() {
             let own: Vec<Range<usize>> =
                 chat.turns.iter().filter(|(of, _)| *of == idx).map(|(_, span)| span.clone()).collect();
@@ -77,38 +97,67 @@ impl ConversationReader {
                     let located = self.spans_of_parts(&conversation.messages[idx], training, &chat, idx, &own);
                     spans.extend(located.ok_or(RecordError::PartsNotLocated { number: idx + 1 })?);
                 }
-                Training::Turn(_) => spans.extend(own),
+                Training::Turn(true) if completion.is_none_or(|first| idx < first) => spans.extend(own),
+                Training::Turn(_) => {}
             }
         }
         spans.sort_by_key(|span| span.start);
         let trained =
             self.markers.iter().fold(spans, |spans, (marker, when)| train_on_ends(&chat.text, spans, marker, *when));
-        Ok(Document { text: chat.text, trained, bounded: false })
+        Ok(Some(Document { text: chat.text, trained, bounded: false }))
     }
 
-    fn conversation(&self, record: &Value) -> Result<(Conversation, Vec<Training>), RecordError> {
-        let list = &self.config.field_messages;
-        let value = parsed(field_of(record, list)?);
-        let turns = value.as_array().ok_or_else(|| wrong_type(list, "a list of turns", &value))?;
-        let (mut messages, mut training) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
-        for turn in turns {
-            let (message, trained) = self.message(&parsed_object(turn))?;
-            if messages.is_empty() && message.role() == "system" && self.config.drop_system_message {
-                continue;
+    fn conversation(&self, record: &Value) -> Result<Option<Told>, RecordError> {
+        let messages = self.config.field_messages.as_str();
+        let pair = record.get(messages).is_none_or(Value::is_null).then(|| prompt_completion::of(record)).flatten();
+        let lists = match pair {
+            Some([prompt, completion]) => {
+                let [of_prompt, of_completion] = prompt_completion::FIELDS;
+                vec![(of_prompt, prompt, Place::Prompt), (of_completion, completion, Place::Completion)]
             }
-            messages.push(message);
-            training.push(trained);
+            None => vec![(messages, field_of(record, messages)?, Place::Conversation)],
+        };
+        if lists.iter().any(|(_, list, _)| list.is_null()) {
+            return Ok(None);
+        }
+        let (mut messages, mut turns, mut completion) = (Vec::new(), Vec::new(), None);
+        for (field, list, place) in lists {
+            if place == Place::Completion && self.trains_whole_completions() {
+                completion = Some(messages.len());
+            }
+            let list = parsed(list);
+            for turn in list.as_array().ok_or_else(|| wrong_type(field, "a list of turns", &list))? {
+                let (message, training) = self.message(field, &parsed_object(turn), place)?;
+                if messages.is_empty() && message.role() == "system" && self.config.drop_system_message {
+                    continue;
+                }
+                messages.push(message);
+                turns.push(training);
+            }
         }
         if let Some(system) = self.system_beside(record, messages.first())? {
             messages.insert(0, system);
-            training.insert(0, Training::Turn(self.trains("system")));
+            let place = if pair.is_some() { Place::Prompt } else { Place::Conversation };
+            turns.insert(0, Training::Turn(self.trains("system", place)));
+            completion = completion.map(|first| first + 1);
         }
-        Ok((Conversation { messages, tools: self.tools(record)?, variables: variables(record)? }, training))
+        let conversation = Conversation { messages, tools: self.tools(record)?, variables: variables(record)? };
+        Ok(Some(Told { conversation, turns, completion }))
     }
 
     /// Whether turns of this role are trained on, unless they say otherwise.
-    fn trains(&self, role: &str) -> bool {
-        self.trained_roles.as_ref().is_none_or(|roles| roles.contains(role))
+    fn trains(&self, role: &str, place: Place) -> bool {
+        let is_named = || self.trained_roles.as_ref().is_none_or(|roles| roles.contains(role));
+        self.train_on_inputs
+            || match place {
+                Place::Prompt => false,
+                Place::Completion => self.trains_whole_completions() || is_named(),
+                Place::Conversation => is_named(),
+            }
+    }
+
+    fn trains_whole_completions(&self) -> bool {
+        !matches!(self.config.roles_to_train, TrainedRoles::Named(_))
     }
 
     /// A system message that the record has beside the turns.
@@ -148,12 +197,12 @@ impl ConversationReader {
         if tools.is_some() && !self.template.mentions("tools") {
             return Err(ChatTemplateError::NotRendered { field: self.config.field_tools.clone() }.into());
         }
-        Ok(tools.map(with_parsed_parameters))
+        let tools = tools.map(with_parsed_parameters);
+        Ok(if self.config.has_names_of_sharegpt() { tools.map(function_calls::framed) } else { tools })
     }
 
-    fn message(&self, turn: &Value) -> Result<(Message, Training), RecordError> {
-        let fields =
-            turn.as_object().ok_or_else(|| wrong_type(&self.config.field_messages, "a list of objects", turn))?;
+    fn message(&self, list: &str, turn: &Value, place: Place) -> Result<(Message, Training), RecordError> {
+        let fields = turn.as_object().ok_or_else(|| wrong_type(list, "a list of objects", turn))?;
         let mut message = Map::new();
         let mut flag = None;
         let mut parts = None;
@@ -168,6 +217,11 @@ impl ConversationReader {
             }
             if Some(name) == self.config.field_training_detail.as_ref() {
                 parts = (!value.is_null()).then(|| TrainingPart::list(name, value)).transpose()?;
+                continue;
+            }
+            // Files for OpenAI's fine-tuning leave answers out so.
+            if name == "weight" && value.as_f64() == Some(0.0) && self.config.field_training.is_none() {
+                flag = Some(false);
                 continue;
             }
             let property = self.renamed.get(name).unwrap_or(name);
@@ -189,8 +243,20 @@ impl ConversationReader {
             message.insert(property.clone(), value.into_owned());
         }
         self.check_role(turn, &mut message)?;
-        let role = message["role"].as_str().unwrap_or_default();
-        let is_trained = flag.unwrap_or_else(|| self.trains(role));
+        if message["role"] == function_calls::ROLE {
+            self.check_content(turn, &message)?;
+            function_calls::into_answer(&mut message, &self.config.thinking_key)?;
+            let needed =
+                ["tool_calls", &self.config.thinking_key].into_iter().filter(|&name| message.contains_key(name));
+            if needed.into_iter().any(|name| !self.template.renders(name)) {
+                return Err(ChatTemplateError::NotRendered { field: function_calls::ROLE.to_owned() }.into());
+            }
+        }
+        let role = message["role"].as_str().unwrap_or_default().to_owned();
+        let is_trained = flag.unwrap_or_else(|| self.trains(&role, place));
+        if flag.is_none() && !is_trained && place != Place::Prompt && !self.knows_role(&role) {
+            return Err(RecordError::UnknownRole { role });
+        }
         if self.config.split_thinking && role == "assistant" {
             thinking::split(&mut message, &self.config.thinking_key);
         }
@@ -249,11 +315,16 @@ impl ConversationReader {
                     .map(|found| wrong_type(&name_of("role"), "text", found))
                     .unwrap_or_else(|missing| missing));
             }
-            Some(Value::String(role)) => self.config.role(role).to_owned(),
+            Some(Value::String(role)) => role_of(&self.config, &self.template, role).to_owned(),
             Some(other) => return Err(wrong_type(&name_of("role"), "text", other)),
         };
         message.insert("role".to_owned(), role.into());
         Ok(())
+    }
+
+    /// Whether turns of this role are known to be no answers.
+    fn knows_role(&self, role: &str) -> bool {
+        KNOWN_ROLES.contains(&role) || self.config.roles.contains_key(role) || self.template.names(role)
     }
 
     fn check_content(&self, turn: &Value, message: &Map<String, Value>) -> Result<(), RecordError> {
@@ -288,6 +359,46 @@ impl ConversationReader {
         }
         Ok(())
     }
+}
+
+/// A conversation as a record tells it.
+struct Told {
+    conversation: Conversation,
+    turns: Vec<Training>,
+    /// The position of the message from which on everything is trained on.
+    completion: Option<usize>,
+}
+
+/// Where in a record a turn is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Conversation,
+    Prompt,
+    Completion,
+}
+
+/// The role that templates know, for a role of the data set.
+fn role_of<'a>(config: &'a ConversationConfig, template: &ChatTemplate, found: &'a str) -> &'a str {
+    match config.role(found) {
+        // LLaMA-Factory's names, unless the template has the same ones.
+        "observation" if !template.names("observation") && !config.roles.contains_key("observation") => "tool",
+        role => role,
+    }
+}
+
+/// The role of turns with calls, once these are a field of theirs.
+fn answerer(role: String) -> String {
+    if role == function_calls::ROLE { "assistant".to_owned() } else { role }
+}
+
+/// From the message `first` to the end of the text, without turns that say otherwise.
+fn completion_spans(chat: &RenderedChat, turns: &[Training], first: usize) -> Vec<Range<usize>> {
+    let own = chat.turns.iter().filter(|(idx, _)| *idx >= first);
+    let Some(start) = own.clone().map(|(_, range)| range.start).min() else { return Vec::new() };
+    let says_otherwise = |idx: usize| !matches!(turns[idx], Training::Turn(true));
+    let holes: Vec<Range<usize>> =
+        own.filter(|(idx, _)| says_otherwise(*idx)).map(|(_, range)| range.clone()).collect();
+    without(start..chat.text.len(), &holes)
 }
 
 /// What of a message is trained on.
@@ -360,22 +471,6 @@ fn variables(record: &Value) -> Result<Map<String, Value>, RecordError> {
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect()),
         Some(other) => Err(wrong_type(FIELD, "an object with values of the template's variables", other)),
-    }
-}
-
-/// A list that the data keeps as JSON in a text, because columns of tables cannot hold objects of different shapes.
-fn parsed(value: &Value) -> Cow<'_, Value> {
-    match value.as_str().and_then(exact_json::list) {
-        Some(list) => Cow::Owned(Value::Array(list)),
-        None => Cow::Borrowed(value),
-    }
-}
-
-/// An item of such a list, which may be kept as a text as well.
-fn parsed_object(value: &Value) -> Cow<'_, Value> {
-    match value.as_str().and_then(exact_json::object) {
-        Some(object) => Cow::Owned(Value::Object(object)),
-        None => Cow::Borrowed(value),
     }
 }
 

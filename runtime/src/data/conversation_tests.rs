@@ -6,7 +6,7 @@ use serde_json::json;
 
 fn documents_of(source: &str, config: ConversationConfig, record: Value) -> Result<(String, Vec<String>), RecordError> {
     let template = ChatTemplate::parse(source, "<s>", "</s>")?;
-    let document = ConversationReader::new(&config, template, false).document(&record)?;
+    let document = ConversationReader::new(&config, template, false).document(&record)?.expect("the record has turns");
     let trained = document.trained.iter().map(|range| document.text[range.clone()].to_owned()).collect();
     Ok((document.text, trained))
 }
@@ -41,7 +41,7 @@ fn marks_at_the_ends_of_turns_are_trained_on_as_configured() {
 #[test]
 fn roles_to_train_are_named_as_in_the_data() {
     let config = ConversationConfig {
-        roles_to_train: Some(vec!["asker".into()]),
+        roles_to_train: TrainedRoles::Named(vec!["asker".into()]),
         roles: BTreeMap::from([("user".into(), vec!["asker".into()]), ("assistant".into(), vec!["bot".into()])]),
         ..ConversationConfig::sharegpt()
     };
@@ -62,6 +62,15 @@ fn flag_of_a_message_precedes_its_role() {
     ] });
 
     assert_eq!(trained(config, record).unwrap(), ["Hi<|im_end|>", "Yes<|im_end|>"]);
+}
+
+#[test]
+fn answer_of_weight_zero_is_left_out() {
+    let mut record = two_turns();
+    record["messages"][1]["weight"] = 0.into();
+    record["messages"][3]["weight"] = 1.into();
+
+    assert_eq!(trained(ConversationConfig::default(), record).unwrap(), ["No<|im_end|>"]);
 }
 
 #[test]
@@ -231,7 +240,7 @@ fn turns_and_parameters_in_texts_of_json_are_read() {
 #[test]
 fn no_role_is_trained_on_if_none_is_named() {
     let config = ConversationConfig {
-        roles_to_train: Some(Vec::new()),
+        roles_to_train: TrainedRoles::Named(Vec::new()),
         field_training: Some("train".into()),
         ..ConversationConfig::default()
     };
@@ -269,7 +278,7 @@ fn every_turn_is_trained_on_with_the_inputs() {
     let turns: Vec<Value> = roles.iter().map(|role| json!({ "role": role, "content": format!("as {role}") })).collect();
 
     let reader = ConversationReader::new(&ConversationConfig::default(), template, true);
-    let document = reader.document(&json!({ "messages": turns })).unwrap();
+    let document = reader.document(&json!({ "messages": turns })).unwrap().unwrap();
 
     let trained: Vec<&str> = document.trained.iter().map(|range| &document.text[range.clone()]).collect();
     assert_eq!(trained, roles.map(|role| format!("as {role}<|im_end|>")));
@@ -288,4 +297,127 @@ fn values_of_variables_in_a_record_are_those_of_its_text() {
     assert_eq!(text(json!("{\"thinks\": true}")).unwrap(), "Hi|Ho|");
     assert_eq!(text(json!({ "thinks": null })).unwrap(), "Hi|(no thought) Ho|");
     assert!(text(json!([1])).unwrap_err().to_string().contains("chat_template_kwargs"));
+}
+
+fn asked_and_answered() -> Value {
+    json!({ "prompt": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }, { "role": "user", "content": "So" }],
+            "completion": [{ "role": "assistant", "content": "No" }, { "role": "user", "content": "Why" }, { "role": "assistant", "content": "I" }] })
+}
+
+#[test]
+fn all_of_a_completion_is_trained_on_and_nothing_of_its_prompt() {
+    let turns = [&asked_and_answered()["prompt"], &asked_and_answered()["completion"]];
+    let joined: Vec<Value> = turns.iter().flat_map(|turns| turns.as_array().unwrap().clone()).collect();
+    let in_texts = json!({ "prompt": turns[0].to_string(), "completion": turns[1].to_string(), "messages": null });
+    let beside = json!({ "system": "Be brief.", "prompt": turns[0], "completion": turns[1] });
+
+    let (text, trained) = documents_of(CHATML, ConversationConfig::default(), asked_and_answered()).unwrap();
+
+    const COMPLETION: &str = "No<|im_end|>\n<|im_start|>user\nWhy<|im_end|>\n<|im_start|>assistant\nI<|im_end|>\n";
+    assert_eq!(trained, [COMPLETION]);
+    let (whole, _) = documents_of(CHATML, ConversationConfig::default(), json!({ "messages": joined })).unwrap();
+    assert_eq!(text, whole);
+    for record in [in_texts, beside] {
+        assert_eq!(documents_of(CHATML, ConversationConfig::default(), record).unwrap().1, [COMPLETION]);
+    }
+}
+
+#[test]
+fn roles_flags_and_inputs_decide_in_prompts_with_completions_too() {
+    let by_roles = ConversationConfig {
+        roles_to_train: TrainedRoles::Named(vec!["assistant".into()]),
+        ..ConversationConfig::default()
+    };
+    let by_flags = ConversationConfig { field_training: Some("train".into()), ..ConversationConfig::default() };
+    let mut flagged = asked_and_answered();
+    flagged["prompt"][1]["train"] = true.into();
+    flagged["completion"][1]["train"] = false.into();
+
+    assert_eq!(trained(by_roles, asked_and_answered()).unwrap(), ["No<|im_end|>", "I<|im_end|>"]);
+    assert_eq!(
+        trained(by_flags, flagged).unwrap(),
+        ["Ho<|im_end|>", "No<|im_end|>\n<|im_start|>user\n", "\n<|im_start|>assistant\nI<|im_end|>\n"]
+    );
+    let all = ConversationConfig { roles_to_train: TrainedRoles::All, ..ConversationConfig::default() };
+    let completion = trained(ConversationConfig::default(), asked_and_answered()).unwrap();
+    assert_eq!(trained(all.clone(), asked_and_answered()).unwrap(), completion);
+    assert_eq!(trained(all, two_turns()).unwrap().len(), 4);
+    let template = ChatTemplate::parse(CHATML, "", "").unwrap();
+    let reader = ConversationReader::new(&ConversationConfig::default(), template, true);
+    let document = reader.document(&asked_and_answered()).unwrap().unwrap();
+    assert_eq!(&document.text[document.trained[0].clone()], "Hi<|im_end|>");
+    assert_eq!(document.trained.len(), 4);
+}
+
+#[test]
+fn conversation_without_a_completion_is_left_out_and_a_text_beside_messages_refused() {
+    let [mut empty, mut text] = [asked_and_answered(), asked_and_answered()];
+    empty["completion"] = Value::Null;
+    text["completion"] = "No".into();
+
+    let template = ChatTemplate::parse(CHATML, "", "").unwrap();
+    let reader = ConversationReader::new(&ConversationConfig::default(), template, false);
+    assert_eq!(reader.document(&empty).unwrap(), None);
+    assert_eq!(
+        reader.document(&text).unwrap_err().to_string(),
+        "field \"completion\" must be a list of turns, found text"
+    );
+}
+
+#[test]
+fn role_that_may_be_an_answerer_is_refused_by_name() {
+    let record =
+        |role: &str| json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": role, "content": "Ho" }] });
+    let config = |roles: &[(&str, &str)]| ConversationConfig {
+        roles: roles.iter().map(|(role, name)| ((*role).into(), vec![(*name).into()])).collect(),
+        ..ConversationConfig::default()
+    };
+
+    for role in ["bot", "Assistant", "model", "function_response"] {
+        let error = trained(config(&[]), record(role)).unwrap_err();
+        assert_eq!(error, RecordError::UnknownRole { role: role.into() });
+        assert!(error.to_string().contains(&format!("`roles: {{assistant: [{role}]}}`")), "{error}");
+    }
+    assert_eq!(trained(config(&[("assistant", "bot")]), record("bot")).unwrap(), ["Ho<|im_end|>"]);
+    assert!(trained(config(&[("bot", "bot")]), record("bot")).unwrap().is_empty());
+    assert_eq!(trained(config(&[("user", "asker")]), record("gpt")).unwrap(), ["Ho<|im_end|>"]);
+    let names =
+        ConversationConfig { roles_to_train: TrainedRoles::Named(vec!["bot".into()]), ..ConversationConfig::default() };
+    assert_eq!(trained(names, record("bot")).unwrap(), ["Ho<|im_end|>"]);
+    let source = "{% for m in messages %}{% if m.role == 'critic' %}?{% endif %}{{ m.content }}{% endfor %}";
+    assert!(documents_of(source, config(&[]), record("critic")).unwrap().1.is_empty());
+}
+
+const WITH_CALLS: &str = "{% for t in tools or [] %}{{ t.type }} {{ t.function.name }};{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}</>{% endfor %}";
+
+#[test]
+fn turns_with_calls_of_functions_are_answers() {
+    let call = r#"{"name": "f", "arguments": {"b": 1}}"#;
+    let record = json!({ "tools": r#"[{"name": "f", "parameters": {}}]"#, "conversations": [
+        { "from": "human", "value": "Hi" }, { "from": "function_call", "value": call },
+        { "from": "observation", "value": "3" }, { "from": "gpt", "value": "Ho" },
+    ] });
+
+    let (text, trained) = documents_of(WITH_CALLS, ConversationConfig::sharegpt(), record.clone()).unwrap();
+
+    assert_eq!(text, "function f;<user>Hi</><assistant>f({\"b\": 1})</><tool>3</><assistant>Ho</>");
+    assert_eq!(trained, ["f({\"b\": 1})</>", "Ho</>"]);
+    let refused =
+        |source: &str, record: Value| documents_of(source, ConversationConfig::sharegpt(), record).unwrap_err();
+    let mut no_call = record.clone();
+    no_call["conversations"][1]["value"] = "f(1)".into();
+    assert_eq!(refused(WITH_CALLS, no_call), RecordError::NotCalls { role: "function_call".into() });
+    let mut alone = record;
+    alone.as_object_mut().unwrap().remove("tools");
+    assert!(refused(CHATML, alone).to_string().contains("function_call"));
+}
+
+#[test]
+fn call_in_the_older_field_of_a_message_is_not_lost() {
+    let call = json!({ "name": "f", "arguments": "{}" });
+    let record = json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "", "function_call": call }] });
+
+    let error = trained(ConversationConfig::default(), record).unwrap_err().to_string();
+
+    assert!(error.contains("\"function_call\""), "{error}");
 }

@@ -233,7 +233,7 @@ pub fn prepare(
     let mut test_digests = Vec::new();
     if !config.test_datasets.is_empty() {
         let test = of_purpose(&config.test_datasets, Purpose::Evaluation)?.all(progress)?;
-        validation = Some(Rows::new(store(test.parts)?, None));
+        validation = Some(Rows::new(store(test.parts)?, None).weighted(&test.weights, config.seed));
         summaries.extend(test.summaries);
         test_digests = test.digests;
     }

@@ -531,6 +531,10 @@ fn test_datasets_are_evaluated_on_and_not_trained_on() {
 
     assert_eq!((prepared.train.len(), prepared.digests.len(), prepared.test_digests.len()), (2, 1, 1));
     assert_eq!(text(&batch(&prepared.validation.unwrap(), 0..1).labels), "t<|eos|>");
+    let mut twice = files.config(DatasetType::Completion, &["a.jsonl"], 4);
+    twice.test_datasets = files.config(DatasetType::Completion, &["t.jsonl"], 4).datasets;
+    twice.test_datasets[0].weight = 2.0;
+    assert_eq!(files.prepare(&twice).unwrap().validation.unwrap().len(), 2);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::record::{RecordError, field_of, wrong_type};
+use super::record::{RecordError, field_of, not_text};
 use crate::config::prompts::{Prompt, PromptSystem, filled};
 
 impl Prompt {
@@ -55,14 +55,14 @@ impl Prompt {
 
 fn text_of<'a>(record: &'a Value, name: &str) -> Result<Cow<'a, str>, RecordError> {
     let value = field_of(record, name)?;
-    value.as_str().map(Cow::Borrowed).ok_or_else(|| wrong_type(name, "text", value))
+    value.as_str().map(Cow::Borrowed).ok_or_else(|| not_text(name, value))
 }
 
 /// A field that may be absent, or null.
 fn optional_text<'a>(record: &'a Value, name: &str) -> Result<&'a str, RecordError> {
     match record.get(name) {
         None | Some(Value::Null) => Ok(""),
-        Some(value) => value.as_str().ok_or_else(|| wrong_type(name, "text", value)),
+        Some(value) => value.as_str().ok_or_else(|| not_text(name, value)),
     }
 }
 

@@ -11,6 +11,7 @@ use super::config::DatasetConfig;
 use super::conversation::ConversationReader;
 use super::exact_json;
 use super::pretokenized;
+use super::prompt_completion;
 use super::records::LeftOut;
 use super::segments::{Segment, segments};
 use crate::config::datasets::DatasetType;
@@ -24,11 +25,25 @@ pub enum RecordError {
     #[error("a record must be a JSON object with named fields, found {found}")]
     NotAnObject { found: &'static str },
     /// A field is missing.
-    #[error("field {wanted:?} is missing; the record has {}{}", listed(present), way_out(present))]
-    MissingField { wanted: String, present: Vec<String> },
+    #[error("field {wanted:?} is missing; the record has {}{way_out}", listed(present))]
+    MissingField { wanted: String, present: Vec<String>, way_out: &'static str },
     /// A field has another type.
     #[error("field {field:?} must be {wanted}, found {found}")]
     WrongType { field: String, wanted: &'static str, found: &'static str },
+    /// A conversation in a type of data sets for texts.
+    #[error("field {field:?} is a list of messages, not text; set `type: chat_template`{}", key_of_messages(field))]
+    Messages { field: String },
+    /// Whether the model answers in such a turn cannot be told.
+    #[error(
+        "a message has the role {role:?}, and whether it is trained on is not known: say whose role it is with `roles`, as in \
+         `roles: {{assistant: [{role}]}}`, or keep it as it is and untrained with `roles: {{{role}: [{role}]}}`"
+    )]
+    UnknownRole { role: String },
+    /// A turn with calls of functions that cannot be read.
+    #[error(
+        "a message of the role {role:?} must be a call as JSON, an object with `name` and `arguments`, or a list of such objects"
+    )]
+    NotCalls { role: String },
     /// An item of a list has another type.
     #[error("field {field:?} must be {wanted}, found {found} in it")]
     WrongItem { field: String, wanted: &'static str, found: String },
@@ -77,10 +92,12 @@ impl RecordError {
     /// The type of the column, if the missing field is one that is not read.
     pub(super) fn with_type_of_column(self, left_out: &[LeftOut]) -> Self {
         match self {
-            Self::MissingField { wanted, present } => match left_out.iter().find(|column| column.name == wanted) {
-                Some(column) => Self::ColumnType { field: wanted, kind: column.kind.clone() },
-                None => Self::MissingField { wanted, present },
-            },
+            Self::MissingField { wanted, present, way_out } => {
+                match left_out.iter().find(|column| column.name == wanted) {
+                    Some(column) => Self::ColumnType { field: wanted, kind: column.kind.clone() },
+                    None => Self::MissingField { wanted, present, way_out },
+                }
+            }
             other => other,
         }
     }
@@ -161,11 +178,11 @@ impl RecordReader {
         })
     }
 
-    /// The field with the messages of conversations; empty for other records.
-    pub(super) fn field_messages(&self) -> &str {
+    /// The fields with the messages of conversations; none for other records.
+    pub(super) fn fields_of_messages(&self) -> Vec<String> {
         match self {
-            Self::Chat(readers) => readers.plain.field_messages(),
-            _ => "",
+            Self::Chat(readers) => readers.plain.fields_of_messages(),
+            _ => Vec::new(),
         }
     }
 
@@ -196,9 +213,9 @@ impl RecordReader {
                     Sample::Text(Document { trained: vec![0..text.len()], text, bounded: true })
                 }
             },
-            Self::Chat(readers) => match record.get(readers.plain.field_messages()) {
-                Some(Value::Null) => Sample::Empty,
-                _ => Sample::Text(readers.of(record).document(record)?),
+            Self::Chat(readers) => match readers.of(record).document(record)? {
+                Some(document) => Sample::Text(document),
+                None => Sample::Empty,
             },
             Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
             Self::Tokens => {
@@ -226,14 +243,23 @@ fn instructions(prompt: &Prompt, record: &Value, train_on_inputs: bool) -> Resul
 
 fn text_of<'a>(record: &'a Value, name: &str) -> Result<&'a str, RecordError> {
     let value = field_of(record, name)?;
-    value.as_str().ok_or_else(|| wrong_type(name, "text", value))
+    value.as_str().ok_or_else(|| not_text(name, value))
 }
 
 pub(super) fn field_of<'a>(record: &'a Value, name: &str) -> Result<&'a Value, RecordError> {
     let fields = record.as_object().ok_or(RecordError::NotAnObject { found: type_name(record) })?;
-    fields
-        .get(name)
-        .ok_or_else(|| RecordError::MissingField { wanted: name.to_owned(), present: fields.keys().cloned().collect() })
+    fields.get(name).ok_or_else(|| {
+        let (wanted, present) = (name.to_owned(), fields.keys().cloned().collect());
+        RecordError::MissingField { wanted, present, way_out: way_out(record) }
+    })
+}
+
+/// A field that should be text.
+pub(super) fn not_text(field: &str, found: &Value) -> RecordError {
+    match prompt_completion::are_messages(found) {
+        true => RecordError::Messages { field: field.to_owned() },
+        false => wrong_type(field, "text", found),
+    }
 }
 
 pub(super) fn wrong_type(field: &str, wanted: &'static str, found: &Value) -> RecordError {
@@ -253,13 +279,23 @@ pub(super) fn type_name(value: &Value) -> &'static str {
 }
 
 /// The setting for records of the form that TRL calls prompt-completion.
-fn way_out(present: &[String]) -> &'static str {
-    let is_there = |name: &str| present.iter().any(|field| field == name);
-    match is_there("prompt") && is_there("completion") {
-        true => {
+fn way_out(record: &Value) -> &'static str {
+    match prompt_completion::FIELDS.map(|field| record.get(field)) {
+        [Some(prompt), Some(completion)] if [prompt, completion].into_iter().any(prompt_completion::are_messages) => {
+            "; for conversations in prompt and completion set `type: chat_template`"
+        }
+        [Some(_), Some(_)] => {
             "; for prompts and completions set `type: {field_instruction: prompt, field_output: completion, format: '{instruction}', no_input_format: '{instruction}'}`"
         }
-        false => "",
+        _ => "",
+    }
+}
+
+/// The key for conversations in a field that has another name.
+fn key_of_messages(field: &str) -> String {
+    match field == "messages" || prompt_completion::FIELDS.contains(&field) {
+        true => String::new(),
+        false => format!(" and `field_messages: {field}`"),
     }
 }
 

@@ -22,7 +22,7 @@ use thiserror::Error;
 pub(crate) const TRAINED: u32 = 1 << 31;
 
 /// Part of every key: a change of the format, or of how text becomes tokens, must change it.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 
 const MAGIC: [u8; 8] = *b"PHXTOKEN";
 const HEADER_BYTES: usize = size_of::<Header>();

@@ -34,6 +34,11 @@ impl TokenChanges {
         *self == Self::default()
     }
 
+    /// The texts of all tokens that are asked for.
+    pub(super) fn texts_of_tokens(&self) -> impl Iterator<Item = &String> {
+        self.roles.values().chain(&self.additional).chain(&self.tokens)
+    }
+
     /// Makes the changes in the files.
     pub(super) fn apply(&self, files: &mut TokenizerFiles) -> Result<(), TokenizerError> {
         let mut tokenizer = files.json(TOKENIZER)?.unwrap_or_default();

@@ -141,7 +141,7 @@ pub(crate) fn tokenize_records(
     progress: OnProgress<'_>,
 ) -> Result<(), TokenizeError> {
     let (path, total_bytes) = (file.path(), file.len());
-    let mut records = RecordFile::open(file, format, reader.field_messages())?;
+    let mut records = RecordFile::open(file, format, &reader.fields_of_messages())?;
     let encode = |numbered: Numbered| {
         let line = numbered.line;
         encode_record(path, line, &numbered.into_value(path)?, reader, tokenizer)

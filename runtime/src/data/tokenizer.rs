@@ -66,6 +66,7 @@ pub struct Tokenizer {
     files: TokenizerFiles,
     /// What a user may not expect of the files.
     notes: Vec<String>,
+    new_tokens: Vec<String>,
 }
 
 impl Tokenizer {
@@ -110,7 +111,15 @@ impl Tokenizer {
         }
         let mut files = self.files.clone();
         changes.apply(&mut files)?;
-        Self::from_files(files)
+        let mut changed = Self::from_files(files)?;
+        let texts = changes.texts_of_tokens().filter(|text| self.token_id(text).is_none());
+        changed.new_tokens = texts.cloned().collect();
+        Ok(changed)
+    }
+
+    /// The texts of the tokens that a job adds to the vocabulary of the files.
+    pub(crate) fn new_tokens(&self) -> &[String] {
+        &self.new_tokens
     }
 
     fn from_files(mut files: TokenizerFiles) -> Result<Self, TokenizerError> {
@@ -143,6 +152,7 @@ impl Tokenizer {
             chat_templates,
             files,
             notes: Vec::new(),
+            new_tokens: Vec::new(),
         };
         tokenizer.bos_id = settings.special_id(&tokenizer, "bos_token");
         tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token");
@@ -178,6 +188,7 @@ impl Tokenizer {
             document_start: Some(byte_vocabulary::BOS),
             chat_templates: ChatTemplates::of_default(CHATML),
             notes: Vec::new(),
+            new_tokens: Vec::new(),
             files: TokenizerFiles::new(vec![
                 ("tokenizer.json", json.into_bytes()),
                 ("tokenizer_config.json", config.into_bytes()),

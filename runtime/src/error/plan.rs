@@ -62,6 +62,11 @@ pub enum PlanError {
          lora_modules_to_save to [embed_tokens, lm_head], or add no tokens"
     )]
     FrozenEmbedding { n_new: usize },
+    /// Nothing trains the rows of new tokens.
+    #[error(
+        "the job adds {tokens}, but does not train {modules}, where these tokens have rows; {way_out}, or add no tokens"
+    )]
+    UntrainedTokens { tokens: String, modules: String, way_out: &'static str },
     /// A regular expression matches no module.
     #[error(
         "lora_target_modules is the regular expression {pattern:?}, which matches the whole path of no linear layer; \

@@ -101,7 +101,7 @@ impl Templates {
                 &"the model has no chat template; start the server with --chat-template, for example chatml",
             ));
         };
-        let template = tokenizer.parse_template(source).map_err(|error| refused(&error))?;
+        let template = tokenizer.parse_template(source).map_err(|error| refused(&error))?.for_answers();
         if needs_tools && conversation.tools.is_some() && !template.mentions("tools") {
             return Err(not_rendered("tools", "tools"));
         }

@@ -51,6 +51,7 @@ pub(crate) mod located;
 pub(crate) mod merge;
 pub mod metrics;
 pub mod model_source;
+mod new_token_rows;
 pub(crate) mod output_lock;
 mod packed_weights;
 pub mod plan;

@@ -5,13 +5,14 @@ use super::frozen;
 use super::grown_rows::Grown;
 use super::initial_adapter;
 use super::located as models;
+use super::new_token_rows;
 use super::quantised::check_unquantised;
 use super::vocabulary;
 use crate::config::JobConfig;
 use crate::config::adapter::{Lora, whole};
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::dataset_type::PromptSection;
-use crate::config::datasets::{self, DataSection, DatasetType, TrainedRoles, ValSetSize};
+use crate::config::datasets::{self, DataSection, DatasetType, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::output::BestRule;
@@ -318,7 +319,7 @@ fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> da
         field_tools: d.field_tools.clone().unwrap_or(default.field_tools),
         properties,
         roles: d.roles.0.clone(),
-        roles_to_train: (d.roles_to_train != TrainedRoles::default()).then(|| d.roles_to_train.0.clone()),
+        roles_to_train: d.roles_to_train.clone(),
         field_training: d.message_field_training.clone(),
         field_training_detail: d.message_field_training_detail.clone(),
         split_thinking: d.split_thinking,
@@ -379,6 +380,8 @@ pub(crate) fn model_plan_on(
         initial_adapter::check(dir, &lora, spec, smallest(&model)?, weights.as_deref())?;
     }
     let trained = frozen::trained(&config.adapter, &model)?;
+    let new_tokens = vocabulary::new_tokens(config, tokenizer);
+    new_token_rows::check(&new_tokens, &model, spec.lora.as_ref(), trained.as_ref())?;
     Ok(ModelPlan { model, hf_config, weights, grown, adapter, trained, batch, n_microbatches, spec, device, no_gpu })
 }
 

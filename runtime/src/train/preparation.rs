@@ -213,7 +213,7 @@ pub(crate) fn extras(
     let mut extras =
         vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
     extras.push((INPUTS_JSON.to_string(), inputs.encode()));
-    extras.extend(tokenizer.files());
+    extras.extend(vocabulary::exported(config, tokenizer)?.files());
     let found = match &model.weights {
         Some(dir) => read_if_there(dir.join(export::GENERATION_JSON))?,
         None => None,

@@ -1,14 +1,18 @@
 //! The tokens that a job adds to its tokenizer, and what that means for its model.
 
 use super::grown_rows::Grown;
+use super::plan::template_config;
 use crate::config::JobConfig;
 use crate::config::chat_template::ChatTemplateChoice;
-use crate::data::prepare::read_template;
+use crate::config::datasets::DatasetConfig;
+use crate::data::exact_json;
+use crate::data::prepare::{read_template, template_sources};
 use crate::data::token_changes::TokenChanges;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::plan::PlanError;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// A vocabulary of such a size suits the matrix units of GPUs.
 const ROUND: usize = 32;
@@ -56,9 +60,22 @@ fn trains_embedding(config: &JobConfig) -> bool {
     config.adapter.lora_modules_to_save.iter().any(is_embedding)
 }
 
+/// The tokens that a job adds and that the model has to learn: all but padding.
+pub(super) fn new_tokens(config: &JobConfig, tokenizer: &Tokenizer) -> Vec<String> {
+    let pad = config.model.special_tokens.roles.get(PAD);
+    tokenizer.new_tokens().iter().filter(|token| Some(*token) != pad).cloned().collect()
+}
+
 /// What the user may not expect of the tokens.
 pub(crate) fn notes(config: &JobConfig, tokenizer: &Tokenizer) -> Vec<String> {
-    let more = note_of_padding(config, tokenizer).into_iter().chain(note_of_ends(config, tokenizer));
+    let more = [
+        note_of_padding(config, tokenizer),
+        note_of_texts(config),
+        note_of_ends(config, tokenizer),
+        note_of_date(config, tokenizer),
+        note_of_templates(config, tokenizer),
+    ];
+    let more = more.into_iter().flatten();
     tokenizer.notes().iter().cloned().chain(more).collect()
 }
 
@@ -71,6 +88,69 @@ fn note_of_ends(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
             "eot_tokens has {}, which the vocabulary has no token for; add it under `tokens`, or correct it",
             texts.join(", ")
         )
+    })
+}
+
+/// Templates whose texts would depend on the day.
+fn note_of_date(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
+    templates(config, tokenizer).iter().any(|template| template.contains("strftime_now")).then(|| {
+        "the chat template prints today's date: training takes one fixed date for it (26 Jul 2024), so that every run has the same \
+         tokens; `chat` and `serve` print today's"
+            .into()
+    })
+}
+
+/// The chat templates of the job's conversations.
+fn templates(config: &JobConfig, tokenizer: &Tokenizer) -> BTreeSet<String> {
+    let conversations = config.data.datasets.iter().filter(|entry| entry.r#type.is_conversation());
+    let source = |entry: &DatasetConfig| {
+        template_sources(&template_config(entry, &config.data), tokenizer, &entry.path).ok().map(|found| found.plain)
+    };
+    conversations.filter_map(source).collect()
+}
+
+/// A model of which nobody can tell in which template to ask it.
+fn note_of_templates(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
+    (templates(config, tokenizer).len() > 1).then(|| {
+        "the data sets have several chat templates; the exported model has the one of the job or of its tokenizer, in which `chat` and \
+         `serve` ask"
+            .into()
+    })
+}
+
+/// The tokenizer that goes with the trained model: it has the template of all conversations, with the values of the job's variables
+/// where whoever asks the model gives no others.
+pub(super) fn exported(config: &JobConfig, tokenizer: &Tokenizer) -> Result<Tokenizer, JobError> {
+    let is_name = |name: &str| name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric());
+    let variables = config.data.chat_template_kwargs.0.iter().filter(|(name, _)| is_name(name));
+    let defaults: String = variables
+        .map(|(name, value)| {
+            let value = if value.is_null() { "none".to_owned() } else { exact_json::shown(value) };
+            format!("{{%- if {name} is not defined %}}{{%- set {name} = {value} %}}{{%- endif %}}")
+        })
+        .collect();
+    let trained = templates(config, tokenizer);
+    let own = tokenizer.chat_template();
+    let template = match (trained.len(), trained.first()) {
+        (1, Some(template)) => Some(template.as_str()),
+        _ => own,
+    };
+    let Some(template) = template.filter(|template| !defaults.is_empty() || Some(*template) != own) else {
+        return Ok(tokenizer.clone());
+    };
+    // The line break after a block is none of the text.
+    let between = if !defaults.is_empty() && template.starts_with('\n') { "\n" } else { "" };
+    let chat_template = Some(format!("{defaults}{between}{template}"));
+    Ok(tokenizer.changed(&TokenChanges { chat_template, ..TokenChanges::default() })?)
+}
+
+/// Reserved tokens that mean something from now on, but not to the model.
+fn note_of_texts(config: &JobConfig) -> Option<String> {
+    let is_frozen = config.adapter.adapter.is_some() && !trains_embedding(config);
+    (is_frozen && !config.model.added_tokens_overrides.0.is_empty()).then(|| {
+        "adapters leave the rows of the tokens of `added_tokens_overrides` as they are; for a model that learns these tokens, set \
+         lora_modules_to_save to [embed_tokens, lm_head]"
+            .into()
     })
 }
 

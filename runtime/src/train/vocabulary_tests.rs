@@ -54,6 +54,56 @@ fn adapters_need_the_embedding_for_new_tokens_but_not_for_padding() {
     assert_eq!(adjusted(whole).1["pad_token_id"], json!(352));
 }
 
+/// Why a job on a model with 32 rows more than tokens is refused.
+fn refusal_beside_padding(keys: &str) -> Option<String> {
+    let (base, padded) = (phalanx_needs::reference("models/tiny-llama2"), tempfile::tempdir().unwrap());
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(base.join(name), padded.path().join(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(base.join("config.json")).unwrap();
+    std::fs::write(padded.path().join("config.json"), config.replace("\"vocab_size\": 352", "\"vocab_size\": 384"))
+        .unwrap();
+    let text = format!(
+        "base_model: {}\nmax_steps: 1\ndatasets: [{{path: a, type: alpaca}}]\n{keys}\n",
+        padded.path().display()
+    );
+    let job = JobConfig::from_yaml_str(&text, &[]).unwrap();
+    let tokenizer = crate::train::plan::tokenizer(&job).unwrap();
+    let plan = crate::train::plan::model_plan_on(&job, &tokenizer, || Ok((crate::devices::host(), None)));
+    plan.err().map(|error| error.to_string())
+}
+
+#[test]
+fn tokens_whose_rows_nothing_trains_are_refused_though_the_model_has_the_rows() {
+    const LORA: &str = "adapter: lora\nlora_target_linear: true\n";
+    const SAVED: &str = "lora_modules_to_save: [embed_tokens, lm_head]\n";
+
+    for keys in [
+        "tokens: [<|a|>]",
+        "special_tokens: {eos_token: <|a|>}",
+        "special_tokens: {additional_special_tokens: [<|a|>]}",
+    ] {
+        let refused = refusal_beside_padding(&format!("{LORA}{keys}")).unwrap();
+        assert!(refused.contains("adds <|a|>, but does not train model.embed_tokens and lm_head"), "{refused}");
+        assert_eq!(refusal_beside_padding(&format!("{LORA}{SAVED}{keys}")), None);
+        assert_eq!(refusal_beside_padding(keys), None);
+    }
+    let half = refusal_beside_padding(&format!("{LORA}lora_modules_to_save: [embed_tokens]\ntokens: [<|a|>]")).unwrap();
+    assert!(half.contains("does not train lm_head,"), "{half}");
+    let frozen = refusal_beside_padding("trained_parameters: [model.layers]\ntokens: [<|a|>]").unwrap();
+    assert!(frozen.contains("add them to trained_parameters"), "{frozen}");
+    assert_eq!(refusal_beside_padding(&format!("{LORA}special_tokens: {{pad_token: <|pad|>, eos_token: <s>}}")), None);
+}
+
+#[test]
+fn reserved_tokens_that_get_a_meaning_beside_adapters_are_told() {
+    let told = |keys: &str| notes(&job(keys), &adjusted("").2).join("\n").contains("added_tokens_overrides");
+
+    const OVERRIDES: &str = "added_tokens_overrides: {2: <|a|>}";
+    assert!(told(&format!("adapter: lora\nlora_target_linear: true\n{OVERRIDES}")));
+    assert!(!told(OVERRIDES));
+}
+
 #[test]
 fn reinitialised_model_has_the_shape_of_its_directory_and_none_of_its_weights() {
     let plan = |keys: &str| {
@@ -78,4 +128,63 @@ fn ends_of_turns_that_no_token_spells_are_told() {
 
     assert!(misspelt.contains("eot_tokens has <|end_of_trun|>, which the vocabulary has no token for"), "{misspelt}");
     assert!(!told("tokens: [<|end|>]\neot_tokens: [<|end|>]").contains("eot_tokens"));
+}
+
+#[test]
+fn exported_template_has_the_values_of_the_jobs_variables_unless_others_are_given() {
+    const TEMPLATE: &str = "\\n{{ thinks }} {{ name }}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let keys = format!(
+        "chat_template: jinja\nchat_template_jinja: \"{TEMPLATE}\"\nchat_template_kwargs: {{thinks: false, name: \"o'Neill\"}}"
+    );
+    let job = job(&keys);
+    let base = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
+    let tokenizer = changed(&job, &base).unwrap();
+
+    let exported = exported(&job, &tokenizer).unwrap();
+
+    let template = exported.parse_template(exported.chat_template().unwrap()).unwrap();
+    let conversation = |variables: Value| crate::data::chat_template::Conversation {
+        messages: vec![crate::data::chat_template::Message::new("user", "Hi")],
+        variables: variables.as_object().unwrap().clone(),
+        ..Default::default()
+    };
+    assert_eq!(template.render(&conversation(json!({})), false).unwrap(), "\nFalse o'NeillHi");
+    assert_eq!(template.render(&conversation(json!({"thinks": 1})), false).unwrap(), "\n1 o'NeillHi");
+    assert!(super::exported(&self::job(""), &base).unwrap().files().eq(base.files()));
+}
+
+#[test]
+fn date_of_a_template_is_told() {
+    let told = |template: &str| {
+        let job =
+            job(&format!("chat_template: jinja\nchat_template_jinja: \"{template}\"")
+                .replace("alpaca", "chat_template"));
+        let job = JobConfig::from_yaml_str(&job.to_yaml().replace("type: alpaca", "type: chat_template"), &[]).unwrap();
+        notes(&job, &adjusted("").2).join("\n").contains("26 Jul 2024")
+    };
+
+    assert!(told("{{ strftime_now('%Y') }}{{ messages }}"));
+    assert!(!told("{{ messages }}"));
+}
+
+#[test]
+fn template_of_the_data_sets_is_exported_if_there_is_one() {
+    let of = |entries: &str| {
+        let dir = phalanx_needs::reference("models/tiny-llama2");
+        let text = format!("base_model: {}\nmax_steps: 1\ndatasets: {entries}\n", dir.display());
+        let job = JobConfig::from_yaml_str(&text, &[]).unwrap();
+        let tokenizer =
+            changed(&job, &Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap()).unwrap();
+        let template = exported(&job, &tokenizer).unwrap().chat_template().map(str::to_owned);
+        (template, notes(&job, &tokenizer).join("\n").contains("several chat templates"))
+    };
+    let source =
+        |name: &str| Some(crate::config::named_templates::NamedTemplate::of(name).unwrap().source().to_owned());
+    let entry = |name: &str| format!("{{path: a, type: chat_template, chat_template: {name}}}");
+
+    let (one, several) =
+        (of(&format!("[{}]", entry("gemma"))), of(&format!("[{}, {}]", entry("gemma"), entry("llama3"))));
+
+    assert_eq!(one, (source("gemma"), false));
+    assert!(several.1 && several.0 != source("gemma") && several.0 != source("llama3"));
 }

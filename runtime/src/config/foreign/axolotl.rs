@@ -43,6 +43,10 @@ pub(super) fn adapt(keys: &mut Mapping, notes: &mut Vec<String>) {
                 .into(),
         );
     }
+    let entries =
+        ["datasets", "test_datasets", "pretraining_dataset"].iter().filter_map(|key| keys.get(*key)?.as_sequence());
+    let is_text = |entry: &&Value| entry.get("path").map(shown).is_some_and(|path| is_plain_text(&path));
+    notes.extend(entries.flatten().find(is_text).map(|entry| LINES.replace("FILE", &shown(&entry["path"]))));
     if keys.get("optimizer").is_some_and(|rule| rule == "adafactor") {
         notes.push(ADAFACTOR.into());
     }
@@ -51,6 +55,15 @@ pub(super) fn adapt(keys: &mut Mapping, notes: &mut Vec<String>) {
         keys.insert("adam_beta2".into(), Value::from(0.999));
     }
 }
+
+/// Whether a file of this name is one text here, and a sample for each line in `datasets` of Hugging Face.
+pub(super) fn is_plain_text(path: &str) -> bool {
+    path.ends_with(".txt")
+}
+
+/// What that means; FILE stands for its name.
+pub(super) const LINES: &str = "FILE is one text here, which is cut into rows; there, each line is a sample of its own: for samples, store \
+                                the lines as records with a field `text` (JSON, CSV, Parquet)";
 
 /// What differs between adafactor here and that of Hugging Face's trainer.
 pub(super) const ADAFACTOR: &str = "the updates of adafactor are relative to the RMS of each tensor here, unlike those of Hugging \

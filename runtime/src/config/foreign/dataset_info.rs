@@ -5,13 +5,13 @@ use std::path::Path;
 use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::{Converted, at};
-use super::{ReadFile, shown};
+use super::{ReadFile, axolotl, shown};
 use crate::config::prompts;
 use crate::config::setting::asks_for_nothing;
 use crate::config::yaml_1_1::whole;
 
 /// Keys of a description that are read, or that change nothing.
-const KNOWN: [&str; 14] = [
+const KNOWN: [&str; 15] = [
     "file_name",
     "hf_hub_url",
     "ms_hub_url",
@@ -26,9 +26,10 @@ const KNOWN: [&str; 14] = [
     "columns.query",
     "columns.response",
     "columns.system",
+    "columns.tools",
 ];
 /// Keys of a description that cannot be met, and why.
-const NOT_MET: [(&str, &str); 12] = [
+const NOT_MET: [(&str, &str); 11] = [
     ("folder", "name the files of the folder in `data_files` of its entry in the result"),
     ("ranking", "there is no preference training"),
     ("script_url", "no code of data sets is run"),
@@ -40,7 +41,6 @@ const NOT_MET: [(&str, &str); 12] = [
     ("columns.videos", "only text is trained on"),
     ("columns.audios", "only text is trained on"),
     ("columns.history", "store the records as messages"),
-    ("columns.tools", "store calls as `tool_calls` of messages, in a data set of `type: chat_template`"),
 ];
 /// Keys of conversations only.
 const TAGS: [&str; 7] =
@@ -73,6 +73,8 @@ pub(super) fn entry(name: &str, key: &str, file: &Mapping, read: &ReadFile<'_>, 
     let path = text("hf_hub_url")
         .or_else(|| text("file_name").map(|file| Path::new(&dir).join(file).to_string_lossy().into_owned()));
     let mut ours = Mapping::from_iter([("path".into(), path.unwrap_or_else(|| name.to_owned()).into())]);
+    let plain = ours.get("path").map(shown).filter(|path| axolotl::is_plain_text(path));
+    to.notes.extend(plain.map(|path| axolotl::LINES.replace("FILE", &path)));
     ours.extend(text("split").map(|split| ("split".into(), split.into())));
     ours.extend(text("subset").map(|subset| ("name".into(), subset.into())));
     let is_text = at(file, "stage").is_some_and(|stage| stage == "pt");
@@ -150,13 +152,25 @@ impl Description<'_> {
             ("assistant", tag("assistant_tag", "gpt")),
             ("system", tag("system_tag", "system")),
             ("tool", tag("observation_tag", "observation")),
+            ("function_call", tag("function_tag", "function_call")),
         ];
         let roles: Mapping = roles
             .into_iter()
             .filter_map(|(ours, theirs)| Some((ours.into(), vec![Value::from(theirs?)].into())))
             .collect();
         ours.insert("roles".into(), Value::Mapping(roles));
-        // Here a system text beside the messages has this name.
+        let tools = self.column("tools", "tools").filter(|name| name != "tools");
+        ours.extend(tools.map(|name| ("field_tools".into(), name.into())));
+        // Here a system text beside the messages has this name, and so have tools.
+        for (column, field) in [("columns.system", "system"), ("columns.tools", "tools")] {
+            if at(self.keys, column).is_none() {
+                to.notes.push(format!(
+                    "`{}`: if records of {} have a field `{field}`, it is part of the conversation here; LLaMA-Factory reads it only if \
+                     `{column}` names it",
+                    self.key, self.name
+                ));
+            }
+        }
         if let Some(other) = self.column("system", "system").filter(|name| name != "system") {
             self.refuse("columns.system", &format!("rename the column {other} to system"), to);
         }
@@ -166,6 +180,9 @@ impl Description<'_> {
         let columns = [("prompt", "instruction"), ("query", "input"), ("response", "output")];
         let [prompt, query, response] = columns.map(|(key, default)| self.column(key, default));
         let system = at(self.keys, "columns.system").map(shown);
+        if at(self.keys, "columns.tools").is_some() {
+            self.refuse("columns.tools", "store the records as messages", to);
+        }
         let is = |name: &Option<String>, default: &str| name.as_deref() == Some(default);
         let is_alpaca = is(&prompt, "instruction") && is(&query, "input") && is(&response, "output");
         if is_alpaca && system.is_none() {

@@ -81,7 +81,10 @@ impl Records {
         match self {
             Self::Text if field == "text" => Mapping::from_iter([("type".into(), "completion".into())]),
             Self::Text => Mapping::from_iter([("type".into(), "completion".into()), ("field".into(), field.into())]),
-            Self::Conversation => Mapping::from_iter([("type".into(), "chat_template".into())]),
+            Self::Conversation => {
+                let all = (!trains_on_answers_only(file)).then(|| ("roles_to_train".into(), "all".into()));
+                std::iter::once(("type".into(), "chat_template".into())).chain(all).collect()
+            }
             Self::PromptAndCompletion => Mapping::from_iter([("type".into(), Value::Mapping(texts))]),
         }
     }
@@ -96,18 +99,18 @@ impl Records {
             ),
             Self::Conversation => {
                 if !trains_on_answers_only(file) {
-                    to.set("train_on_inputs", true);
                     to.notes.push(
                         "`assistant_only_loss` is false, TRL's default: the messages of all roles are trained on \
-                         (`train_on_inputs: true`), but not the headers of turns, on which TRL trains too; to train on answers \
+                         (`roles_to_train: all`), but not the headers of turns, on which TRL trains too; to train on answers \
                          only, remove the line"
                             .into(),
                     );
                 }
                 if !["assistant_only_loss", "chat_template_path"].iter().any(|key| at(file, key).is_some()) {
                     to.notes.push(
-                        "the file does not say what the records are: they are taken for conversations with `messages`; for \
-                         texts, set `type: completion`"
+                        "the file does not say what the records are: they are taken for conversations with `messages`, or with \
+                         `prompt` and `completion`, of which the completion is trained on; for texts, set `type: completion`, \
+                         without `roles_to_train`"
                             .into(),
                     );
                 }

@@ -45,6 +45,12 @@ pub(super) fn defaults(tool: &str, file: &Mapping, to: &mut Converted) {
         // Texts without turns are packed.
         if at(file, "stage").is_some_and(|stage| stage == "pt") {
             to.set("sample_packing", true);
+        } else {
+            to.notes.push(
+                "`cutoff_len`: the first tokens of a longer sample are kept, so a sample with a longer prompt has no answer and is \
+                 left out; LLaMA-Factory cuts such prompts and trains on the answers"
+                    .into(),
+            );
         }
     }
     if file.get("max_length").is_some_and(Value::is_null) && tool == "TRL" {

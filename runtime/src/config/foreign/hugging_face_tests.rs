@@ -3,7 +3,7 @@
 use super::import::{Imported, import, tool_of};
 use super::tests::{set, shown_keys};
 use crate::config::JobConfig;
-use crate::config::datasets::ExcessLength;
+use crate::config::datasets::{ExcessLength, TrainedRoles};
 use crate::config::error::ConfigError;
 use crate::config::starter::{self, Extent};
 use std::path::Path;
@@ -242,7 +242,7 @@ fn long_samples_of_the_other_tools_are_truncated() {
 #[test]
 fn conversations_of_trl_are_trained_on_as_its_loss_keys_say() {
     for (keys, kind, on_inputs, note) in [
-        ("", "chat_template", true, "`assistant_only_loss` is false"),
+        ("", "chat_template", false, "`assistant_only_loss` is false"),
         ("assistant_only_loss: true\n", "chat_template", false, ""),
         ("completion_only_loss: true\n", "custom", false, "`prompt` and `completion`"),
         ("completion_only_loss: false\n", "custom", true, "`prompt` and `completion`"),
@@ -256,6 +256,8 @@ fn conversations_of_trl_are_trained_on_as_its_loss_keys_say() {
             (kind, on_inputs),
             "{keys}"
         );
+        let all = job.data.datasets[0].roles_to_train == TrainedRoles::All;
+        assert_eq!(all, keys.is_empty(), "{keys}");
         assert!(found.notes.iter().any(|text| text.contains(note)) || note.is_empty(), "{keys}: {:?}", found.notes);
     }
 }
@@ -301,11 +303,24 @@ fn columns_of_llama_factory_keep_their_meaning() {
 }
 
 #[test]
+fn calls_and_tools_of_llama_factory_keep_their_names() {
+    let found = of_info(
+        r#"{"file_name": "d.json", "formatting": "sharegpt", "columns": {"messages": "m", "tools": "t"},
+            "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt", "function_tag": "call"}}"#,
+    );
+
+    let job = job(&found.unwrap());
+    let dataset = &job.data.datasets[0];
+    assert_eq!(dataset.field_tools.as_deref(), Some("t"));
+    assert_eq!(dataset.roles.0["function_call"], ["call"]);
+}
+
+#[test]
 fn what_a_description_of_llama_factory_asks_for_in_vain_is_refused_by_name() {
     for (keys, named) in [
         (r#""columns": {"prompt": "q", "response": "a", "history": "h"}"#, "columns.history"),
         (r#""formatting": "sharegpt", "columns": {"messages": "m", "system": "persona"}"#, "columns.system"),
-        (r#""formatting": "sharegpt", "columns": {"messages": "m", "tools": "t"}"#, "columns.tools"),
+        (r#""columns": {"prompt": "q", "response": "a", "tools": "t"}"#, "columns.tools"),
         (r#""columns": {"prompt": "q", "images": "i"}"#, "columns.images"),
         (r#""ranking": true"#, "ranking"),
         (r#""folder": "f""#, "folder"),
@@ -409,4 +424,18 @@ fn templates_of_llama_factory_that_write_another_text_are_named() {
     for template in ["qwen3", "alpaca"] {
         assert!(of(template).notes.iter().any(|note| note.starts_with("`template`")), "{template}");
     }
+}
+
+#[test]
+fn plain_texts_that_are_lines_elsewhere_are_told() {
+    let info = r#"{"d": {"file_name": "d.txt", "columns": {"prompt": "text"}}}"#;
+    let factory =
+        imported(&[("a.yaml", "model_name_or_path: m\nstage: pt\ndataset: d\n"), ("data/dataset_info.json", info)]);
+    let axolotl = |path: &str| {
+        let text = format!("base_model: m\nmax_steps: 1\ndatasets: [{{path: {path}, type: completion}}]\n");
+        imported(&[("a.yml", &text)]).unwrap().notes.join("\n")
+    };
+
+    assert!(factory.unwrap().notes.join("\n").contains("data/d.txt is one text here"));
+    assert!(axolotl("c.txt").contains("c.txt is one text here") && !axolotl("c.jsonl").contains("one text"));
 }

@@ -462,6 +462,34 @@ fn lowest_rate_of_a_cosine_of_torchtitan_is_kept_with_a_decay_ratio() {
 }
 
 #[test]
+fn keys_of_early_versions_of_torchtitan_keep_their_meaning_and_misspelt_ones_are_refused() {
+    let early = "[lr_scheduler]\ndecay_type = \"cosine\"\nlr_min = 0.1\n[training]\nbatch_size = 1\nwarmup_steps = 20\n\
+                 steps = 9\ndata_parallel_shard_degree = 4\ntensor_parallel_degree = 2\n";
+
+    let shown = shown_keys(&imported(&[("a.toml", early)]));
+
+    for key in [
+        "micro_batch_size: 1",
+        "warmup_steps: 20",
+        "dp_shard_size: 4",
+        "tensor_parallel_size: 2",
+        "cosine_min_lr_ratio: 0.1",
+    ] {
+        assert!(shown.contains(key), "{key}: {shown:?}");
+    }
+    for (section, key) in [
+        ("lr_scheduler", "warmup_stepz"),
+        ("optimizer", "weight_decai"),
+        ("training", "global_batch_sise"),
+        ("parallelism", "tensor_parallel_size"),
+    ] {
+        let text = format!("[model]\nname = \"llama3\"\n[{section}]\n{key} = 3\n");
+        let notes = imported(&[("a.toml", &text)]).notes.join("\n");
+        assert!(notes.contains(&format!("left out `{section}.{key}`")), "{notes}");
+    }
+}
+
+#[test]
 fn job_of_axolotl_is_imported_as_a_whole() {
     let text = format!("{MINIMAL}rl: dpo\ntf32: true\noptimizer: paged_adamw\nwandb_project:\nseed: 3\n");
     let job = imported(&[("a.yml", &text)]);

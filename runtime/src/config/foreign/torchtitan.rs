@@ -2,12 +2,13 @@
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::convert::Then::{Do, Key, LeftOut, NoEffect, Part};
+use super::convert::Then::{Do, Key, LeftOut, NoEffect, Only, Part};
 use super::convert::{Converted, Rule, at, convert};
 use super::shown;
 
 const NO_MODEL: &str = "set `base_model` to a Hugging Face directory, or describe the model under `model`";
 const NO_DATA: &str = "name local files under `datasets`";
+const STAGES: &str = "blocks are divided evenly between the stages";
 const NO_QUANTIZATION: &str = "weights and products are f32, bf16 or fp16";
 
 const RULES: &[Rule] = &[
@@ -25,9 +26,15 @@ const RULES: &[Rule] = &[
     ("optimizer.beta1", Key("adam_beta1")),
     ("optimizer.beta2", Key("adam_beta2")),
     ("optimizer.weight_decay", Key("weight_decay")),
-    ("optimizer.*", NoEffect),
+    ("optimizer.implementation", NoEffect),
+    ("optimizer.fused", NoEffect),
+    ("optimizer.foreach", NoEffect),
+    ("optimizer.early_step_in_backward", NoEffect),
     ("lr_scheduler.warmup_steps", Key("warmup_steps")),
-    ("lr_scheduler.*", Part),
+    ("lr_scheduler.decay_ratio", Part),
+    ("lr_scheduler.decay_type", Part),
+    ("lr_scheduler.min_lr_factor", Part),
+    ("lr_scheduler.lr_min", Part),
     ("training.dataset", LeftOut(NO_DATA)),
     ("training.dataset_path", LeftOut(NO_DATA)),
     ("training.local_batch_size", Key("micro_batch_size")),
@@ -38,7 +45,27 @@ const RULES: &[Rule] = &[
     ("training.enable_cpu_offload", Do(cpu_offload)),
     ("training.mixed_precision_param", Part),
     ("training.seed", Key("seed")),
-    ("training.*", NoEffect),
+    ("training.dtype", Only("float32", "weights and their optimizer state are f32")),
+    ("training.mixed_precision_reduce", Only("float32", "gradients are summed in f32")),
+    ("training.gc_freq", NoEffect),
+    ("training.gc_debug", NoEffect),
+    ("training.debug_moe_force_load_balance", NoEffect),
+    // Names of versions up to 0.1.
+    ("training.batch_size", Key("micro_batch_size")),
+    ("training.warmup_steps", Key("warmup_steps")),
+    ("training.data_parallel_replicate_degree", Key("dp_replicate_size")),
+    ("training.data_parallel_shard_degree", Do(shard_degree)),
+    ("training.data_parallel_degree", Do(shard_degree)),
+    ("training.tensor_parallel_degree", Do(tensor_parallel)),
+    ("training.fsdp_reshard_after_forward", Do(reshard)),
+    ("training.deterministic", Do(deterministic)),
+    ("training.enable_loss_parallel", NoEffect),
+    ("training.disable_loss_parallel", NoEffect),
+    ("training.compile", NoEffect),
+    ("experimental.context_parallel_degree", Key("context_parallel_size")),
+    ("experimental.context_parallel_rotate_method", Do(rotate_method)),
+    ("experimental.pipeline_parallel_degree", Key("pipeline_parallel_size")),
+    ("experimental.pipeline_parallel_schedule", Do(pipeline_schedule)),
     ("parallelism.data_parallel_replicate_degree", Key("dp_replicate_size")),
     ("parallelism.data_parallel_shard_degree", Do(shard_degree)),
     ("parallelism.fsdp_reshard_after_forward", Do(reshard)),
@@ -49,7 +76,17 @@ const RULES: &[Rule] = &[
     ("parallelism.pipeline_parallel_schedule", Do(pipeline_schedule)),
     ("parallelism.expert_parallel_degree", NoEffect),
     ("parallelism.expert_tensor_parallel_degree", NoEffect),
-    ("parallelism.*", NoEffect),
+    ("parallelism.disable_loss_parallel", NoEffect),
+    ("parallelism.enable_async_tensor_parallel", NoEffect),
+    ("parallelism.enable_compiled_autograd", NoEffect),
+    ("parallelism.expert_parallel_comm_backend", NoEffect),
+    ("parallelism.module_fqns_per_model_part", LeftOut(STAGES)),
+    ("parallelism.pipeline_parallel_split_points", LeftOut(STAGES)),
+    ("parallelism.pipeline_parallel_layers_per_stage", LeftOut(STAGES)),
+    ("parallelism.pipeline_parallel_first_stage_less_layers", NoEffect),
+    ("parallelism.pipeline_parallel_last_stage_less_layers", NoEffect),
+    ("parallelism.pipeline_parallel_microbatch_size", Part),
+    ("parallelism.pipeline_parallel_schedule_csv", LeftOut("set `pipeline_schedule`")),
     ("checkpoint.enable", Part),
     ("checkpoint.interval", Part),
     ("checkpoint.keep_latest_k", Do(keep_latest)),
@@ -132,7 +169,9 @@ fn checkpoints(file: &Mapping, to: &mut Converted) {
 /// Without a decay ratio, the rate decays from the end of the warm-up.
 fn schedule(file: &Mapping, to: &mut Converted) {
     let kind = at(file, "lr_scheduler.decay_type").map_or("linear".into(), shown);
-    let lowest = at(file, "lr_scheduler.min_lr_factor").and_then(Value::as_f64).filter(|x| *x > 0.0);
+    // It was called lr_min before.
+    let lowest = ["min_lr_factor", "lr_min"].iter().find_map(|key| at(file, &format!("lr_scheduler.{key}")));
+    let lowest = lowest.and_then(Value::as_f64).filter(|x| *x > 0.0);
     match (kind.as_str(), at(file, "lr_scheduler.decay_ratio")) {
         ("linear", Some(ratio)) => {
             to.set("lr_scheduler", "wsd");
@@ -203,7 +242,9 @@ fn rotate_method(value: &Value, _: &Mapping, to: &mut Converted) {
 }
 
 fn pipeline_schedule(value: &Value, file: &Mapping, to: &mut Converted) {
-    if at(file, "parallelism.pipeline_parallel_degree").and_then(Value::as_u64).unwrap_or(1) == 1 {
+    let degree =
+        ["parallelism", "experimental"].iter().find_map(|s| at(file, &format!("{s}.pipeline_parallel_degree")));
+    if degree.and_then(Value::as_u64).unwrap_or(1) == 1 {
         return to.no_effect.push("parallelism.pipeline_parallel_schedule".into());
     }
     match shown(value).as_str() {

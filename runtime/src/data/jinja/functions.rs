@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::arguments::Args;
+use super::clock::Clock;
 use super::error::Error;
 use super::filters::interpreter_dict;
 use super::interpreter::Interpreter;
@@ -18,33 +19,9 @@ const ABSENT: [&str; 1] = ["lipsum"];
 /// As in the sandbox of Jinja2.
 const RANGE_MAX: i128 = 100_000;
 
-/// The date that templates print as today's: tokens that depend on the day of a run would differ between ranks and runs. It is
-/// the date of Llama 3's template where it has no clock.
-const TODAY: [(char, &str); 19] = [
-    ('d', "26"),
-    ('m', "07"),
-    ('Y', "2024"),
-    ('y', "24"),
-    ('b', "Jul"),
-    ('B', "July"),
-    ('a', "Fri"),
-    ('A', "Friday"),
-    ('H', "00"),
-    ('I', "12"),
-    ('M', "00"),
-    ('S', "00"),
-    ('p', "AM"),
-    ('j', "208"),
-    ('F', "2024-07-26"),
-    ('T', "00:00:00"),
-    ('e', "26"),
-    ('u', "5"),
-    ('%', "%"),
-];
-
 /// The function of this name.
-pub(super) fn find(name: &str, has_no_clock: bool) -> Option<Value> {
-    if has_no_clock && name == "strftime_now" {
+pub(super) fn find(name: &str, clock: Option<Clock>) -> Option<Value> {
+    if clock.is_none() && name == "strftime_now" {
         return None;
     }
     let known = NAMES.into_iter().chain(ABSENT).find(|known| *known == name)?;
@@ -58,7 +35,11 @@ pub(super) fn call(interpreter: &Interpreter, name: &'static str, args: Args) ->
             let message = str_of(&interpreter.budget, bound.required(0)?)?;
             Err(Error::new(message.as_str()))
         }
-        "strftime_now" => strftime_now(args.bind(name, ["format"])?.required_text(0)?.as_str()),
+        "strftime_now" => {
+            let bound = args.bind(name, ["format"])?;
+            let text = interpreter.clock.get().unwrap_or_default().text(bound.required_text(0)?.as_str())?;
+            Ok(Value::text(&text))
+        }
         "range" => range(&args),
         "dict" => Ok(Value::Dict(Rc::new(dict(interpreter, name, &args)?))),
         "namespace" => {
@@ -176,28 +157,4 @@ fn dict(interpreter: &Interpreter, name: &str, args: &Args) -> Result<Dict, Erro
         }
     }
     Ok(dict)
-}
-
-fn strftime_now(format: &str) -> Result<Value, Error> {
-    let (mut text, mut chars) = (String::new(), format.chars());
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            text.push(c);
-            continue;
-        }
-        let directive = chars.next();
-        let unpadded = directive == Some('-');
-        let directive = if unpadded { chars.next() } else { directive };
-        let found = TODAY.iter().find(|(known, _)| Some(*known) == directive);
-        let (_, value) = found.ok_or_else(|| Error::new(format!("strftime_now with the format {format:?}")))?;
-        let short = value.trim_start_matches('0');
-        text += if unpadded && !short.is_empty() {
-            short
-        } else if unpadded {
-            "0"
-        } else {
-            value
-        };
-    }
-    Ok(Value::text(&text))
 }

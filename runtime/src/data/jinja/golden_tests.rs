@@ -16,7 +16,7 @@ fn filters_tests_methods_and_operators_give_what_jinja2_gives() {
     let mut wrong = Vec::new();
     for case in golden["cases"].as_array().unwrap() {
         let source = case["template"].as_str().unwrap();
-        let found = Template::parse(source).and_then(|template| template.render(&messages, &variables));
+        let found = Template::parse(source).and_then(|template| template.render(&messages, &variables, Clock::Fixed));
         let text = found.as_ref().ok().map(|rendered| rendered.text.as_str());
         if text != case["text"].as_str() {
             wrong.push(format!("{source:?}: {found:?}, not {}", case["text"]));
@@ -27,7 +27,7 @@ fn filters_tests_methods_and_operators_give_what_jinja2_gives() {
 }
 
 fn refusal(source: &str) -> String {
-    Template::parse(source).and_then(|template| template.render(&[], &[])).unwrap_err().to_string()
+    Template::parse(source).and_then(|template| template.render(&[], &[], Clock::Fixed)).unwrap_err().to_string()
 }
 
 #[test]
@@ -88,10 +88,12 @@ fn what_is_unknown_is_refused_by_its_name_and_line() {
 
 #[test]
 fn clock_shows_a_fixed_date_unless_the_template_can_do_without() {
-    let text = |source: &str| Template::parse(source).unwrap().render(&[], &[]).unwrap().text;
+    let text = |source: &str, clock: Clock| Template::parse(source).unwrap().render(&[], &[], clock).unwrap().text;
+    const EITHER: &str = "{% if strftime_now is defined %}clock{% else %}own{% endif %}";
 
-    assert_eq!(text("{{ strftime_now('%d %b %Y') }}"), "26 Jul 2024");
-    assert_eq!(text("{% if strftime_now is defined %}clock{% else %}own{% endif %}"), "own");
+    assert_eq!(text("{{ strftime_now('%d %b %Y') }}", Clock::Fixed), "26 Jul 2024");
+    assert_eq!(text(EITHER, Clock::Fixed), "own");
+    assert_eq!(text(EITHER, Clock::Local), "clock");
     assert!(refusal("{{ strftime_now('%Q') }}").contains("%Q"));
 }
 
@@ -99,7 +101,7 @@ fn clock_shows_a_fixed_date_unless_the_template_can_do_without() {
 fn list_of_content_parts_is_not_printed_as_a_text_of_python() {
     let parts = serde_json::json!([{ "type": "text", "text": "Hi" }]);
 
-    let refused = Template::parse("{{ parts }}").unwrap().render(&[], &[("parts", &parts)]);
+    let refused = Template::parse("{{ parts }}").unwrap().render(&[], &[("parts", &parts)], Clock::Fixed);
 
     assert!(refused.unwrap_err().to_string().contains("prints a list of texts"));
 }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use super::arguments::Args;
 use super::ast::{Applied, Arguments, Comparison, Expr, ExprKind};
 use super::budget::Budget;
+use super::clock::Clock;
 use super::error::Error;
 use super::filters;
 use super::functions;
@@ -22,8 +23,8 @@ pub(super) struct Interpreter {
     pub(super) budget: Budget,
     /// All namespaces, which may contain each other: they are emptied at the end, or none would ever be freed.
     pub(super) namespaces: RefCell<Vec<Rc<RefCell<Dict>>>>,
-    /// Whether the template does without a clock if there is none.
-    pub(super) has_no_clock: Cell<bool>,
+    /// The template's clock; `None` if it has none and can do without.
+    pub(super) clock: Cell<Option<Clock>>,
 }
 
 impl Drop for Interpreter {
@@ -94,7 +95,7 @@ impl Interpreter {
     fn name(&self, name: &str, scope: &Rc<Scope>) -> Value {
         scope
             .get(name)
-            .or_else(|| functions::find(name, self.has_no_clock.get()))
+            .or_else(|| functions::find(name, self.clock.get()))
             .unwrap_or_else(|| Value::undefined(format!("'{name}' is undefined")))
     }
 

@@ -11,6 +11,7 @@
 mod arguments;
 mod ast;
 mod budget;
+mod clock;
 mod error;
 mod expressions;
 mod filters;
@@ -39,6 +40,7 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value as Json};
 
+pub(super) use clock::Clock;
 pub(super) use error::Error;
 use interpreter::Interpreter;
 use statements::{Flow, Output, Root};
@@ -53,7 +55,7 @@ const HEADER_FIELDS: [&str; 3] = ["role", "id", "tool_call_id"];
 #[derive(Debug)]
 pub(super) struct Template {
     statements: Vec<ast::Statement>,
-    has_no_clock: bool,
+    does_without_clock: bool,
 }
 
 /// The text of a conversation, and where its parts are.
@@ -85,8 +87,7 @@ impl Template {
     /// # Errors
     /// When the source is not valid Jinja2.
     pub(super) fn parse(source: &str) -> Result<Self, Error> {
-        // A template that can do without a clock has a date of its own.
-        Ok(Self { statements: parser::parse(source)?, has_no_clock: source.contains("strftime_now is defined") })
+        Ok(Self { statements: parser::parse(source)?, does_without_clock: source.contains("strftime_now is defined") })
     }
 
     /// The text for the messages and variables.
@@ -97,9 +98,11 @@ impl Template {
         &self,
         messages: &[&Map<String, Json>],
         variables: &[(&str, &Json)],
+        clock: Clock,
     ) -> Result<Rendered, Error> {
         let interpreter = Interpreter::default();
-        interpreter.has_no_clock.set(self.has_no_clock);
+        // A template that can do without a clock has a date of its own.
+        interpreter.clock.set((clock == Clock::Local || !self.does_without_clock).then_some(clock));
         let scope = Rc::new(Scope::default());
         for (name, value) in variables {
             scope.set(name, Value::of_json(value));

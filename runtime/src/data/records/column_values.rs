@@ -31,8 +31,8 @@ pub(super) struct Rows {
     next_row: usize,
     /// Number of the next record in the file, from 1.
     next_record: u64,
-    /// The column with the messages of conversations.
-    messages: String,
+    /// The columns with the messages of conversations.
+    messages: Vec<String>,
     expansion: Expansion,
 }
 
@@ -41,14 +41,14 @@ struct TooLarge;
 
 /// Turns elements of columns into JSON until it has too many bytes.
 struct Converter<'a> {
-    messages: &'a str,
+    messages: &'a [String],
     n_bytes: u64,
     /// Bytes of a table that repeats nothing.
     n_stored: u64,
 }
 
 impl Rows {
-    pub(super) fn new(messages: &str, expansion: Expansion) -> Self {
+    pub(super) fn new(messages: &[String], expansion: Expansion) -> Self {
         Self { batch: None, next_row: 0, next_record: 1, messages: messages.to_owned(), expansion }
     }
 
@@ -95,7 +95,7 @@ impl Converter<'_> {
     fn record(&mut self, batch: &RecordBatch, row: usize) -> Result<Map<String, Value>, TooLarge> {
         let mut record = Map::new();
         for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
-            let keeps_nulls = field.name() == self.messages;
+            let keeps_nulls = self.messages.contains(field.name());
             if let Some(value) = self.value(field, &**column, row, keeps_nulls)? {
                 self.spend(field.name().len() as u64)?;
                 record.insert(field.name().clone(), value);
@@ -418,7 +418,7 @@ mod tests {
 
     fn new_rows() -> Rows {
         let file = tempfile::NamedTempFile::new().unwrap();
-        Rows::new("messages", Expansion::of_records(&DataFile::open(file.path()).unwrap()))
+        Rows::new(&["messages".to_owned()], Expansion::of_records(&DataFile::open(file.path()).unwrap()))
     }
 
     fn taken(batch: RecordBatch) -> Result<Vec<Value>, ReadError> {

@@ -44,7 +44,7 @@ pub(super) struct ParquetFile {
 }
 
 impl ParquetFile {
-    pub(super) fn open(file: &DataFile, messages: &str, done: &DoneBytes) -> Result<Self, ReadError> {
+    pub(super) fn open(file: &DataFile, messages: &[String], done: &DoneBytes) -> Result<Self, ReadError> {
         let path = file.path();
         let refuse = |error| columns_error(path, "Parquet", &error);
         let input = file.try_clone()?;
@@ -143,7 +143,7 @@ pub(super) struct ArrowFile {
 }
 
 impl ArrowFile {
-    pub(super) fn open(data: &DataFile, messages: &str, input: Box<dyn Read>) -> Result<Self, ReadError> {
+    pub(super) fn open(data: &DataFile, messages: &[String], input: Box<dyn Read>) -> Result<Self, ReadError> {
         let mut file = Self {
             path: data.path().to_owned(),
             input: BufReader::new(input),

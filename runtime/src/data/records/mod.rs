@@ -76,8 +76,8 @@ pub(crate) struct RecordFile {
 }
 
 impl RecordFile {
-    /// Opens a file of records, which is not plain text. `messages` is the field with the messages of conversations.
-    pub(crate) fn open(file: &DataFile, format: FileFormat, messages: &str) -> Result<Self, ReadError> {
+    /// Opens a file of records, which is not plain text. `messages` are the fields with the messages of conversations.
+    pub(crate) fn open(file: &DataFile, format: FileFormat, messages: &[String]) -> Result<Self, ReadError> {
         let done = DoneBytes::default();
         let path = file.path();
         let input = || input::open(file, &done);
@@ -111,9 +111,9 @@ impl RecordFile {
 /// The number of records of a file, which is not plain text.
 pub(crate) fn count(file: &DataFile, format: FileFormat) -> Result<u64, ReadError> {
     if format == FileFormat::Parquet {
-        return Ok(columns::ParquetFile::open(file, "", &DoneBytes::default())?.n_records());
+        return Ok(columns::ParquetFile::open(file, &[], &DoneBytes::default())?.n_records());
     }
-    let mut records = RecordFile::open(file, format, "")?;
+    let mut records = RecordFile::open(file, format, &[])?;
     let mut n_records = 0;
     loop {
         match records.next_batch()?.len() {

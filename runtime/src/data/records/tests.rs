@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// The records of a file with their numbers.
 fn read(path: &Path, format: FileFormat) -> Result<Vec<(u64, Value)>, ReadError> {
-    let (mut file, mut records) = (RecordFile::open(&DataFile::open(path)?, format, "messages")?, Vec::new());
+    let (mut file, mut records) =
+        (RecordFile::open(&DataFile::open(path)?, format, &["messages".to_owned()])?, Vec::new());
     loop {
         let batch = file.next_batch()?;
         if batch.is_empty() {
@@ -201,7 +202,7 @@ fn size_in_memory_is_what_a_batch_and_a_record_are_bounded_by() {
     let (_dir, list) = written("a.json", list.as_bytes());
     let (_dir, empty) = written("e.csv", format!("text,b\n{}", ",\n".repeat(1 << 20)).as_bytes());
     let longest_batch = |path: &Path, format| {
-        let mut file = RecordFile::open(&DataFile::open(path).unwrap(), format, "").unwrap();
+        let mut file = RecordFile::open(&DataFile::open(path).unwrap(), format, &[]).unwrap();
         std::iter::from_fn(|| Some(file.next_batch().unwrap().len()).filter(|n| *n > 0)).max().unwrap()
     };
 
@@ -213,7 +214,7 @@ fn size_in_memory_is_what_a_batch_and_a_record_are_bounded_by() {
     assert!(error("a.csv", FileFormat::Csv, header.join(",").as_bytes()).contains("names 16385 fields"));
     let cells = zstd::encode_all(format!("text,b\n{}", ",\n".repeat(5 << 20)).as_bytes(), 1).unwrap();
     let (_dir, cells) = written("e.csv.zst", &cells);
-    let mut file = RecordFile::open(&DataFile::open(&cells).unwrap(), FileFormat::Csv, "").unwrap();
+    let mut file = RecordFile::open(&DataFile::open(&cells).unwrap(), FileFormat::Csv, &[]).unwrap();
     let refused = std::iter::repeat_with(|| file.next_batch().map(|batch| batch.len())).find(|n| !matches!(n, Ok(1..)));
     assert!(refused.unwrap().unwrap_err().to_string().contains("expands to more than 1000 times"));
     let blanks = zstd::encode_all(&vec![b' '; 65 << 20][..], 1).unwrap();
