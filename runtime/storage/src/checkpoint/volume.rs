@@ -50,7 +50,7 @@ impl Volume for LocalDisk {
         fs::rename(from, to)
     }
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        crate::sync_dir::sync_dir(path)
     }
     fn remove_file(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)

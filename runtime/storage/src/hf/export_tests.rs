@@ -73,6 +73,25 @@ fn earlier_export_is_replaced_whole() {
 }
 
 #[test]
+fn export_is_moved_file_by_file_where_its_folder_cannot_be_renamed() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    let (config, tensors) = (json!({}), tensors());
+    let files = [("tokenizer.json".to_owned(), b"{}".to_vec())];
+    export_model(&dir, &Export { files: &files, ..export(&config, &tensors, Dtype::F32) }).unwrap();
+    // No folder takes the name of one that has files.
+    let in_the_way = root.path().join(format!(".model.replaced-{}", std::process::id()));
+    std::fs::create_dir(&in_the_way).unwrap();
+    std::fs::write(in_the_way.join("file"), "").unwrap();
+
+    export_model(&dir, &export(&config, &tensors, Dtype::F32)).unwrap();
+
+    assert_eq!((read(&dir, "a"), read(&dir, "b")), (A.to_vec(), B.to_vec()));
+    assert!(!dir.join("tokenizer.json").exists(), "files of the earlier export are gone");
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 2, "nothing else is left beside the export");
+}
+
+#[test]
 fn next_export_removes_what_a_killed_one_has_left_but_not_that_of_a_living_one() {
     let root = tempfile::tempdir().unwrap();
     let (left, alive) = (root.path().join(".model.writing-1"), root.path().join(".model.writing-2"));

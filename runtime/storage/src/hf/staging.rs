@@ -67,6 +67,17 @@ impl Staging {
         write_durably(&marker, |file| file.write_all((self.names.join("\n") + "\n").as_bytes()))
             .map_err(|error| HfError::io("write", &marker, &error))?;
         sync_dir(&self.temp)?;
+        let moved = self.move_whole().or_else(|error| {
+            // Mounts of object stores do not rename folders.
+            tracing::warn!(%error, "moving the files of the export one by one");
+            self.move_files()
+        });
+        self.published = moved.is_ok();
+        moved
+    }
+
+    /// Replaces the directory at the final path by two renames.
+    fn move_whole(&self) -> Result<(), HfError> {
         let rename = |from: &Path, to: &Path| fs::rename(from, to).map_err(|error| HfError::io("rename", from, &error));
         let replaced = beside(&self.dir, "replaced")?;
         let replaces = self.dir.exists();
@@ -81,15 +92,35 @@ impl Staging {
             }
             return Err(error);
         }
-        self.published = true;
-        match self.dir.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent)?,
-            _ => sync_dir(Path::new("."))?,
+        // A crash may now cost the new name. An error here must not move the files again.
+        let parent = self.dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Err(error) = sync_dir(parent.unwrap_or(Path::new("."))) {
+            tracing::warn!(%error, "the export may not survive a power failure");
         }
-        if replaces {
-            fs::remove_dir_all(&replaced).map_err(|error| HfError::io("remove", &replaced, &error))?;
+        if replaces && let Err(error) = fs::remove_dir_all(&replaced) {
+            tracing::warn!(%error, path = %replaced.display(), "the earlier export remains");
         }
         Ok(())
+    }
+
+    /// Moves file by file into the directory at the final path, without the files of an earlier export. A crash leaves a part, whose
+    /// marker lets the next export replace it.
+    fn move_files(&self) -> Result<(), HfError> {
+        let dir = &self.dir;
+        fs::create_dir_all(dir).map_err(|error| HfError::io("create", dir, &error))?;
+        refuse_foreign(dir)?;
+        let earlier = fs::read_dir(dir).map_err(|error| HfError::io("read", dir, &error))?;
+        let marker = [MARKER.to_owned()];
+        for entry in earlier.flatten().filter(|entry| entry.file_name() != MARKER) {
+            fs::remove_file(entry.path()).map_err(|error| HfError::io("remove", entry.path(), &error))?;
+        }
+        for name in marker.iter().chain(&self.names) {
+            let from = self.temp.join(name);
+            fs::rename(&from, dir.join(name)).map_err(|error| HfError::io("rename", &from, &error))?;
+        }
+        // It is empty.
+        let _ = fs::remove_dir(&self.temp);
+        sync_dir(dir)
     }
 }
 
@@ -109,7 +140,7 @@ fn write_durably(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::
 }
 
 fn sync_dir(dir: &Path) -> Result<(), HfError> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| HfError::io("write", dir, &error))
+    crate::sync_dir::sync_dir(dir).map_err(|error| HfError::io("write", dir, &error))
 }
 
 /// The name of a working directory beside `dir`, on the same file system, with the process id.
