@@ -12,7 +12,7 @@
 //!   candidate no longer leads. A decision takes effect once it is durable; in a job that ends with this process, only the
 //!   end of the job has to be durable, and before that the reason of a failure.
 //!   An ending in failure is not written to a store that has just been silent, but the same record without it: its first
-//!   answer withdraws the failure (`COORDINATOR-23`).
+//!   answer withdraws the failure (`COORDINATOR-23`). A store that stays silent for [`Settings::end_patience`] is not waited for.
 //! - `COORDINATOR-ACTOR-4` Checkpoints are listed in `spawn_blocking`, until their store answers, or the term or generation that
 //!   asked has ended.
 
@@ -52,6 +52,9 @@ pub struct Settings {
     /// Whether every node of the job ends with this process. If so, no decision needs to survive the process, and only the
     /// job's failure and its end wait for the store.
     pub is_alone: bool,
+    /// For how long the end of the job waits for a silent store, before the job ends without its record; `None`: until the store
+    /// answers.
+    pub end_patience: Option<Duration>,
     /// The user's mesh and limits.
     pub policy: Policy,
     /// All timeouts.
@@ -214,6 +217,8 @@ pub struct Coordinator {
     waiting: Vec<(Asked, oneshot::Sender<Result<Outlook, RequestError>>)>,
     /// Since when the store does not answer.
     silence: Option<Silence>,
+    /// Since when the record that waits for the store is that of the job's end.
+    ends_since: Option<Instant>,
     timer: Timer,
 }
 
@@ -280,6 +285,7 @@ impl Coordinator {
             record_fails: false,
             waiting: vec![],
             silence: None,
+            ends_since: None,
             timer: Timer::default(),
         }
     }
@@ -516,6 +522,11 @@ impl Coordinator {
                     }
                     Err(error) => {
                         tracing::debug!(%error, "cannot write the record; retrying");
+                        let latest = next.as_ref().unwrap_or(&again);
+                        let lost = actor.end_without_store(latest);
+                        if let (Some(reason), Some(leader)) = (lost, &mut actor.leader) {
+                            leader.machine.handle_store_lost(now(), reason);
+                        }
                         actor.writes_record = true;
                         actor.next_record = next;
                         actor.write_later(again, ctx);
@@ -524,6 +535,21 @@ impl Coordinator {
                 actor.drive(ctx);
             },
         );
+    }
+
+    /// Why the job ends without this record, which the store does not take, if it has waited with its end for too long.
+    fn end_without_store(&mut self, record: &Record) -> Option<String> {
+        let why = match (&record.ending, &record.failing) {
+            (Some(Ending::Failed(why)), _) | (None, Some(why)) => why.clone(),
+            (Some(Ending::Finished), _) => "all steps are done, but the end of the job cannot be recorded".into(),
+            (None, None) => {
+                self.ends_since = None;
+                return None;
+            }
+        };
+        let since = (*self.ends_since.get_or_insert_with(now)).max(self.silence.as_ref()?.since);
+        let is_due = since.elapsed() >= self.settings.end_patience?;
+        is_due.then(|| format!("{why}; {}", self.silence.as_ref().map_or(String::new(), Silence::sentence)))
     }
 
     /// Writes this record after a pause, or the one that has replaced it by then.

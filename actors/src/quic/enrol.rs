@@ -7,7 +7,7 @@ use crate::trust::credential::{Applicant, Credential, Grant};
 use crate::trust::join::{Address, JoinString};
 use crate::trust::register::Application;
 use crate::trust::token::{CHANNEL_BYTES, CHANNEL_LABEL, Proof};
-use crate::trust::{name, tls};
+use crate::trust::{TrustError, name, tls};
 use crate::wire::{self, Kind, Message};
 use phalanx_strategies::elastic::timing::Timing;
 use quinn::Connection;
@@ -55,7 +55,13 @@ pub(super) fn channel(connection: &Connection) -> [u8; CHANNEL_BYTES] {
 /// When no coordinator answers, or the coordinator rejects the machine. The machine may try again.
 pub async fn enrol(join: &JoinString, dir: &Path, timing: &Timing) -> Result<Credential, QuicError> {
     timing.check()?;
-    let kept = Credential::load(dir, NODE)?.filter(|kept| is_good(kept, join));
+    let kept = match Credential::load(dir, NODE) {
+        Err(damaged @ TrustError::Damaged { .. }) => {
+            tracing::warn!(%damaged, "using the token");
+            None
+        }
+        loaded => loaded?.filter(|kept| is_good(kept, join)),
+    };
     if let Some(kept) = kept {
         match again(join, &kept, timing).await {
             Ok(credential) => {

@@ -35,6 +35,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -81,6 +82,8 @@ pub struct Conditional {
     fenced: Mutex<Term>,
     record: Mutex<Option<Known<StoredRecord>>>,
     documents: Mutex<BTreeMap<String, Option<Version>>>,
+    /// Whether a damaged lease was reported.
+    has_warned: AtomicBool,
 }
 
 /// How long requests may take.
@@ -94,6 +97,8 @@ struct Limits {
 const LIMIT_MIN: Duration = Duration::from_secs(2);
 /// Attempts of a replacement that meets another version each time.
 const ATTEMPTS: usize = 4;
+/// The holder of a lease that is damaged: no candidate.
+const NOBODY: u32 = u32::MAX;
 
 pub(super) const LEASE: &str = "lease.json";
 pub(super) const RECORD: &str = "record.json";
@@ -127,7 +132,8 @@ impl Conditional {
         let (lease, fenced, record, documents) = Default::default();
         // The standard library seeds each hasher at random.
         let writer = RandomState::new().hash_one(std::process::id());
-        Conditional { objects, limits, writer, lease, fenced, record, documents }
+        let has_warned = AtomicBool::new(false);
+        Conditional { objects, limits, writer, lease, fenced, record, documents, has_warned }
     }
 
     /// The location of an object, for errors.
@@ -171,27 +177,46 @@ impl Conditional {
         }
     }
 
+    /// The contents of an object, or their defect.
     fn fetch<T: serde::de::DeserializeOwned + Default>(
         &self,
         name: &str,
         limit: Duration,
-    ) -> Result<Known<T>, StoreError> {
+    ) -> Result<Known<Result<T, String>>, StoreError> {
         let Some((bytes, version)) = self.objects.read(name, limit)? else {
-            return Ok(Known { value: T::default(), version: None });
+            return Ok(Known { value: Ok(T::default()), version: None });
         };
-        let damaged = |found: String| StoreError::Damaged { path: self.objects.location(name), found };
-        let text = String::from_utf8(bytes).map_err(|error| damaged(error.to_string()))?;
-        Ok(Known { value: decode(&text).map_err(damaged)?, version: Some(version) })
+        let text = String::from_utf8(bytes).map_err(|error| error.to_string());
+        Ok(Known { value: text.and_then(|text| decode(&text)), version: Some(version) })
+    }
+
+    /// The lease. A damaged one, as of an interrupted copy of its folder, reads as that of nobody: candidates take it over once
+    /// it was not renewed for as long as any other.
+    fn fetch_lease(&self) -> Result<Known<StoredLease>, StoreError> {
+        let Known { value, version } = self.fetch::<StoredLease>(LEASE, self.limits.lease)?;
+        let value = match value {
+            Ok(lease) => lease,
+            Err(found) => {
+                // Later than every term that has written the record.
+                let term = self.fetch_record()?.value.fence.next();
+                if !self.has_warned.swap(true, Ordering::Relaxed) {
+                    let path = self.objects.location(LEASE);
+                    tracing::warn!(path = %path.display(), found, "the lease is damaged; the next leader replaces it, and nothing is lost");
+                }
+                StoredLease { lease: Lease { term, holder: NOBODY, beat: 0 }, writer: 0 }
+            }
+        };
+        Ok(Known { value, version })
     }
 
     fn fetch_record(&self) -> Result<Known<StoredRecord>, StoreError> {
-        let found = self.fetch::<StoredRecord>(RECORD, self.limits.others)?;
-        let damaged = |error: phalanx_strategies::elastic::validate::InvalidMessage| StoreError::Damaged {
-            path: self.objects.location(RECORD),
-            found: error.to_string(),
-        };
-        found.value.record.check().map_err(damaged)?;
-        Ok(found)
+        let Known { value, version } = self.fetch::<StoredRecord>(RECORD, self.limits.others)?;
+        let checked = value.and_then(|value| match value.record.check() {
+            Ok(()) => Ok(value),
+            Err(error) => Err(error.to_string()),
+        });
+        let damaged = |found| StoreError::Damaged { path: self.objects.location(RECORD), found };
+        Ok(Known { value: checked.map_err(damaged)?, version })
     }
 
     /// Replaces the record and remembers it; false if it has another version than the known one.
@@ -243,7 +268,7 @@ impl Conditional {
 
 impl Store for Conditional {
     fn read_lease(&self) -> Result<Lease, StoreError> {
-        let found = self.fetch::<StoredLease>(LEASE, self.limits.lease)?;
+        let found = self.fetch_lease()?;
         let StoredLease { lease, writer } = locked(&self.lease).insert(found).value;
         // A candidate that finds its own lease leads, also if the answer to the write was lost before the fence was raised.
         if writer == self.writer {
@@ -258,7 +283,7 @@ impl Store for Conditional {
         for _ in 0..ATTEMPTS {
             let Known { value, version } = match known.take().filter(|known| known.value.lease == old) {
                 Some(known) => known,
-                None => self.fetch(LEASE, self.limits.lease)?,
+                None => self.fetch_lease()?,
             };
             let is_own = value == wanted;
             if !is_own && value.lease != old {
@@ -307,6 +332,16 @@ impl Store for Conditional {
             }
         }
         Err(self.contended(RECORD))
+    }
+
+    fn replace_damaged_record(&self) -> Result<bool, StoreError> {
+        match self.fetch_record() {
+            Err(StoreError::Damaged { .. }) => {
+                let version = self.fetch::<StoredRecord>(RECORD, self.limits.others)?.version;
+                self.put_record(&mut locked(&self.record), version.as_ref(), StoredRecord::default())
+            }
+            found => found.map(|_| false),
+        }
     }
 }
 

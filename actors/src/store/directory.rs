@@ -15,6 +15,7 @@
 
 use super::StoreError;
 use super::conditional::{Conditional, LEASE, Objects, Replaced, Version};
+use crate::trust::file::sync_dir;
 use std::collections::BTreeMap;
 use std::fs::{self, DirEntry, File};
 use std::hash::{BuildHasher, RandomState};
@@ -125,7 +126,7 @@ impl Directory {
         let is_created = created?;
         removed?;
         if is_created && is_durable {
-            File::open(&self.folder)?.sync_all()?;
+            sync_dir(&self.folder)?;
         }
         Ok(is_created)
     }

@@ -116,6 +116,45 @@ fn renewal_lost_in_a_power_failure_reads_as_the_one_before() {
     }
 }
 
+// STORE-1, STORE-3
+#[test]
+fn damaged_lease_is_taken_over_with_a_later_term() {
+    for n_bytes in [0, 20, 200] {
+        let (folder, _) = written();
+        let path = latest(folder.path(), LEASE);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes.resize(n_bytes, b'x');
+        fs::write(&path, bytes).unwrap();
+        let candidate = open_store(folder.path()).unwrap();
+
+        let seen = candidate.read_lease().unwrap();
+        let next = lease(seen.term.0 + 1, 0);
+        let taken = candidate.replace_lease(seen, next);
+
+        assert!(seen.term > Term(1) && seen.holder != Lease::default().holder, "{n_bytes} bytes: {seen:?}");
+        assert_eq!(taken, Ok(Ok(next)));
+        assert_eq!(candidate.read_record(), Ok(full()), "the record has everything");
+        assert_eq!(candidate.write_record(&Record { term: next.term, ..full() }), Ok(true));
+    }
+}
+
+// STORE-3
+#[test]
+fn only_a_damaged_record_is_replaced_and_its_error_names_the_way_out() {
+    let (folder, store) = written();
+    assert_eq!(store.replace_damaged_record(), Ok(false));
+    fs::write(latest(folder.path(), RECORD), &encode(&full())[..30]).unwrap();
+    let store = open_store(folder.path()).unwrap();
+
+    let error = store.read_record().unwrap_err().to_string();
+    let replaced = store.replace_damaged_record();
+
+    assert!(error.contains("no checkpoint is lost") && error.contains("record.json*"), "{error}");
+    assert_eq!((replaced, store.read_record()), (Ok(true), Ok(Record::default())));
+    assert_eq!(store.replace_lease(lease(1, 0), lease(2, 0)), Ok(Ok(lease(2, 0))));
+    assert_eq!(store.write_record(&Record { term: Term(2), ..full() }), Ok(true));
+}
+
 // STORE-1
 #[test]
 fn locks_that_others_hold_on_the_files_of_a_store_delay_no_writer() {

@@ -5,8 +5,8 @@
 //! - `STORE-2` A record is written only under the term of the lease. So the record that a new leader reads after winning
 //!   the lease is final: only this leader can overwrite it.
 //! - `STORE-3` A completed write survives a power failure; an interrupted write leaves the complete old or new contents.
-//!   Damaged contents are an error, never an older state. Only renewals of a lease need not survive a power failure: no
-//!   leader survives it either, and terms do not depend on them.
+//!   A damaged record is an error, never an older state; a damaged lease is that of nobody. Only renewals of a lease need not
+//!   survive a power failure: no leader survives it either, and terms do not depend on them.
 //!
 //! Calls block; actors make them in `spawn_blocking`.
 
@@ -47,6 +47,14 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// # Errors
     /// When it is unknown whether the old or the new record is stored; the same record may be written again.
     fn write_record(&self, record: &Record) -> Result<bool, StoreError>;
+
+    /// Replaces a damaged record by an empty one, for a job of which no process lives. Returns whether it was damaged.
+    ///
+    /// # Errors
+    /// When the store fails.
+    fn replace_damaged_record(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
 }
 
 /// A store shared by several candidates.
@@ -66,7 +74,10 @@ pub enum StoreError {
         message: String,
     },
     /// The contents of a file are invalid.
-    #[error("{path} is damaged: {found}")]
+    #[error(
+        "{path} is damaged: {found}; no checkpoint is lost: end all processes of the job and remove {path}*, and the job \
+         begins again from its newest checkpoint"
+    )]
     Damaged {
         /// The file.
         path: PathBuf,

@@ -69,18 +69,19 @@ impl Authority {
     /// Opens the authority whose key is at a place, or creates it.
     ///
     /// # Errors
-    /// When the place cannot be used, others may read the key (`TRUST-5`), or the key is missing although nodes have joined
-    /// with it (`TRUST-6`).
+    /// When the place cannot be used, others may read the key (`TRUST-5`), or the key is missing or damaged although nodes have
+    /// joined with it (`TRUST-6`).
     pub fn open(place: impl Into<Place>, job: JobId) -> Result<Authority, TrustError> {
         let place = place.into();
         place.create()?;
         let path = place.path(KEY_FILE);
-        let key = match place.read(KEY_FILE)? {
-            Some(der) => read_key(&der).map_err(|why| TrustError::Damaged { path, why: why.to_string() })?,
-            None => {
+        let read = place.read(KEY_FILE)?.map(|der| read_key(&der).map_err(|why| format!("damaged ({why})")));
+        let key = match read.unwrap_or_else(|| Err("missing".to_owned())) {
+            Ok(key) => key,
+            Err(found) => {
                 let n_nodes = Register::open(&place)?.n_nodes();
                 if n_nodes > 0 {
-                    return Err(TrustError::LostKey { path, n_nodes });
+                    return Err(TrustError::LostKey { path, n_nodes, found });
                 }
                 let key = new_key()?;
                 place.write(KEY_FILE, key.serialized_der())?;
@@ -274,14 +275,16 @@ mod tests {
         assert!(requested_key(b"garbage").is_err());
     }
 
+    // TRUST-6
     #[test]
-    fn error_names_a_damaged_key_file() {
+    fn damaged_key_is_replaced_as_long_as_no_node_has_joined() {
         let dir = tempfile::tempdir().unwrap();
-        crate::trust::file::write(&dir.path().join(KEY_FILE), b"not a key").unwrap();
+        let first = Authority::open(dir.path(), JobId(7)).unwrap();
+        crate::trust::file::write(&dir.path().join(KEY_FILE), b"").unwrap();
 
-        let err = Authority::open(dir.path(), JobId(7)).unwrap_err();
+        let second = Authority::open(dir.path(), JobId(7)).unwrap();
 
-        assert!(err.to_string().contains(KEY_FILE), "{err}");
+        assert_ne!(second.fingerprint(), first.fingerprint());
     }
 
     // WIRE-1

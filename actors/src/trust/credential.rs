@@ -140,17 +140,18 @@ pub struct Applicant {
 
 impl Applicant {
     /// Opens the key `NAME.key`, or creates and saves it, so that a machine stays the same node if it
-    /// crashes during a join.
+    /// crashes during a join. Nobody can use a damaged key: a new one replaces it, and the machine is another node.
     ///
     /// # Errors
-    /// When other users may read the file (`TRUST-5`), or the file is damaged.
+    /// When other users may read the file (`TRUST-5`), or it cannot be read or written.
     pub fn open(place: impl Into<Place>, name: &str) -> Result<Applicant, TrustError> {
         let (place, [file, _]) = (place.into(), names(name));
         place.create()?;
-        let key = match place.read(&file)? {
-            Some(der) => {
-                read_key(&der).map_err(|err| TrustError::Damaged { path: place.path(&file), why: err.to_string() })?
-            }
+        let damaged =
+            |why: &TrustError| tracing::warn!(path = %place.path(&file).display(), %why, "replacing a damaged key");
+        let kept = place.read(&file)?.and_then(|der| read_key(&der).inspect_err(damaged).ok());
+        let key = match kept {
+            Some(key) => key,
             None => {
                 let key = new_key()?;
                 place.write(&file, key.serialized_der())?;
@@ -232,6 +233,18 @@ mod tests {
         let second = Applicant::open(dir.path(), "node").unwrap();
 
         assert_eq!(first.public_key(), second.public_key());
+    }
+
+    #[test]
+    fn applicant_with_a_damaged_key_gets_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Applicant::open(dir.path(), "node").unwrap();
+        crate::trust::file::write(&dir.path().join("node.key"), &[0; 40]).unwrap();
+
+        let second = Applicant::open(dir.path(), "node").unwrap();
+
+        assert_ne!(first.public_key(), second.public_key());
+        assert_eq!(second.public_key(), Applicant::open(dir.path(), "node").unwrap().public_key());
     }
 
     #[test]

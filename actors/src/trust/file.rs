@@ -2,6 +2,7 @@
 
 use super::TrustError;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, rename};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -35,13 +36,49 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrustError> {
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).map_err(failed("create", &new))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed("write", &new))?;
     rename(&new, path).map_err(failed("replace", path))?;
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+    sync_dir(dir).map_err(failed("sync", dir))
+}
+
+/// Makes the names of the files in a folder durable, where its file system can do that. Mounts of other systems (SMB, exFAT, object
+/// stores) refuse it for folders; PostgreSQL and SQLite go on there, too.
+///
+/// # Errors
+/// When the folder cannot be opened, or the disk fails.
+pub fn sync_dir(dir: &Path) -> std::io::Result<()> {
+    /// A descriptor that cannot be synced.
+    const EBADF: i32 = 9;
+    match File::open(dir)?.sync_all() {
+        Err(error)
+            if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
+                || error.raw_os_error() == Some(EBADF) =>
+        {
+            Ok(())
+        }
+        synced => synced,
+    }
+}
+
+/// Whether files in a folder have the mode with which they are created. Mounts of other systems (SMB, exFAT, object stores) give one
+/// mode to all files.
+fn keeps_modes(dir: &Path) -> bool {
+    // The standard library seeds each hasher at random.
+    let probe = dir.join(format!(".mode-{:016x}", RandomState::new().hash_one(std::process::id())));
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&probe);
+    let found = made.and_then(|file| file.metadata()).map(|metadata| metadata.mode());
+    let _ = std::fs::remove_file(&probe);
+    found.map_or(true, is_private)
+}
+
+/// Whether only the owner of a file with this mode may read it.
+const fn is_private(mode: u32) -> bool {
+    mode & 0o077 == 0
 }
 
 /// Reads a file written by [`write()`]; none if there is none.
 ///
 /// # Errors
-/// When other users may read the file (`TRUST-5`), when it exceeds 16 MiB, or when it cannot be read.
+/// When other users may read the file (`TRUST-5`), unless all files of its folder have one mode; when it exceeds 16 MiB, or when
+/// it cannot be read.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, TrustError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -50,14 +87,20 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>, TrustError> {
     };
     let metadata = file.metadata().map_err(failed("inspect", path))?;
     let mode = metadata.mode() & 0o777;
-    if mode & 0o077 != 0 {
+    if !is_private(mode) {
         // Volumes that are shared by a group, such as those with `fsGroup` of Kubernetes, give its rights at every mount. Only the
         // owner of a file can take them back.
         let is_of_group_only = mode & 0o007 == 0;
-        if !is_of_group_only || file.set_permissions(Permissions::from_mode(0o600)).is_err() {
+        if !keeps_modes(path.parent().unwrap_or(Path::new("."))) {
+            tracing::warn!(
+                path = %path.display(),
+                "a secret file has the mode of all files of its file system: other users of this machine may read it"
+            );
+        } else if is_of_group_only && file.set_permissions(Permissions::from_mode(0o600)).is_ok() {
+            tracing::warn!(path = %path.display(), "a secret file had rights for its group; it is private again");
+        } else {
             return Err(TrustError::Exposed { path: path.to_path_buf(), mode });
         }
-        tracing::warn!(path = %path.display(), "a secret file had rights for its group; it is private again");
     }
     if metadata.len() > BYTES_MAX {
         let why = format!("expected at most {BYTES_MAX} bytes, found {}", metadata.len());
@@ -112,6 +155,14 @@ mod tests {
 
         assert_eq!(read(&path).unwrap().unwrap(), b"one");
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn folder_whose_file_system_cannot_sync_it_counts_as_synced() {
+        let folder = Path::new("/proc");
+        assert!(File::open(folder).unwrap().sync_all().is_err(), "the kernel keeps no such names");
+
+        sync_dir(folder).unwrap();
     }
 
     #[test]

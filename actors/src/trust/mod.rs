@@ -100,9 +100,9 @@ pub enum TrustError {
         /// The defect.
         why: String,
     },
-    /// The key of the authority is missing (`TRUST-6`).
+    /// The key of the authority is missing or damaged (`TRUST-6`).
     #[error(
-        "{path} is missing, but {n_nodes} node(s) have joined with certificates of this key and would accept no coordinator \
+        "{path} is {found}, but {n_nodes} node(s) have joined with certificates of this key and would accept no coordinator \
          with another one; restore the file, or end the nodes and remove the folder that it was in, and the job begins again \
          from its last checkpoint"
     )]
@@ -111,6 +111,19 @@ pub enum TrustError {
         path: PathBuf,
         /// Number of nodes that have joined.
         n_nodes: usize,
+        /// What became of it.
+        found: String,
+    },
+    /// The register is damaged.
+    #[error(
+        "{path} is damaged: {why}; it lists the nodes that have joined: restore the file, or end the nodes and remove the folder \
+         that it is in, and the job begins again from its last checkpoint"
+    )]
+    LostRegister {
+        /// The file.
+        path: PathBuf,
+        /// The defect.
+        why: String,
     },
     /// The store that holds the secrets does not answer.
     #[error(transparent)]

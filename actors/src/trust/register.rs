@@ -125,7 +125,7 @@ impl Register {
         place.create()?;
         let state = match place.read(FILE)? {
             Some(bytes) => wire::decode(&bytes)
-                .map_err(|err| TrustError::Damaged { path: place.path(FILE), why: err.to_string() })?,
+                .map_err(|err| TrustError::LostRegister { path: place.path(FILE), why: err.to_string() })?,
             None => State::default(),
         };
         Ok(Register { place, state })

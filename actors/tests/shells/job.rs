@@ -31,6 +31,7 @@ use std::time::Duration;
 pub struct Job {
     policy: Policy,
     is_alone: bool,
+    end_patience: Option<Duration>,
     pub store: SharedStore,
     checkpoints: Checkpoints,
     /// What the store of checkpoints answers: errors first.
@@ -76,6 +77,18 @@ impl Job {
 
     /// Starts a job on this store, whose nodes end with the coordinator if it `is_alone`.
     pub async fn start_on(store: SharedStore, is_alone: bool, mesh: Mesh, n_nodes: u32, schedule: Schedule) -> Job {
+        Job::start_with(store, is_alone, None, mesh, n_nodes, schedule).await
+    }
+
+    /// As [`Job::start_on`]; the end of the job waits for a silent store for as long as given.
+    pub async fn start_with(
+        store: SharedStore,
+        is_alone: bool,
+        end_patience: Option<Duration>,
+        mesh: Mesh,
+        n_nodes: u32,
+        schedule: Schedule,
+    ) -> Job {
         let plane = Rc::new(RefCell::new(Plane { schedule, ..Plane::default() }));
         let policy = Policy {
             wanted: mesh,
@@ -103,6 +116,7 @@ impl Job {
             checkpoints,
             on_disk,
             is_alone,
+            end_patience,
             coordinators: vec![],
             network: Network { plane: plane.clone(), coordinators: vec![] }.start(),
             events: Log(plane.clone()).start(),
@@ -115,8 +129,10 @@ impl Job {
 
     pub fn add_candidate(&mut self) {
         let candidate = self.coordinators.len() as u32;
-        let (is_alone, policy, timing) = (self.is_alone, self.policy, Timing::default());
-        let settings = coordinator::Settings { job: JOB, candidate, holds: None, is_alone, policy, timing };
+        let (is_alone, end_patience) = (self.is_alone, self.end_patience);
+        let (policy, timing) = (self.policy, Timing::default());
+        let settings =
+            coordinator::Settings { job: JOB, candidate, holds: None, is_alone, end_patience, policy, timing };
         let outlets = coordinator::Outlets {
             desired_states: self.network.clone().recipient(),
             events: self.events.clone().recipient(),

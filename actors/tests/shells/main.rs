@@ -106,6 +106,26 @@ fn only_a_job_whose_nodes_end_with_its_coordinator_trains_before_its_record_is_d
     }
 }
 
+// COORDINATOR-ACTOR-3
+#[test]
+fn end_of_a_job_waits_for_a_store_that_is_gone_only_as_long_as_it_may() {
+    simulate(async move {
+        let (store, patience) = (Arc::new(Broken::default()), std::time::Duration::from_secs(20));
+        let job = Job::start_with(store.clone(), true, Some(patience), shards(2), 2, until(1_000)).await;
+        job.until_running(shards(2), Step(10)).await;
+
+        let begin = tokio::time::Instant::now();
+        job.coordinators[0].do_send(Stop);
+        job.until_happened(What::NodesNotified).await;
+
+        let waited = begin.elapsed();
+        assert!(waited >= patience && waited < 2 * patience, "{waited:?}");
+        let status = job.status().await.unwrap();
+        let Some(Ending::Failed(why)) = status.ending else { panic!("{status:?}") };
+        assert!(why.contains("cannot be recorded") && why.contains("the disk is full"), "{why}");
+    });
+}
+
 #[test]
 fn standby_takes_over_from_the_store_and_the_world_keeps_training() {
     simulate(async {

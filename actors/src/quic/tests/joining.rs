@@ -4,11 +4,12 @@ use super::fixture::{Coordinator, HOUR, Log, Machine, dial, node_and_boot, wait}
 use crate::quic::QuicError;
 use crate::quic::enrol::{self, Join};
 use crate::trust::Fingerprint;
+use crate::trust::authority::Authority;
 use crate::trust::join::JoinString;
-use crate::trust::register::Application;
+use crate::trust::register::{Application, Register};
 use crate::trust::tls;
 use crate::trust::token::{Proof, Token};
-use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::elastic::identity::{JobId, NodeId};
 use std::time::Duration;
 
 #[test]
@@ -35,6 +36,37 @@ fn node_restarts_with_its_certificate_when_its_token_is_revoked() {
 
     assert_eq!(first.0, second.0);
     assert!(first.1 < second.1);
+}
+
+#[test]
+fn node_whose_files_were_cut_off_joins_again_with_the_token() {
+    let coordinator = Coordinator::new();
+    let join = coordinator.invite();
+    let machine = Machine::new();
+    machine.enrol(&join).unwrap();
+    let cut_off = |name: &str| crate::trust::file::write(&machine.dir.path().join(name), b"").unwrap();
+
+    cut_off("node.grant");
+    let same_key = node_and_boot(&machine.enrol(&join).unwrap());
+    cut_off("node.key");
+    let new_key = node_and_boot(&machine.enrol(&join).unwrap());
+
+    assert_eq!((same_key.0, new_key.0), (NodeId(0), NodeId(1)));
+}
+
+#[test]
+fn coordinator_whose_key_or_register_was_cut_off_names_the_way_out_once_nodes_have_joined() {
+    for name in ["authority.key", "register"] {
+        let coordinator = Coordinator::new();
+        Machine::new().enrol(&coordinator.invite()).unwrap();
+        let place = coordinator.dir.path().to_owned();
+        crate::trust::file::write(&place.join(name), b"").unwrap();
+
+        let found = Authority::open(&place, JobId(7)).map(drop).and_then(|()| Register::open(&place).map(drop));
+
+        let text = found.unwrap_err().to_string();
+        assert!(text.contains(name) && text.contains("damaged") && text.contains("end the nodes and remove"), "{text}");
+    }
 }
 
 #[test]
