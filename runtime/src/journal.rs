@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,23 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
         true => Err(io::Error::new(ErrorKind::InvalidInput, "it is a pipe")),
         false => Ok(file),
     }
+}
+
+/// Opens a file of lines to append to it, as [`open`]. A line that a crash has cut off ends there, so that the next one is whole.
+///
+/// # Errors
+/// As [`open`], and when it cannot be written.
+pub(crate) fn open_lines(path: &Path) -> io::Result<File> {
+    let mut file = open(path)?;
+    let (n_bytes, mut last) = (file.metadata()?.len(), [b'\n']);
+    if n_bytes > 0 {
+        // A file that only can be written stays as it is.
+        let _ = File::open(path).and_then(|file| file.read_exact_at(&mut last, n_bytes - 1));
+    }
+    if last != [b'\n'] {
+        file.write_all(b"\n")?;
+    }
+    Ok(file)
 }
 
 /// Time between two looks whether the path still names the file.

@@ -7,6 +7,7 @@ use phalanx_actors::control::block_on;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::ask::Operator;
 use phalanx_actors::quic::listener::OPERATOR;
+use phalanx_actors::trust::TrustError;
 use phalanx_actors::trust::credential::Credential;
 use phalanx_actors::trust::join::parse_addresses;
 use phalanx_actors::wire;
@@ -21,8 +22,13 @@ pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, JobErr
     let place = ControlPlace::of(output_dir, &Timing::default())?;
     let no_job = || ControlPlaneError::NoJob { output_dir: output_dir.to_owned() };
     let addresses = place.read(ADDRESS)?.ok_or_else(no_job)?;
-    let addresses = parse_addresses(addresses.trim()).map_err(ControlPlaneError::from)?;
-    let credential = Credential::load(place.secrets(), OPERATOR).map_err(ControlPlaneError::from)?;
+    let addresses = parse_addresses(addresses.trim());
+    let addresses =
+        addresses.map_err(|why| ControlPlaneError::DamagedEntry { path: place.path(ADDRESS), why: why.to_string() })?;
+    let credential = Credential::load(place.secrets(), OPERATOR).map_err(|error| match error {
+        TrustError::Damaged { path, why } => ControlPlaneError::DamagedEntry { path, why },
+        error => error.into(),
+    })?;
     let credential = credential.ok_or_else(no_job)?;
     let frame = wire::encode(request).map_err(ControlPlaneError::from)?;
     let asking = async {

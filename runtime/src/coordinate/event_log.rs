@@ -15,7 +15,7 @@ impl EventLog {
     /// Opens the file in a job's folder. Lines are appended, so a resumed job keeps its history. A file that cannot be opened or
     /// written is written later; see [`EventLog::new_fault`].
     pub(crate) fn open(output_dir: &Path) -> EventLog {
-        let file = Journal::new(output_dir.join("events.jsonl"), |path| Ok(Box::new(journal::open(path)?)));
+        let file = Journal::new(output_dir.join("events.jsonl"), |path| Ok(Box::new(journal::open_lines(path)?)));
         EventLog { file, fault: None }
     }
 
@@ -45,6 +45,19 @@ mod tests {
     use super::*;
     use phalanx_actors::events::What;
     use phalanx_strategies::elastic::identity::Term;
+
+    #[test]
+    fn line_that_a_crash_has_cut_off_spoils_no_later_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        std::fs::write(&path, "{\"unix_ms\":1,\"te").unwrap();
+        let event = Event { unix_ms: 0, term: Term(1), what: What::Leads };
+
+        EventLog::open(dir.path()).write(&event);
+
+        let text = std::fs::read_to_string(path).unwrap();
+        assert_eq!(text.lines().last().map(str::to_owned), Some(event.to_line()));
+    }
 
     #[test]
     fn events_of_a_folder_that_cannot_be_written_are_written_when_it_can() {

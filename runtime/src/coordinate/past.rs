@@ -167,9 +167,9 @@ fn history(path: &Path) -> (Option<Ending>, Option<u64>) {
 /// # Errors
 /// The error, if the job left nothing, or its coordinator lives.
 pub(crate) fn instead_of(error: JobError, output_dir: &Path, timing: &Timing) -> Result<Past, JobError> {
-    use crate::error::control_plane::ControlPlaneError::NoAnswer;
+    use crate::error::control_plane::ControlPlaneError::{DamagedEntry, NoAnswer};
     match error {
-        JobError::ControlPlane(NoAnswer { .. }) => Past::of(output_dir, timing).ok_or(error),
+        JobError::ControlPlane(NoAnswer { .. } | DamagedEntry { .. }) => Past::of(output_dir, timing).ok_or(error),
         error => Err(error),
     }
 }

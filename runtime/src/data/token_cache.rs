@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use super::token_reader::TokenReader;
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
+use phalanx_storage::sync_dir::sync_dir;
 use thiserror::Error;
 
 /// Set in a stored token that the model is trained to predict.
@@ -285,7 +286,7 @@ impl TokenWriter {
         self.file.get_ref().sync_all()?;
         std::fs::rename(&self.temporary, cache_path(&self.dir, &self.header.key))?;
         // The new name is durable only once the folder is synced.
-        File::open(&self.dir)?.sync_all()
+        sync_dir(&self.dir)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), TokenCacheError> {

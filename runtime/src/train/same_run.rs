@@ -121,9 +121,18 @@ pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
     Changes { of_another_run, notable, batch: (n_before != n_after).then_some((n_before, n_after)) }
 }
 
+/// Why a coordinator cannot continue a running job with its configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// That of the job cannot be read.
+    Unreadable,
+    /// These keys differ.
+    Of(String),
+}
+
 /// Why a coordinator with this configuration cannot continue a running job, which keeps the one that is recorded as YAML.
-pub(crate) fn change_of_running_job(recorded: &str, now: &JobConfig) -> Option<String> {
-    let Ok(before) = JobConfig::from_yaml_str(recorded, &[]) else { return Some("it cannot be read".into()) };
+pub(crate) fn change_of_running_job(recorded: &str, now: &JobConfig) -> Option<Change> {
+    let Ok(before) = JobConfig::from_yaml_str(recorded, &[]) else { return Some(Change::Unreadable) };
     let keys = |config: &JobConfig| {
         let mut keys: Keys = serde_yaml_ng::from_str(&config.as_meant().to_yaml()).unwrap_or_default();
         keys.retain(|key, _| !FREE_WHILE_RUNNING.contains(&key.as_str()));
@@ -140,7 +149,7 @@ pub(crate) fn change_of_running_job(recorded: &str, now: &JobConfig) -> Option<S
     let changed = all.into_iter().filter(differs).map(|key| sentence(key, then.get(key), now_keys.get(key)));
     let mut found: Vec<String> = changed.collect();
     found.extend(other_batch(&before, now));
-    (!found.is_empty()).then(|| found.join(", "))
+    (!found.is_empty()).then(|| Change::Of(found.join(", ")))
 }
 
 /// The keys that differ, without those that only show or keep what is computed.
@@ -318,7 +327,10 @@ mod tests {
     fn coordinator_of_a_running_job_may_change_only_what_its_ranks_do_not_compute_with() {
         let change = |then: &str, now: &str| {
             let now = JobConfig::from_yaml_str(&format!("{JOB}{now}"), &[]).unwrap();
-            change_of_running_job(std::str::from_utf8(&job(then)).unwrap(), &now)
+            match change_of_running_job(std::str::from_utf8(&job(then)).unwrap(), &now) {
+                Some(Change::Of(keys)) => Some(keys),
+                change => change.map(|change| format!("{change:?}")),
+            }
         };
 
         for taken in ["output_dir: b", "logging_steps: 3", "trace: t.json", "elastic: {replace_patience: 5}"] {

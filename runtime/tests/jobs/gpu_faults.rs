@@ -243,24 +243,35 @@ fn successor_waits_for_the_memory_of_its_predecessor() {
     }
 }
 
-/// Ranks capture the commands of their second step.
+/// Ranks capture the commands of their second step. The software GPU holds them there until the victim is dead.
 #[test]
 fn peer_that_dies_under_capture_is_replaced_in_time() {
     for collectives in BOTH {
         let p = Project::new();
-        let child = command(&p, N_STEPS, collectives).env("SOFTGPU_CAPTURE_US", "300000").spawn();
-        let job = Job { p, child: child.expect("the binary is built") };
-        job.until_step(1);
+        let mut command = command(&p, N_STEPS, collectives);
+        let hold = p.path("control/hold-capture");
+        std::fs::write(&hold, "").unwrap();
+        let job = Job { p, child: command.spawn().expect("the binary is built") };
+        let victim = job.rank(1);
+        job.until_reached("capture", victim);
 
-        std::thread::sleep(Duration::from_millis(100)); // the first of several captures, 300 ms each
         let fault = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        assert_eq!(job.n_steps(), 1, "{collectives:?}: the captures are over");
-        signal(job.rank(1), libc::SIGKILL);
+        signal(victim, libc::SIGKILL);
+        until("its end", || (!is_running(victim)).then_some(()));
+        let n_steps = job.n_steps();
+        std::fs::remove_file(hold).unwrap();
         let (_, incidents) = job.ends_undisturbed();
 
+        assert_eq!(n_steps, 1, "{collectives:?}: no rank can have finished the step of the captures");
         assert_eq!(incidents.len(), 1, "{collectives:?}: {incidents:?}");
         incidents[0].is_recovered_in_time(fault);
     }
+}
+
+/// Whether a process runs; one that has died may not have been waited for yet.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }
 
 #[test]

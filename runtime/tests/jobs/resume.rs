@@ -40,6 +40,38 @@ fn interrupted_and_resumed_run_equals_the_undisturbed_run_bit_for_bit() {
     assert_eq!(p.model_bytes("halves"), p.model_bytes("straight"));
 }
 
+/// As a full disk and an interrupted copy of the folder leave them.
+#[test]
+fn small_files_that_were_cut_off_cost_no_run() {
+    let p = Project::new();
+    p.train(&[]).succeeds();
+    let control = p.path("out/control");
+    let newest = |name: &str| {
+        let files = std::fs::read_dir(control.join("store")).unwrap().map(|entry| entry.unwrap().path());
+        files.filter(|path| path.file_stem().is_some_and(|stem| stem == name)).max().unwrap()
+    };
+    let cut_off = |path: &std::path::Path, keeps: usize| {
+        let bytes = std::fs::read(path).unwrap();
+        std::fs::write(path, &bytes[..bytes.len() / 2 * keeps]).unwrap();
+    };
+
+    for keeps in [0, 1] {
+        for name in ["authority.key", "operator.key", "operator.grant", "job", "address"] {
+            cut_off(&control.join(name), keeps);
+        }
+        let status = p.run(&["status", "job.yaml"]);
+        cut_off(&newest("lease.json"), keeps);
+        let by_lease = p.train(&["--max_steps", "20"]).succeeds();
+        cut_off(&newest("record.json"), keeps);
+        let by_record = p.train(&["--max_steps", "20"]).succeeds();
+
+        assert!(status.stdout.contains("finished"), "{status:?}");
+        for run in [by_lease, by_record] {
+            assert!(run.stdout.contains("all 20 steps were already done"), "{keeps}: {}", run.stdout);
+        }
+    }
+}
+
 #[test]
 fn repeated_notices_save_and_ctrl_c_after_them_ends_the_run() {
     let p = Project::new();
