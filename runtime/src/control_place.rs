@@ -2,7 +2,8 @@
 //! the job's number, and the address of the active one. It is a folder of `output_dir`, or the object store that `output_dir`
 //! names.
 
-use crate::config::output::is_url;
+use crate::checkpoint_claim::{ClaimedPlace, as_folder};
+use crate::config::output::{OutputSection, is_url};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use phalanx_actors::quic::link::Published;
@@ -11,6 +12,7 @@ use phalanx_actors::store::directory::{existing_store, open_store};
 use phalanx_actors::store::{SharedStore, StoreError};
 use phalanx_actors::trust::place::Place;
 use phalanx_storage::checkpoint::conditional::{ConditionalObjects, ObjectVersion};
+use phalanx_storage::sync_dir::sync_dir;
 use phalanx_strategies::elastic::identity::JobId;
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::timing::Timing;
@@ -173,18 +175,35 @@ impl ControlPlace {
     }
 }
 
+/// Small documents below a path or URL, each of which is replaced only if nobody else has replaced it. `limit` bounds each answer of
+/// an object store.
+///
+/// # Errors
+/// When the folder is not writable, or the URL or its settings are invalid.
+pub(crate) fn documents_at(root: &Path, limit: Duration) -> Result<Arc<Conditional>, JobError> {
+    let folder = as_folder(root);
+    Ok(Arc::new(match folder.to_str().filter(|_| is_url(&folder)) {
+        Some(url) => Conditional::new(Arc::new(Remote(ConditionalObjects::open(url)?)), limit),
+        None => open_store(&folder).map_err(ControlPlaneError::from)?,
+    }))
+}
+
 /// The generation on the record of a job, for its ranks. The record is opened once it is asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedGeneration {
     output_dir: PathBuf,
     timing: Timing,
     record: Arc<OnceLock<Option<SharedStore>>>,
+    /// The place of the checkpoints, if the job has claimed one.
+    claimed: Option<ClaimedPlace>,
 }
 
 impl RecordedGeneration {
-    /// The generation of the job with this `output_dir`.
-    pub(crate) fn of(output_dir: &Path, timing: &Timing) -> RecordedGeneration {
-        RecordedGeneration { output_dir: output_dir.to_owned(), timing: *timing, record: Arc::default() }
+    /// The generation of the job with this output, and with this token of its claim on the checkpoints.
+    pub(crate) fn of(output: &OutputSection, timing: &Timing, claim: Option<u64>) -> RecordedGeneration {
+        let claimed = claim.map(|token| ClaimedPlace::of(output, token));
+        let output_dir = output.output_dir.clone();
+        RecordedGeneration { output_dir, timing: *timing, record: Arc::default(), claimed }
     }
 
     /// Reads it where that takes no request over the network; `None` elsewhere.
@@ -208,6 +227,12 @@ impl RecordedGeneration {
         let record = self.record.get_or_init(open).as_ref()?;
         record.read_record().ok()
     }
+
+    /// As [`RecordedGeneration::read`], for those who change checkpoints: later than all others once another job has the place of the
+    /// checkpoints.
+    pub(crate) fn read_for_checkpoints(&self) -> Option<u64> {
+        if self.claimed.as_ref().is_some_and(ClaimedPlace::is_lost) { Some(u64::MAX) } else { self.read() }
+    }
 }
 
 /// Where the checkpoints of a run's folder may be, the likeliest place first; or the folder is that of the checkpoints.
@@ -224,7 +249,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&beside, path)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(dir)?.sync_all()
+    sync_dir(dir)
 }
 
 /// The objects of a job in its object store.

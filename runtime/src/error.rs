@@ -10,6 +10,7 @@ pub mod merge;
 pub mod peer;
 pub mod plan;
 
+use crate::checkpoint_claim::Holder;
 use crate::config::error::ConfigError;
 use crate::data::prepare::PrepareError;
 use crate::data::shown::ShowError;
@@ -154,6 +155,13 @@ pub enum JobError {
     /// Two jobs would write to one folder.
     #[error("output_dir {path} is in use by another running job; wait for it to end or use another folder", path = path.display())]
     InUse { path: PathBuf },
+    /// Two jobs would save their checkpoints in one place.
+    #[error(
+        "the checkpoints in {root} are those of another running job ({holder}): end that job, which frees them within 20 s, or set \
+         another checkpoint_dir",
+        root = root.display()
+    )]
+    CheckpointsInUse { root: PathBuf, holder: Holder },
     /// Ranks of a job without a coordinator still write to a folder.
     #[error("ranks of an earlier job still run in output_dir {path}; restart its coordinator, or end its nodes, before another job begins", path = path.display())]
     RanksLive { path: PathBuf },
@@ -180,6 +188,16 @@ pub enum JobError {
         path = path.display()
     )]
     NoIntactCheckpoint { path: PathBuf, n: usize, source: Box<CheckpointError> },
+    /// The state with which a run ended is not where its checkpoints belong.
+    #[error(
+        "{source}; step {step} is saved in {path} instead: continue from it with `--resume_from_checkpoint {path}` and a \
+         `checkpoint_dir` that can be written",
+        path = path.display()
+    )]
+    SavedElsewhere { step: u64, path: PathBuf, source: Box<CheckpointError> },
+    /// The state with which a run ended is nowhere.
+    #[error("{source}; step {step} cannot be saved in {} either: {here}", path.display())]
+    SavedNowhere { step: u64, path: PathBuf, here: String, source: Box<CheckpointError> },
     /// The job failed.
     #[error("the job has failed: {0}")]
     JobFailed(String),
@@ -286,7 +304,7 @@ impl JobError {
             JobError::Checkpoint(error) | JobError::UnreadableCheckpoint { source: error } => !error.is_outage(),
             JobError::NoIntactCheckpoint { source, .. } => !source.is_outage(),
             JobError::Superseded(_) | JobError::JobFailed(_) | JobError::Panicked(_) => false,
-            JobError::DevicesLost(_) => false,
+            JobError::DevicesLost(_) | JobError::SavedElsewhere { .. } | JobError::SavedNowhere { .. } => false,
             JobError::OfRank { is_input, .. } => *is_input,
             JobError::Command(CommandError::Output(_) | CommandError::Serve(_)) => false,
             JobError::Command(

@@ -60,6 +60,7 @@
 struct Readme;
 
 pub mod api;
+pub(crate) mod checkpoint_claim;
 pub mod cli;
 pub mod config;
 pub mod console;

@@ -6,10 +6,12 @@ use crate::api::embed::program::RankProgram;
 use crate::console::Console;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::error::control_plane::ControlPlaneError;
 use crate::node::folder::{NodeFolder, default_path};
 use crate::node::join::{JoinAs, Leave, enter, join};
 use crate::train::progress::{Progress, Tokenising};
 use phalanx_actors::trust::join::JoinString;
+use phalanx_strategies::elastic::message::Ending;
 use std::cell::Cell;
 use std::fs::File;
 use std::io::Read;
@@ -33,7 +35,8 @@ Ranks beyond the mesh are warm spares.
 configuration when it joins. Its key and certificate are in a folder that only
 one running node may use. SIGTERM or Ctrl-C drains the node: it exits once
 other nodes hold its state, and no step is lost. If no coordinator can be
-reached, it exits after some seconds. A second Ctrl-C exits at once.";
+reached, it exits after some seconds: with 0 if the job is over. A second
+Ctrl-C exits at once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -94,7 +97,14 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let program = program.executable().clone();
     let dir = args.dir.clone().unwrap_or_else(|| default_path(sysinfo::System::host_name().ok().as_deref()));
     let folder = NodeFolder::lock(&dir)?;
-    let credential = enter(&parsed, &folder)?;
+    let credential = match enter(&parsed, &folder) {
+        // A machine that comes late has nothing to do, and its restart would change nothing.
+        Err(JobError::ControlPlane(over @ ControlPlaneError::JobOver { ending: Ending::Finished, .. })) => {
+            console.say(over);
+            return Ok(());
+        }
+        entered => entered?,
+    };
     let how = JoinAs { join: parsed, credential, folder, n_slots: args.ranks, advertise: args.advertise, program };
     if leaves.load(Ordering::Acquire) {
         return Ok(());

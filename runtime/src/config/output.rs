@@ -17,11 +17,11 @@ section! {
         /// Folder for checkpoints, the trained model and the files of the coordinator, or an object store at
         /// s3://bucket/prefix, gs://bucket/prefix or az://container/prefix. All machines of a job share it. In an object
         /// store are the checkpoints and what standbys of the coordinator need; each machine keeps its logs, its metrics and
-        /// the trained model in ./outputs/bucket/prefix.
+        /// the trained model in ./outputs/bucket/prefix. The end of a job waits for a silent object store for 10 minutes.
         pub output_dir: PathBuf = PathBuf::from("./outputs");
         /// Location of checkpoints instead of the folder checkpoints in `output_dir`: another folder, or an object
         /// store at s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder, with one prefix
-        /// per job; credentials come from the environment or AWS's shared file.
+        /// per job, which a second running job is refused; credentials come from the environment or AWS's shared file.
         pub checkpoint_dir: Option<PathBuf> = None;
         /// Seed of all random numbers; the same seed gives the same run.
         pub seed: u64 = 42;
@@ -44,7 +44,8 @@ section! {
         /// Whether more of it is better; a loss is better if it is lower.
         pub greater_is_better: bool = false;
         /// End the job when a checkpoint cannot be saved. By default training continues, the next save tries again, and
-        /// only the save at the end of the run must succeed. An object store that does not answer is asked for 60 s.
+        /// only the save at the end of the run must succeed. An object store that does not answer is asked for 60 s. A
+        /// last state that `checkpoint_dir` does not take is saved in the folder checkpoints in `output_dir`, and the job fails.
         pub checkpoint_required: bool = false;
         /// Text that the trained model continues at the end of the run, as a sample.
         pub sample_prompt: Option<String> = None;

@@ -99,7 +99,12 @@ pub(crate) fn lead_alone(
         job: term.job(),
         node,
         boot,
-        bootstrap: JobBootstrap { yaml: config.to_yaml(), secret: Vec::new(), start_from: term.start_from.clone() },
+        bootstrap: JobBootstrap {
+            yaml: config.to_yaml(),
+            secret: Vec::new(),
+            start_from: term.start_from.clone(),
+            claim: term.claim(),
+        },
         n_slots: here.n_slots,
         n_threads: config.precision.threads.unwrap_or_else(|| (model.device.available_threads() / mesh.size()).max(1)),
         inputs,

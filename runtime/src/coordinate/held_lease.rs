@@ -1,6 +1,7 @@
 //! A lease that a thread of its own renews: of a job without a coordinator, whose ranks are threads of this process, and of a
 //! coordinator until it has started. It is the same lease for all, so that no other job of any kind begins in the folder.
 
+use crate::checkpoint_claim::CheckpointClaim;
 use crate::config::JobConfig;
 use crate::control::Control;
 use crate::control_place::ControlPlace;
@@ -37,12 +38,15 @@ pub(crate) fn with_lease<T>(
         let record = Record { term: lease.term, generation, ..Record::default() };
         Ok(store.write_record(&record).map_err(ControlPlaneError::from)?)
     })?;
+    let claim = CheckpointClaim::take(&config.output, &place, &|| control.stops())?;
     let (store, interval) = (&*store, timing.lease_renewal);
     scope(|threads| {
         let (end, ended) = channel();
         let renewing = Builder::new().name("lease".into());
         let renewing = renewing.spawn_scoped(threads, move || {
-            if !renew(store, &mut (lease, Instant::now()), interval, &ended) {
+            let loss = || claim.as_ref().and_then(CheckpointClaim::loss);
+            if !renew(store, &mut (lease, Instant::now()), interval, &ended, &|| loss().is_some()) {
+                loss().into_iter().for_each(|loss| tracing::error!("{loss}"));
                 control.stop();
             }
         });
@@ -73,7 +77,7 @@ impl HeldLease {
         let (end, ended) = channel();
         let renewing = Builder::new().name("lease".into()).spawn(move || {
             // Whoever takes the lease finds out that it is lost when it renews it.
-            let _ = renew(&*store, &mut held, interval, &ended);
+            let _ = renew(&*store, &mut held, interval, &ended, &|| false);
             held
         });
         Ok(HeldLease {
@@ -89,10 +93,19 @@ impl HeldLease {
     }
 }
 
-/// Renews the lease until the sender is dropped. Returns false when another job has taken it: this process was paused for too
-/// long.
-fn renew(store: &dyn Store, held: &mut (Lease, Instant), interval: Duration, ended: &Receiver<()>) -> bool {
+/// Renews the lease until the sender is dropped. Returns false when another job has taken it, or is found to have displaced this
+/// one: this process was paused for too long.
+fn renew(
+    store: &dyn Store,
+    held: &mut (Lease, Instant),
+    interval: Duration,
+    ended: &Receiver<()>,
+    is_displaced: &dyn Fn() -> bool,
+) -> bool {
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        if is_displaced() {
+            return false;
+        }
         let (asked, next) = (Instant::now(), Lease { beat: held.0.beat + 1, ..held.0 });
         match store.replace_lease(held.0, next) {
             Ok(Ok(renewed)) => *held = (renewed, asked),
@@ -125,7 +138,8 @@ mod tests {
 
         scope(|threads| {
             let store = &store;
-            let renewing = threads.spawn(move || renew(store, &mut (lease, Instant::now()), INTERVAL, &ended));
+            let renewing =
+                threads.spawn(move || renew(store, &mut (lease, Instant::now()), INTERVAL, &ended, &|| false));
             while store.read_lease().unwrap().beat < 3 {
                 std::thread::sleep(INTERVAL);
             }
@@ -136,7 +150,7 @@ mod tests {
         let (_end, ended) = channel();
         let before = store.read_lease().unwrap();
         store.replace_lease(before, Lease { term: Term(2), ..lease }).unwrap().unwrap();
-        assert!(!renew(&store, &mut (before, Instant::now()), INTERVAL, &ended));
+        assert!(!renew(&store, &mut (before, Instant::now()), INTERVAL, &ended, &|| false));
     }
 
     #[test]

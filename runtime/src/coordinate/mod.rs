@@ -1,10 +1,11 @@
 //! The coordinator of a job, alone or together with a node in one process.
 //!
 //! - `serve`: the coordinator of a job; `standby`: waits until no other coordinator is active; `head_node`: coordinator and
-//!   node in one process; `advertised`: the addresses of a coordinator; `folder_mark`: the file that shows whose a folder is;
-//!   `silent_stop`: a stop while the store is silent; `held_lease`: the lease of a job without a coordinator; `rendezvous`: machines that a cluster
-//!   launcher started.
-//! - `ask`: the operator's client; `past`: what is known of a job without a coordinator; `sentence`: events as text; `event_log`: events in a file.
+//!   node in one process; `advertised`: the addresses of a coordinator; `job_number`: the number of a job; `folder_mark`: the
+//!   file that shows whose a folder is; `silent_stop`: a stop while the store is silent; `held_lease`: the lease of a job without
+//!   a coordinator; `rendezvous`: machines that a cluster launcher started.
+//! - `ask`: the operator's client; `past`: what is known of a job without a coordinator; `sentence`: events as text; `event_log`:
+//!   events in a file.
 
 mod advertised;
 pub(crate) mod ask;

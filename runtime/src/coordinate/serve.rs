@@ -1,6 +1,7 @@
 //! The coordinator of a multi-node job, in its own process: it has no tensors and no devices, and its successor can
 //! rebuild its state from the store and the nodes' reports.
 
+use crate::checkpoint_claim::CheckpointClaim;
 use crate::config::JobConfig;
 use crate::config::output::is_url;
 use crate::control::{Bell, Control, STOP_PATIENCE};
@@ -21,7 +22,7 @@ use crate::train::inputs::RunInputs;
 use crate::train::output_lock::{OutputLock, RankLock};
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
-use crate::train::same_run::change_of_running_job;
+use crate::train::same_run::{Change, change_of_running_job};
 use crate::train::saving::Saving;
 use phalanx_actors::control::{ControlThread, RunError, block_on};
 use phalanx_actors::coordinator::{Checkpoints, Settings};
@@ -87,6 +88,8 @@ pub(super) struct Term {
     pub(super) start_from: Option<(u64, PathBuf)>,
     /// The published addresses of the coordinator, once it listens.
     addresses: Vec<Address>,
+    /// The claim on the checkpoints of the job, if they are outside its output.
+    claim: Option<CheckpointClaim>,
     /// The lock of the job's folder, unless its caller holds it, or a coordinator that has lost its lease.
     _lock: Option<OutputLock>,
 }
@@ -95,6 +98,11 @@ impl Term {
     /// The coordinated job.
     pub(super) const fn job(&self) -> JobId {
         self.job
+    }
+
+    /// The token of the claim on the checkpoints.
+    pub(super) fn claim(&self) -> Option<u64> {
+        self.claim.as_ref().map(CheckpointClaim::token)
     }
 }
 
@@ -166,13 +174,14 @@ fn take_over(
         }
         let Some(lease) = patiently(&place, is_over, || claim(&*store, seen, candidate))? else { continue };
         let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
+        let claim = CheckpointClaim::take(&config.output, &place, is_over)?;
         let start_from = patiently(&place, is_over, || {
             let warn = &mut |warning| tracing::warn!("{warning}");
             begin(config, &Saving::new(config, Vec::new()), &place, &*store, lease.0, Earlier::MayLive, warn)
         })?;
         let job = patiently(&place, is_over, || job_of(&place))?;
         let addresses = Vec::new();
-        return Ok(Some(Term { job, place, store, candidate, lease: held, start_from, addresses, _lock: lock }));
+        return Ok(Some(Term { job, place, store, candidate, lease: held, start_from, addresses, claim, _lock: lock }));
     }
 }
 
@@ -192,11 +201,12 @@ pub(super) fn begin_alone(
     let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
     let goes_on = || false;
     let run = Saving::of_run(config, inputs);
+    let claim = CheckpointClaim::take(&config.output, &place, &goes_on)?;
     let start_from =
         patiently(&place, &goes_on, || begin(config, &run, &place, &*store, lease.0, Earlier::IsOver, &mut *warn))?;
     let job = patiently(&place, &goes_on, || job_of(&place))?;
     let addresses = Vec::new();
-    Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, addresses, _lock: None })
+    Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, addresses, claim, _lock: None })
 }
 
 /// Takes the lease of a folder, which this process has locked, for a job on this machine alone.
@@ -229,6 +239,11 @@ pub(super) fn take_alone(
         seen = lease;
     }
     RankLock::await_end_of_ranks(&config.output.folder())?;
+    // Without ranks, the record of a job on one machine tells nothing that its checkpoints do not.
+    let is_own = seen.holder == ALONE && lock.is_exclusive() && !config.output.is_remote();
+    if is_own && store.replace_damaged_record().map_err(ControlPlaneError::from)? {
+        tracing::warn!("the record of the last run was damaged and is replaced; no checkpoint is lost");
+    }
     let lease = patiently(place, &goes_on, || claim(&*store, seen, ALONE))?.ok_or_else(in_use)?;
     Ok((store, lease))
 }
@@ -240,9 +255,12 @@ const fn may_live(record: &Record) -> bool {
 
 /// Why a coordinator with this configuration cannot continue the job. A job without a recorded one accepts any.
 fn other_configuration(config: &JobConfig, place: &ControlPlace) -> Option<ControlPlaneError> {
-    let recorded = place.read(CONFIG).ok().flatten()?;
-    let changed = change_of_running_job(&recorded, config)?;
-    Some(ControlPlaneError::OtherConfiguration { path: place.path(CONFIG), changed })
+    let (recorded, path) = (place.read(CONFIG).ok().flatten()?, place.path(CONFIG));
+    match change_of_running_job(&recorded, config) {
+        Some(Change::Unreadable) => Some(ControlPlaneError::UnreadableConfiguration { path }),
+        Some(Change::Of(changed)) => Some(ControlPlaneError::OtherConfiguration { path, changed }),
+        None => None,
+    }
 }
 
 /// Takes the lease for the next term, unless another candidate took it first.
@@ -376,7 +394,8 @@ fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, 
     let authority = Authority::open(&secrets, term.job).map_err(ControlPlaneError::from)?;
     let secret = authority.secret("tensors between ranks").to_vec();
     drop(authority);
-    let bootstrap = JobBootstrap { yaml: config.to_yaml(), secret, start_from: term.start_from.clone() };
+    let (start_from, claim) = (term.start_from.clone(), term.claim());
+    let bootstrap = JobBootstrap { yaml: config.to_yaml(), secret, start_from, claim };
     let settings = ListenerConfig {
         listen: at,
         timing: config.elastic.timing(),
@@ -402,6 +421,7 @@ pub(super) struct Coordinating<'a> {
     addresses: Vec<Address>,
     publishing: Publishing,
     stop: SilentStop,
+    claim: Option<CheckpointClaim>,
     _lock: Option<OutputLock>,
 }
 
@@ -467,11 +487,13 @@ impl<'a> Coordinating<'a> {
         let log = EventLog::open(&config.output.folder());
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let policy = Policy { one_model: config.parallel.reproducible, ..policy };
-        let Term { job, store, candidate, lease, place, addresses, _lock: lock, .. } = term;
+        let Term { job, store, candidate, lease, place, addresses, claim, _lock: lock, .. } = term;
         let mark = (!config.output.is_remote()).then(|| FolderMark { path: place.path(JOB), job });
         let checkpoints = newest_checkpoint(config.output.checkpoints());
         let (holds, is_alone, timing) = (Some(lease.take()), candidate == ALONE, config.elastic.timing());
-        let settings = Settings { job, candidate, holds, is_alone, policy, timing };
+        // Room on a disk may be made at any time; a bucket that is gone does not come back.
+        let end_patience = config.output.is_remote().then_some(STORE_PATIENCE);
+        let settings = Settings { job, candidate, holds, is_alone, end_patience, policy, timing };
         let (sender, events) = channel();
         let happened = Happened { sender, end: RingsWhenDropped(Arc::clone(bell)) };
         let starting = async {
@@ -500,6 +522,7 @@ impl<'a> Coordinating<'a> {
             addresses,
             publishing: Publishing::Done,
             stop: SilentStop::default(),
+            claim,
             _lock: lock,
         })
     }
@@ -538,11 +561,7 @@ impl<'a> Coordinating<'a> {
             if is_open && n_saves < control.saves.load(Ordering::Acquire) && self.ask(Request::Save)?.is_durable() {
                 n_saves += 1;
             }
-            if let Some(reason) = self.mark.as_ref().and_then(FolderMark::loss) {
-                // Once: the nodes are told that the job is over.
-                self.mark = None;
-                self.handle.end(reason);
-            }
+            self.end_if_displaced();
             if is_abandoned && self.downlink.connected().is_empty() {
                 return Err(JobError::JobFailed("no node is left".into()));
             }
@@ -583,6 +602,15 @@ impl<'a> Coordinating<'a> {
             },
             None => Ok(None),
         }
+    }
+
+    /// Ends a job whose folder, or whose checkpoints, another job has.
+    fn end_if_displaced(&mut self) {
+        let of_folder = self.mark.as_ref().and_then(FolderMark::loss);
+        let Some(reason) = of_folder.or_else(|| self.claim.as_ref().and_then(CheckpointClaim::loss)) else { return };
+        // Once: the nodes are told that the job is over.
+        (self.mark, self.claim) = (None, None);
+        self.handle.end(reason);
     }
 
     /// Notes what an event changes for the loop.
@@ -669,6 +697,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a request may take to become durable before this thread goes on without its answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long the end of a job waits for an object store that is silent; outages of some minutes are common.
+const STORE_PATIENCE: Duration = Duration::from_secs(600);
 
 /// For how many leases the folder may be locked by another coordinator that has no lease yet.
 const LEASES_OF_LOCK: u32 = 2;

@@ -6,6 +6,7 @@ use phalanx_actors::store::StoreError;
 use phalanx_actors::trust::TrustError;
 use phalanx_actors::trust::join::JoinStringError;
 use phalanx_actors::wire::WireError;
+use phalanx_strategies::elastic::message::Ending;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -51,6 +52,15 @@ pub enum ControlPlaneError {
         path.display()
     )]
     OtherConfiguration { path: PathBuf, changed: String },
+    /// The configuration of the job that another coordinator leads cannot be read.
+    #[error(
+        "{} cannot be read as a configuration, and a coordinator needs that of the running job; if this one has it, remove the file",
+        path.display()
+    )]
+    UnreadableConfiguration { path: PathBuf },
+    /// A file through which operators reach the coordinator is damaged.
+    #[error("{} is damaged: {why}; the coordinator of the job writes it anew when it starts", path.display())]
+    DamagedEntry { path: PathBuf, why: String },
     /// The folder of a node cannot be locked.
     #[error("cannot open {}: {source}", path.display())]
     NodeFolder { path: PathBuf, source: std::io::Error },
@@ -67,7 +77,11 @@ pub enum ControlPlaneError {
     #[error("`--listen {listens}` names no address at which nodes reach this machine; add `--advertise HOST:PORT`")]
     NoAdvertise { listens: SocketAddr },
     /// The file for the job number contains something else.
-    #[error("{} does not contain a job number; remove it to start a new job", path.display())]
+    #[error(
+        "{} does not contain a job number; end the nodes of the job and remove the file, and a new job continues from the newest \
+         checkpoint",
+        path.display()
+    )]
     JobFile { path: PathBuf },
     /// The folder is not the output folder of a coordinated job.
     #[error("{} contains no coordinated job", output_dir.display())]
@@ -78,6 +92,9 @@ pub enum ControlPlaneError {
     /// The coordinator of a job has ended or cannot be reached.
     #[error("the coordinator of the job in {} does not answer: {source}", output_dir.display())]
     NoAnswer { output_dir: PathBuf, source: QuicError },
+    /// A node is to join a job that has ended.
+    #[error("the job of {place} has ended, {}, so that no node can join it any more", how(ending))]
+    JobOver { place: String, ending: Ending },
     /// Node 0 did not write a join string in time.
     #[error(
         "{} did not appear within {} s; node 0 on {head} does not coordinate the job, or it does not share output_dir with this node",
@@ -90,6 +107,13 @@ pub enum ControlPlaneError {
     /// The host name of node 0 resolves to no address.
     #[error("cannot resolve node 0, `{head}`: it has no address")]
     NoHeadAddress { head: String },
+}
+
+fn how(ending: &Ending) -> String {
+    match ending {
+        Ending::Finished => "well".into(),
+        Ending::Failed(why) => format!("with a failure ({why})"),
+    }
 }
 
 impl ControlPlaneError {
@@ -114,6 +138,7 @@ impl ControlPlaneError {
             ControlPlaneError::Trust(_) | ControlPlaneError::JoinString(_) => true,
             ControlPlaneError::NodeFolder { .. } | ControlPlaneError::NodeFolderInUse { .. } => true,
             ControlPlaneError::NoAdvertise { .. } | ControlPlaneError::OtherConfiguration { .. } => true,
+            ControlPlaneError::UnreadableConfiguration { .. } | ControlPlaneError::DamagedEntry { .. } => true,
             ControlPlaneError::NoAddress | ControlPlaneError::JobFile { .. } | ControlPlaneError::NoJob { .. } => true,
             ControlPlaneError::Resolve { .. } | ControlPlaneError::NoHeadAddress { .. } => true,
             // The user named a job that nobody coordinates.

@@ -12,4 +12,6 @@ pub(crate) struct JobBootstrap {
     pub(crate) secret: Vec<u8>,
     /// Step and folder of the checkpoint from which the job starts, if any.
     pub(crate) start_from: Option<(u64, PathBuf)>,
+    /// The token of the job's claim on the place of its checkpoints, if it has one.
+    pub(crate) claim: Option<u64>,
 }

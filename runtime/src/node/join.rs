@@ -23,6 +23,7 @@ use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::prepare_data;
 use phalanx_actors::control::{ControlThread, block_on};
 use phalanx_actors::node::{Node, Process};
+use phalanx_actors::quic::QuicError;
 use phalanx_actors::quic::enrol::enrol;
 use phalanx_actors::quic::link::{Link, LinkConfig};
 use phalanx_actors::supervisor::Settings;
@@ -31,7 +32,7 @@ use phalanx_actors::trust::credential::Credential;
 use phalanx_actors::trust::join::{JoinString, parse_addresses};
 use phalanx_actors::trust::name::{Name, Role};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId, Worker};
-use phalanx_strategies::elastic::message::DesiredState;
+use phalanx_strategies::elastic::message::{DesiredState, Ending};
 use phalanx_strategies::elastic::supervisor::Abandonment;
 use phalanx_strategies::elastic::timing::Timing;
 use std::cell::Cell;
@@ -97,11 +98,27 @@ impl Leave {
 /// Enrols as a node of a job, with its key and certificate in `folder`.
 ///
 /// # Errors
-/// When no coordinator answers, or the coordinator refuses.
+/// When no coordinator answers, or the coordinator refuses. [`ControlPlaneError::JobOver`] when nobody answers because the job has
+/// ended, as far as this machine can read its record.
 pub(crate) fn enter(join: &JoinString, folder: &NodeFolder) -> Result<Credential, JobError> {
     let enrolled = block_on(enrol(&with_published(join), folder.path(), &Timing::default()))
         .map_err(ControlPlaneError::cannot("start an event loop"))?;
-    Ok(enrolled.map_err(ControlPlaneError::from)?)
+    let ended = match &enrolled {
+        Err(QuicError::Unreachable { .. }) => ending_of(join),
+        _ => None,
+    };
+    match ended {
+        Some((place, ending)) => Err(ControlPlaneError::JobOver { place, ending }.into()),
+        None => Ok(enrolled.map_err(ControlPlaneError::from)?),
+    }
+}
+
+/// How the job of a join string has ended, and the place of its record, if it has and this machine can read that.
+fn ending_of(join: &JoinString) -> Option<(String, Ending)> {
+    let root = join.published.clone()?;
+    let place = ControlPlace::at(Path::new(&root), &Timing::default()).ok()?;
+    let record = place.store_as_it_is().read_record().ok()?;
+    Some((root, record.ending?))
 }
 
 /// The join string with the addresses that the active coordinator has published, if this machine can read them: a join string
@@ -236,6 +253,7 @@ impl Part {
             secret: bootstrap.secret,
             peak_flops: model.device.peak_flops(model.spec.precision.is_bf16()),
             start_from: bootstrap.start_from,
+            claim: bootstrap.claim,
             timing,
             user_model: model.model.user().map(UserModel::digest),
             inputs,

@@ -25,7 +25,7 @@ use crate::train::links::Links;
 use crate::train::plan::{ModelPlan, RunPlan};
 use crate::train::planted::Planted;
 use crate::train::programs::Programs;
-use crate::train::saving::Saving;
+use crate::train::saving::{SavedElsewhere, Saving};
 use crate::train::shadow::Shadow;
 use crate::train::step_trace::StepTrace;
 use crate::train::team::{JoinedWorld, Site, Team, TeamPlan};
@@ -101,6 +101,8 @@ pub(crate) struct Device<'a> {
     pub(crate) planted: Planted,
     /// What this process computed, for steps whose copies differed.
     pub(crate) memory: Memory,
+    /// The last state of the run, if it was saved elsewhere than where its checkpoints belong.
+    pub(crate) saved_elsewhere: Option<SavedElsewhere>,
 }
 
 /// A rank in one world, with the state of its shards.
@@ -534,7 +536,9 @@ impl<'a> Device<'a> {
         instance.trainer.verification_mut().memory = std::mem::take(&mut self.memory);
         instance.trainer.begin_verification(instance.disputed.clone());
         instance.trainer.planted = std::mem::take(&mut self.planted);
+        saving.saved_elsewhere = self.saved_elsewhere.take();
         let trained = self.train_in(&mut instance, &mut saving, steps, trains);
+        self.saved_elsewhere = saving.saved_elsewhere.take();
         self.planted = std::mem::take(&mut instance.trainer.planted);
         self.memory = std::mem::take(&mut instance.trainer.verification_mut().memory);
         self.instances.push(instance);
@@ -617,7 +621,7 @@ impl<'a> Device<'a> {
             instance.trainer.check_weights()?;
             instance.trainer.verify_if_due(true, 1.0)?;
             let outcome = instance.trainer.save(saving)?;
-            instance.trainer.conclude(Some(outcome), true, &mut |event| event_sink.emit(event))?;
+            instance.trainer.conclude_last(outcome, saving, &mut |event| event_sink.emit(event))?;
         }
         let mut report = event_sink.report.clone();
         report.finished = report.steps >= self.run.total_steps || instance.trainer.is_over();

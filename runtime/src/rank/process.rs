@@ -144,7 +144,7 @@ fn serve_on(
             evaluates,
             extras,
             config,
-            recorded: RecordedGeneration::of(&config.output.output_dir, &begin.timing),
+            recorded: RecordedGeneration::of(&config.output, &begin.timing, begin.claim),
             model: &model,
             run,
             sampler,
@@ -163,6 +163,7 @@ fn serve_on(
             warm: Some(warm),
             instances: Vec::new(),
             memory: Memory::default(),
+            saved_elsewhere: None,
             planted,
         };
         device.run();

@@ -38,6 +38,8 @@ pub(crate) struct Begin {
     pub(crate) peak_flops: f64,
     /// Step and folder of the checkpoint from which the job starts, if it is in another folder.
     pub(crate) start_from: Option<(u64, PathBuf)>,
+    /// The token of the job's claim on the place of its checkpoints, if it has one.
+    pub(crate) claim: Option<u64>,
     /// The rank that this process will probably get: that of its predecessor.
     pub(crate) assignment: (Mesh, usize),
     /// Size of the arena for that rank, in bytes.

@@ -21,13 +21,13 @@ use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
 use phalanx_storage::checkpoint::catalog::{
-    CheckpointId, Keep, Skipped, latest_compared, latest_valid, list, newest_committed,
+    CheckpointId, Keep, Skipped, latest_after, latest_compared, latest_valid, list, newest_committed,
 };
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::fence::Fence;
 use phalanx_storage::checkpoint::given_up::Beginning;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::store::is_url;
+use phalanx_storage::checkpoint::store::{self, is_url};
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
@@ -63,6 +63,12 @@ pub(crate) struct Saving {
     root: PathBuf,
     /// The place without `checkpoint_dir`, where a run's first checkpoints are to which it was added.
     usual_root: Option<PathBuf>,
+    /// Folder of this machine for the state with which a run ends, if `root` does not take it; `None` if `root` is that folder.
+    elsewhere: Option<PathBuf>,
+    /// The state that is saved there.
+    pub(crate) saved_elsewhere: Option<SavedElsewhere>,
+    /// Whether the latest save in `root` failed, or still waits for its store.
+    is_failing: bool,
     job: String,
     keep: Option<usize>,
     /// Whether the best checkpoint is kept, too.
@@ -132,6 +138,13 @@ pub(crate) struct SaveOutcome {
     pub(crate) retained: Result<(), CheckpointError>,
 }
 
+/// A state that is saved in a folder of this machine, because the place of the checkpoints does not take it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SavedElsewhere {
+    pub(crate) step: u64,
+    pub(crate) path: PathBuf,
+}
+
 /// The save of this step still waits for an answer of its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stalled {
@@ -164,9 +177,13 @@ impl Saving {
         let (root, keep) = (output.checkpoints(), output.save_total_limit);
         let usual = OutputSection { checkpoint_dir: None, ..output.clone() }.checkpoints();
         let (generation, progress_counter) = (0, ProgressCounter::default());
+        let elsewhere = Some(output.folder().join("checkpoints")).filter(|folder| *folder != root);
         Saving {
             usual_root: Some(usual).filter(|usual| *usual != root && !is_url(usual)),
             root,
+            elsewhere,
+            saved_elsewhere: None,
+            is_failing: false,
             job,
             keep,
             keeps_best: output.best_rule().keeps_best,
@@ -215,7 +232,7 @@ impl Saving {
         let (here, began) = (recorded.clone(), recorded.clone());
         let fence_of_files = Some(Fence::new(generation, move || here.read_here()));
         let before_this_run: Before = Arc::new(move || began.before_this_run());
-        let fence = Some(Fence::new(generation, move || recorded.read()));
+        let fence = Some(Fence::new(generation, move || recorded.read_for_checkpoints()));
         Saving { generation, fence, fence_of_files, before_this_run, ..self }
     }
 
@@ -235,13 +252,13 @@ impl Saving {
     }
 
     /// Where this run began, unless it continues from the newest checkpoint.
-    fn beginning(&self) -> Option<Beginning> {
+    fn beginning(&self, root: &Path) -> Option<Beginning> {
         let from = match &self.resume {
             Resume::Auto => return None,
             Resume::Never => None,
             Resume::Path(path) => CheckpointId::from_dir(path),
         };
-        Some(Beginning::new((self.before_this_run)()?, from.as_ref(), &self.root))
+        Some(Beginning::new((self.before_this_run)()?, from.as_ref(), root))
     }
 
     /// How the writer of a file in the job's folder finds out whether a later world has begun, in a world that may be replaced.
@@ -250,7 +267,11 @@ impl Saving {
     }
 
     fn writer(&self) -> Result<CheckpointWriter, CheckpointError> {
-        let writer = CheckpointWriter::at(&self.root)?.of_run(self.beginning());
+        self.writer_at(&self.root)
+    }
+
+    fn writer_at(&self, root: &Path) -> Result<CheckpointWriter, CheckpointError> {
+        let writer = CheckpointWriter::at(root)?.of_run(self.beginning(root));
         Ok(match &self.fence {
             Some(fence) => writer.behind(fence.clone()),
             None => writer,
@@ -311,7 +332,11 @@ impl Saving {
                         }));
                         Ok((found, warnings))
                     }
-                    (found, _) => Ok((found, warnings)),
+                    (found, _) => {
+                        let step = found.as_deref().and_then(CheckpointId::from_dir).map_or(0, |found| found.step);
+                        warnings.extend(self.newer_elsewhere(step));
+                        Ok((found, warnings))
+                    }
                 }
             }
             Resume::Path(path) => Ok((Some(path.clone()), self.left_behind(CheckpointId::from_dir(path).as_ref()))),
@@ -387,6 +412,16 @@ impl Saving {
         )))
     }
 
+    /// Tells of a checkpoint after this step in the folder of this machine, where the last save of a run may be.
+    fn newer_elsewhere(&self, step: u64) -> Option<String> {
+        let folder = self.elsewhere.as_ref().filter(|folder| folder.is_dir())?;
+        let (newer, _) = latest_after(folder, step, 0).ok()?;
+        let (newer, root) = (newer?.id().path.display().to_string(), self.root.display());
+        Some(format!(
+            "{newer} is newer than all checkpoints in {root}; `--resume_from_checkpoint {newer}` continues from it"
+        ))
+    }
+
     /// Files that make a checkpoint self-contained.
     pub(crate) fn extras(&self) -> &[(String, Vec<u8>)] {
         &self.extras
@@ -404,17 +439,73 @@ impl Saving {
         compared: &Compared,
         team: &mut Team,
     ) -> Result<SaveOutcome, JobError> {
+        self.save_at(&self.root, self.keep(state), machine, c, state, compared, team)
+    }
+
+    /// Saves in a folder of this machine, as [`Saving::save`], unless its state is there; `None` if there is no such folder. All
+    /// ranks call it.
+    ///
+    /// # Errors
+    /// As [`Saving::save`].
+    pub(crate) fn save_elsewhere(
+        &mut self,
+        machine: &dyn Machine,
+        c: &Compiled,
+        state: &TrainerState,
+        compared: &Compared,
+        team: &mut Team,
+    ) -> Result<Option<SaveOutcome>, JobError> {
+        let Some(root) = self.elsewhere.clone() else { return Ok(None) };
+        let has_state = self.saved_elsewhere.as_ref().is_some_and(|saved| saved.step == state.step);
+        if team.sum(u64::from(has_state))? == team.n_ranks() as u64 {
+            return Ok(None);
+        }
+        let outcome = self.save_at(&root, None, machine, c, state, compared, team)?;
+        let saved = |path: &PathBuf| SavedElsewhere { step: state.step, path: path.clone() };
+        self.saved_elsewhere = outcome.saved.as_ref().ok().map(saved);
+        Ok(Some(outcome))
+    }
+
+    /// The folder of [`Saving::save_elsewhere`].
+    pub(crate) fn elsewhere(&self) -> Option<&Path> {
+        self.elsewhere.as_deref()
+    }
+
+    /// Removes what [`Saving::save_elsewhere`] has saved, because the place of the checkpoints has it now.
+    pub(crate) fn forget_elsewhere(&mut self, team: &Team) {
+        let saved = self.saved_elsewhere.take().filter(|_| team.leads());
+        let removed = saved.map(|SavedElsewhere { path, .. }| store::at(&path).and_then(|store| store.remove(&path)));
+        if let Some(Err(error)) = removed {
+            tracing::warn!(%error, "a second copy of the last checkpoint remains");
+        }
+    }
+
+    /// Whether the latest save failed, or still waits for its store; the same on all ranks.
+    pub(crate) const fn is_failing(&self) -> bool {
+        self.is_failing
+    }
+
+    fn save_at(
+        &self,
+        root: &Path,
+        keep: Option<Keep>,
+        machine: &dyn Machine,
+        c: &Compiled,
+        state: &TrainerState,
+        compared: &Compared,
+        team: &mut Team,
+    ) -> Result<SaveOutcome, JobError> {
         let _stores = self.progress_counter.during(At::Stores);
         let boxes = self.boxes(machine, c, compared);
         let pieces: Vec<Piece<'_>> = boxes.iter().map(SavedBox::piece).collect();
         let extras = self.extras_of(state, team)?;
         let extras: Vec<(&str, &[u8])> = extras.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
-        let writer = self.writer()?;
+        let writer = self.writer_at(root)?;
         let saved =
             writer.save_together(&self.meta(state, compared, team), writer_rank(team), &pieces, &extras, |value| {
                 team.sum(value)
             });
-        let retained = match (&saved, self.keep(state).filter(|_| team.leads())) {
+        let retained = match (&saved, keep.filter(|_| team.leads())) {
             (Ok(id), Some(keep)) => writer.retain(keep, id).map(drop),
             _ => Ok(()),
         };
@@ -519,6 +610,7 @@ impl Saving {
         Ok(match ongoing.wait(team, to_the_end)? {
             Waited::Ended(ended) => Ok(Some(self.end(step, ended))),
             Waited::Stalled(ongoing) => {
+                self.is_failing = true;
                 self.ongoing = Some(ongoing);
                 Err(Stalled { step })
             }
@@ -527,6 +619,7 @@ impl Saving {
 
     fn end(&mut self, step: u64, ended: EndedSave) -> SaveOutcome {
         self.spare = ended.snapshot;
+        self.is_failing = ended.saved.is_err();
         SaveOutcome { step, saved: ended.saved.map(|id| id.path), retained: ended.retained }
     }
 

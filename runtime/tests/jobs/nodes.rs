@@ -31,6 +31,18 @@ fn weights_are_unchanged_when_nodes_and_coordinator_die_and_ranks_hang() {
 }
 
 #[test]
+fn node_that_comes_after_the_end_of_the_job_tells_so_and_succeeds() {
+    let p = Project::new();
+    let job = Job::start(&p, 2);
+    let join = job.join.clone();
+    job.finish();
+
+    let late = p.run(&["node", "--join", &join, "--dir", "late"]).succeeds();
+
+    assert!(late.stdout.contains("has ended, well"), "{late:?}");
+}
+
+#[test]
 fn standby_at_another_address_takes_over_from_a_dead_coordinator() {
     let p = Project::new();
     p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();

@@ -3,7 +3,7 @@
 use crate::support::job::signal;
 use crate::support::s3::{Fault, S3};
 use crate::support::{Project, Run};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
 #[test]
@@ -90,7 +90,7 @@ impl Training {
     fn start_as(p: &Project, overrides: &[&str], identify: impl Fn(&mut Command) -> &mut Command) -> Training {
         let args = ["train", "job.yaml", "--checkpoint_dir", URL, "--max_steps", "10000000", "--save_steps", "20"];
         let mut command = p.command(&[&args, overrides].concat());
-        let mut child = identify(&mut command).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = identify(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
         Training { child, lines: Box::new(lines) }
     }
@@ -101,6 +101,15 @@ impl Training {
         self.lines
             .find(|line| line.contains(text))
             .unwrap_or_else(|| panic!("the run ended before a line with `{text}`"))
+    }
+
+    /// Stops the run, which fails; returns what it tells.
+    fn fails(mut self) -> String {
+        signal(self.child.id(), libc::SIGINT);
+        let mut text: String = self.lines.by_ref().map(|line| line + "\n").collect();
+        self.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(1), "{text}");
+        text
     }
 
     /// Stops the run, which saves; returns its last lines.
@@ -162,8 +171,54 @@ fn refused_saves_end_a_run_only_if_checkpoints_are_required() {
 
     assert!(refused.contains("AccessDenied"), "{refused}");
     assert!(status.contains("last checkpoint at step ") && status.contains(" s ago"), "{status}");
-    ended.refuses(&["s3://bucket/two/step-0000000005", "AccessDenied"]);
+    assert!(ended.code == Some(2) && ended.stderr.contains("AccessDenied"), "{ended:?}");
+    assert!(ended.stderr.contains("s3://bucket/two/step-0000000005"), "{ended:?}");
+    assert!(ended.stdout.contains("step 5 is saved in required/checkpoints/step-0000000005"), "{ended:?}");
     assert!((5..1_000_000).contains(&p.metrics("required").len()));
+}
+
+#[test]
+fn run_whose_store_takes_no_more_saves_its_last_state_in_its_folder() {
+    let (p, s3) = (Project::new(), S3::start());
+    let mut training = Training::start(&p, &s3, &[&TWO_RANKS[..], &["--lr_scheduler", "constant"]].concat());
+    training.until("saved ");
+    s3.set(Fault::Forbids("PUT"));
+    training.until("was not saved");
+
+    let failed = training.fails();
+    let n_steps = p.metrics("out").len();
+    let saved = p.checkpoints("out");
+    s3.set(Fault::Nothing);
+    let steps = (n_steps + 2).to_string();
+    let constant = ["--checkpoint_dir", URL, "--lr_scheduler", "constant", "--max_steps", &steps];
+    let command = [&["train", "job.yaml"], &TWO_RANKS[..], &constant].concat();
+    let named = ["--resume_from_checkpoint", saved[0].to_str().unwrap(), "--output_dir", "again"];
+    let again = run(&p, &s3, &[&command[..], &named].concat()).succeeds();
+    s3.delete(|name| name.contains(&format!("step-{:010}", n_steps + 2)));
+    let unnamed = run(&p, &s3, &command).succeeds();
+
+    assert!(failed.contains("AccessDenied"), "{failed}");
+    assert!(failed.contains(&format!("step {n_steps} is saved in out/checkpoints/step-")), "{failed}");
+    assert_eq!(saved.len(), 1, "{saved:?}");
+    assert!(again.stdout.contains(&format!("resuming at step {n_steps} ")), "{}", again.stdout);
+    assert!(unnamed.stdout.contains("is newer than all checkpoints in s3://bucket"), "{}", unnamed.stdout);
+}
+
+#[test]
+fn second_launch_with_the_place_of_a_running_job_is_refused_and_names_its_process() {
+    let (p, s3) = (Project::new(), S3::start());
+    let mut first = Training::start(&p, &s3, &[]);
+    first.until("saved ");
+    let other = ["train", "job.yaml", "--checkpoint_dir", URL, "--output_dir", "other", "--max_steps", "10000000"];
+
+    let refused = run(&p, &s3, &other);
+    let pid = first.child.id();
+    signal(pid, libc::SIGKILL);
+    let mut second = Training::start(&p, &s3, &["--output_dir", "other"]);
+    let resumed = second.until("resuming at step ");
+
+    refused.refuses(&[URL, &format!("process {pid} on "), "set another checkpoint_dir"]);
+    assert!(resumed.contains(URL), "{resumed}");
 }
 
 #[test]

@@ -5,8 +5,9 @@ use super::{TrainData, Trainer};
 use crate::error::JobError;
 use crate::events::Event;
 use crate::train::planted::Where;
-use crate::train::saving::{SaveOutcome, Saving, Stalled};
+use crate::train::saving::{SaveOutcome, SavedElsewhere, Saving, Stalled};
 use phalanx_storage::checkpoint::error::CheckpointError;
+use std::path::Path;
 
 /// Where a trainer reports what happens.
 pub(crate) type Emit<'a> = dyn FnMut(Event) + 'a;
@@ -43,18 +44,7 @@ impl Trainer<'_> {
         emit: &mut Emit<'_>,
     ) -> Result<(), JobError> {
         if ends {
-            let before = saving.wait(&mut self.team)?;
-            self.conclude(before, is_required, emit)?;
-            // Nothing trains during this save, so it needs no copy.
-            let outcome = self.save(saving)?;
-            let is_corrupt = matches!(outcome.saved, Err(CheckpointError::Corrupt { .. }));
-            if outcome.saved.is_ok() || self.team.sum(u64::from(is_corrupt))? == 0 {
-                return self.conclude(Some(outcome), true, emit);
-            }
-            // A bit has flipped while it was written, in the state itself or on the way.
-            self.verify_if_due(true, 1.0)?;
-            let outcome = self.save(saving)?;
-            return self.conclude(Some(outcome), true, emit);
+            return self.save_last(saving, is_required, emit);
         }
         let before = match saving.wait_while_answered(&mut self.team, is_required)? {
             Ok(before) => before,
@@ -69,6 +59,82 @@ impl Trainer<'_> {
         compared.planted =
             self.planted.take(Where::Checkpoint, self.generation.0, self.state.step, self.team.mesh_rank.rank);
         saving.begin(&*self.machine, &self.programs.train, &self.state, compared, &self.team)
+    }
+
+    /// Saves the state with which a run ends. Nothing trains meanwhile, so the save needs no copy.
+    fn save_last(&mut self, saving: &mut Saving, is_required: bool, emit: &mut Emit<'_>) -> Result<(), JobError> {
+        if saving.is_failing() {
+            // The store may not take this state either, and whoever stops the run may kill it before that is known.
+            self.save_elsewhere(saving, emit)?;
+        }
+        let before = saving.wait(&mut self.team)?;
+        self.conclude(before, is_required, emit)?;
+        let outcome = self.save(saving)?;
+        let is_corrupt = matches!(outcome.saved, Err(CheckpointError::Corrupt { .. }));
+        if outcome.saved.is_ok() || self.team.sum(u64::from(is_corrupt))? == 0 {
+            return self.conclude_last(outcome, saving, emit);
+        }
+        // A bit has flipped while it was written, in the state itself or on the way.
+        self.verify_if_due(true, 1.0)?;
+        let outcome = self.save(saving)?;
+        self.conclude_last(outcome, saving, emit)
+    }
+
+    /// Reports how the save of a state that trains no more ended, on all ranks together. If the place of the checkpoints does not
+    /// take it, a folder of this machine may.
+    ///
+    /// # Errors
+    /// When it failed, or a peer is lost.
+    pub(crate) fn conclude_last(
+        &mut self,
+        outcome: SaveOutcome,
+        saving: &mut Saving,
+        emit: &mut Emit<'_>,
+    ) -> Result<(), JobError> {
+        let step = outcome.step;
+        let is_refused = matches!(
+            outcome.saved,
+            Err(CheckpointError::Io { .. }
+                | CheckpointError::Unreachable { .. }
+                | CheckpointError::InvalidLocation { .. })
+        );
+        if outcome.saved.is_ok() {
+            saving.forget_elsewhere(&self.team);
+            return self.conclude(Some(outcome), true, emit);
+        }
+        if self.team.sum(u64::from(is_refused))? == 0 {
+            return self.conclude(Some(outcome), true, emit);
+        }
+        let failed_here = self.save_elsewhere(saving, emit)?;
+        let (here, folder) = (saving.saved_elsewhere.clone(), saving.elsewhere().map(Path::to_owned));
+        let source = match outcome.saved {
+            Err(source) if is_refused => Box::new(source),
+            saved => return saved.map(drop).map_err(JobError::from),
+        };
+        Err(match (here, folder, failed_here) {
+            (Some(SavedElsewhere { step, path }), ..) => JobError::SavedElsewhere { step, path, source },
+            (None, Some(path), Some(here)) => JobError::SavedNowhere { step, path, here, source },
+            (None, ..) => (*source).into(),
+        })
+    }
+
+    /// Saves the state in a folder of this machine, if checkpoints belong elsewhere, and tells it. Returns why that failed.
+    fn save_elsewhere(&mut self, saving: &mut Saving, emit: &mut Emit<'_>) -> Result<Option<String>, JobError> {
+        let compared = &self.verification.compared;
+        let (machine, c) = (&*self.machine, &self.programs.train);
+        let Some(outcome) = saving.save_elsewhere(machine, c, &self.state, compared, &mut self.team)? else {
+            return Ok(None);
+        };
+        Ok(match outcome.saved {
+            Ok(path) => {
+                let (step, path) = (outcome.step, path.display());
+                emit(Event::Note(format!(
+                    "step {step} is saved in {path}, because its checkpoint cannot be saved where it belongs"
+                )));
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        })
     }
 
     /// Reports how a save ended, on all ranks together.
