@@ -247,24 +247,50 @@ fn successor_waits_for_the_memory_of_its_predecessor() {
 #[test]
 fn peer_that_dies_under_capture_is_replaced_in_time() {
     for collectives in BOTH {
-        let p = Project::new();
-        let mut command = command(&p, N_STEPS, collectives);
-        let hold = p.path("control/hold-capture");
-        std::fs::write(&hold, "").unwrap();
-        let job = Job { p, child: command.spawn().expect("the binary is built") };
-        let victim = job.rank(1);
-        job.until_reached("capture", victim);
+        // The captures of a job may be over before they are held; then another job is tried.
+        let held = (0..5).find_map(|_| Job::held_in_capture(collectives));
+        let (job, victim) = held.expect("one of five jobs is held");
 
         let fault = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         signal(victim, libc::SIGKILL);
         until("its end", || (!is_running(victim)).then_some(()));
         let n_steps = job.n_steps();
-        std::fs::remove_file(hold).unwrap();
+        std::fs::remove_file(job.p.path(HOLD)).unwrap();
         let (_, incidents) = job.ends_undisturbed();
 
         assert_eq!(n_steps, 1, "{collectives:?}: no rank can have finished the step of the captures");
         assert_eq!(incidents.len(), 1, "{collectives:?}: {incidents:?}");
         incidents[0].is_recovered_in_time(fault);
+    }
+}
+
+/// As long as this file exists, every capture waits.
+const HOLD: &str = "control/hold-capture";
+
+impl Job {
+    /// A job that is held in the captures of its second step, and the process of its second rank there; `None` if it came to its
+    /// next step before.
+    fn held_in_capture(collectives: Collectives) -> Option<(Job, u32)> {
+        let p = Project::new();
+        let child = command(&p, N_STEPS, collectives).env("SOFTGPU_CAPTURE_US", "300000").spawn();
+        let job = Job { p, child: child.expect("the binary is built") };
+        job.until_step(1);
+        let (hold, victim) = (job.p.path(HOLD), job.rank(1));
+        std::fs::write(&hold, "").unwrap();
+        let changed = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+        let sign = job.p.path("control").join(format!("capture-{victim}"));
+
+        let is_held = until("a capture", || match changed(&sign) >= changed(&hold) {
+            true => Some(true),
+            false => (job.n_steps() > 1).then_some(false),
+        });
+
+        if !is_held {
+            let _ = std::fs::remove_file(hold);
+            job.ends();
+            return None;
+        }
+        Some((job, victim))
     }
 }
 
