@@ -548,7 +548,7 @@ impl Coordinator {
             }
         };
         let since = (*self.ends_since.get_or_insert_with(now)).max(self.silence.as_ref()?.since);
-        let is_due = since.elapsed() >= self.settings.end_patience?;
+        let is_due = now().saturating_duration_since(since) >= self.settings.end_patience?;
         is_due.then(|| format!("{why}; {}", self.silence.as_ref().map_or(String::new(), Silence::sentence)))
     }
 
