@@ -39,6 +39,8 @@ pub(crate) struct Rendezvous<'a> {
 
 /// Interval of polling for the join string.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The name of this machine for itself.
+const LOCALHOST: &str = "localhost";
 /// Lifetime of the join string: longer than any allocation lasts.
 const JOIN_LIFETIME: Duration = Duration::from_secs(60 * 24 * 3600);
 
@@ -76,10 +78,14 @@ impl Rendezvous<'_> {
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
         let model = check(self.config)?;
-        let (listen, advertise) = listen_at(&self.launch_context.head, self.launch_context.port.unwrap_or(0))?;
+        let (listen, advertise) = listen_at(&self.launch_context.head, self.launch_context.port.unwrap_or(0), outward)?;
+        let named = Address { host: self.launch_context.head.clone(), port: listen.port() };
+        // Other machines cannot reach this one as `localhost`.
+        let reached = advertise.filter(|_| named.host == LOCALHOST);
+        let reached = reached.map(|ip| Address::from(SocketAddr::new(ip, listen.port())));
         let how = Serve {
             listen,
-            advertise: vec![Address { host: self.launch_context.head.clone(), port: listen.port() }],
+            advertise: reached.into_iter().chain([named]).collect(),
             n_machines: 1024,
             token_lifetime: JOIN_LIFETIME,
             is_beside_node: false,
@@ -209,17 +215,25 @@ impl Rendezvous<'_> {
 }
 
 /// The address on which node 0 listens, and the address at which other ranks reach its ranks if it differs.
-fn listen_at(head: &str, port: u16) -> Result<(SocketAddr, Option<IpAddr>), ControlPlaneError> {
+fn listen_at(
+    head: &str,
+    port: u16,
+    outward: impl FnOnce(SocketAddr) -> Option<IpAddr>,
+) -> Result<(SocketAddr, Option<IpAddr>), ControlPlaneError> {
     let found = (head, port).to_socket_addrs().map(|mut addresses| addresses.next());
     let found = found.map_err(|source| ControlPlaneError::Resolve { head: head.into(), source })?;
     let address = found.ok_or_else(|| ControlPlaneError::NoHeadAddress { head: head.into() })?;
-    let is_meant = head == "localhost" || head.parse::<IpAddr>().is_ok();
-    if !address.ip().is_loopback() || is_meant {
+    if !address.ip().is_loopback() || head.parse::<IpAddr>().is_ok() {
         return Ok((address, None));
     }
-    // Some machines resolve their own name to a loopback address, which other machines cannot reach.
+    // Some machines resolve their own name to a loopback address, which other machines cannot reach; Kubeflow calls the first one
+    // `localhost`. Without a route there are no other machines.
     let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    Ok((SocketAddr::new(any, port), outward(SocketAddr::new(any, port))))
+    let any = SocketAddr::new(any, port);
+    Ok(match outward(any) {
+        None if head == LOCALHOST => (address, None),
+        reached => (any, reached),
+    })
 }
 
 #[cfg(test)]
@@ -228,9 +242,20 @@ mod tests {
 
     #[test]
     fn host_name_without_an_address_is_named_in_the_error() {
-        let error = listen_at("no such host", 1).unwrap_err().to_string();
+        let error = listen_at("no such host", 1, |_| None).unwrap_err().to_string();
 
         assert!(error.starts_with("cannot resolve node 0, `no such host`: "), "{error}");
-        assert_eq!(listen_at("127.0.0.1", 7).unwrap(), ("127.0.0.1:7".parse().unwrap(), None));
+        assert_eq!(listen_at("127.0.0.1", 7, |_| None).unwrap(), ("127.0.0.1:7".parse().unwrap(), None));
+    }
+
+    #[test]
+    fn machine_that_is_called_localhost_is_reached_at_its_route_if_it_has_one() {
+        let route = IpAddr::from([10, 1, 2, 3]);
+
+        let (listens, reached) = listen_at("localhost", 7, |_| Some(route)).unwrap();
+        let (alone, nowhere) = listen_at("localhost", 7, |_| None).unwrap();
+
+        assert_eq!((listens.ip().is_unspecified(), listens.port(), reached), (true, 7, Some(route)));
+        assert!(alone.ip().is_loopback() && nowhere.is_none());
     }
 }

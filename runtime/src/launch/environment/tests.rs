@@ -55,7 +55,7 @@ fn requeued_slurm_job_is_another_launch() {
 #[test]
 fn torchrun_variables_give_the_launch_context_of_a_process() {
     let expected = LaunchContext {
-        launch: "torchrun-head-29500-none".into(),
+        launch: "torchrun-29500-8-none".into(),
         node: 1,
         n_nodes: 2,
         is_first: true,
@@ -70,6 +70,14 @@ fn torchrun_variables_give_the_launch_context_of_a_process() {
     let mut third = with(TORCHRUN, "RANK", "6");
     third.insert("LOCAL_RANK".into(), "2".into());
     assert_eq!(torchrun(&third), Ok(LaunchContext { is_first: false, ..expected }));
+}
+
+#[test]
+fn machines_that_name_the_first_one_otherwise_are_of_one_launch() {
+    let of = |head: &str| torchrun(&with(TORCHRUN, "MASTER_ADDR", head)).unwrap().launch;
+
+    assert_eq!(of("localhost"), of("job-master-0"));
+    assert_ne!(of("localhost"), torchrun(&with(TORCHRUN, "MASTER_PORT", "29501")).unwrap().launch);
 }
 
 #[test]

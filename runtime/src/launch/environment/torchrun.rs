@@ -46,7 +46,8 @@ pub fn torchrun(variables: &Variables) -> Result<LaunchContext, EnvironmentError
     // Consecutive runs may share address and port; then only torchrun's run id differs.
     let run = read.text_if_set("TORCHELASTIC_RUN_ID").map_or(String::new(), |run| format!("-{run}"));
     Ok(LaunchContext {
-        launch: format!("torchrun-{head}-{port}{run}"),
+        // Kubeflow names its first machine `localhost` on that machine, and by its name on the others.
+        launch: format!("torchrun-{port}-{world}{run}"),
         node,
         n_nodes,
         is_first: rank.is_multiple_of(n_each),
