@@ -77,6 +77,7 @@ pub mod frontend;
 pub mod fuzzing;
 pub(crate) mod journal;
 pub mod launch;
+pub(crate) mod memory_limit;
 pub(crate) mod node;
 pub(crate) mod process_end;
 mod process_limits;

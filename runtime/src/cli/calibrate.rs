@@ -7,6 +7,7 @@ use crate::devices::choice_of;
 use crate::devices::kept::Measurements;
 use crate::error::JobError;
 use crate::error::fit::FitError;
+use crate::memory_limit;
 use crate::train::plan::ModelPlan;
 use phalanx_device::world::LOCAL_RANKS_MAX;
 use phalanx_strategies::mesh::Mesh;
@@ -136,5 +137,5 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 fn memory_bytes() -> Option<u64> {
     let mut system = sysinfo::System::new().ok()?;
     system.refresh_memory();
-    Some(system.total_memory())
+    Some(memory_limit::usable(system.total_memory()))
 }

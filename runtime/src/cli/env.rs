@@ -5,6 +5,7 @@ use crate::config::precision::DeviceChoice;
 use crate::devices::{self, GpuInfo};
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::memory_limit;
 use crate::units::human_bytes;
 use serde_json::json;
 
@@ -41,8 +42,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "cpu": cpu,
         "device": device.name(),
         "threads": n_threads,
-        "memory_bytes": system.total_memory(),
-        "memory_available_bytes": system.available_memory(),
+        "memory_bytes": memory_limit::usable(system.total_memory()),
+        "memory_available_bytes": memory_limit::usable(system.available_memory()),
         "cpu_isa": devices::cpu_isa().name(),
         "f32_products": device.engine(false),
         "bf16_products": device.engine(true),

@@ -5,6 +5,7 @@ use super::saving::Saving;
 use crate::config::JobConfig;
 use crate::error::JobError;
 use crate::error::fit::FitError;
+use crate::memory_limit;
 use crate::train::programs::Programs;
 use phalanx_device::Device;
 use phalanx_device::world::LOCAL_RANKS_MAX;
@@ -95,7 +96,7 @@ fn check_bytes(needed: u64) -> Result<(), JobError> {
     // If the system does not report its memory, the allocation itself decides.
     let Ok(mut system) = sysinfo::System::new() else { return Ok(()) };
     system.refresh_memory();
-    let present = system.total_memory();
+    let present = memory_limit::usable(system.total_memory());
     if present > 0 && needed > present { Err(JobError::TooLarge { needed, present }) } else { Ok(()) }
 }
 
