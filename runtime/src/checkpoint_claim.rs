@@ -103,7 +103,7 @@ impl CheckpointClaim {
     /// waits, or the place keeps no claims.
     ///
     /// # Errors
-    /// When another job renews its claim.
+    /// When another job renews its claim, or this one may not write there: a run would lose all its steps.
     pub(crate) fn take(
         output: &OutputSection,
         control: &ControlPlace,
@@ -117,6 +117,7 @@ impl CheckpointClaim {
             }
         }
         match CheckpointClaim::take_at(&root, control, stops, PACE) {
+            Err(error) if is_refusal(&error) => Err(JobError::CheckpointsRefused { root, reason: error.to_string() }),
             Err(error) if !matches!(error, JobError::CheckpointsInUse { .. }) => {
                 // Not every object store replaces objects conditionally, and a run needs its checkpoints only later.
                 tracing::warn!(%error, "the checkpoints cannot be claimed: a second job with the same place would not be refused");
@@ -262,6 +263,14 @@ fn write(store: &Conditional, claim: &Claim) -> Result<(), JobError> {
     Ok(store.write_document(CLAIM, &bytes).map_err(ControlPlaneError::from)?)
 }
 
+/// Whether a place refuses to be written, now and later. The errors of stores keep the text of the system's or the client's error.
+fn is_refusal(error: &JobError) -> bool {
+    const REFUSALS: [i32; 4] = [libc::EACCES, libc::EPERM, libc::EROFS, libc::ENOTDIR];
+    let text = error.to_string();
+    let is_of_system = REFUSALS.iter().any(|number| text.contains(&format!("(os error {number})")));
+    is_of_system || text.contains("status code: 403")
+}
+
 /// The folder that a URL of the scheme `file` names, or the path itself.
 pub(crate) fn as_folder(root: &Path) -> PathBuf {
     let path = root.to_str().and_then(|text| text.strip_prefix("file://"));
@@ -345,6 +354,18 @@ mod tests {
 
         assert!(restarted < FAST.lapse, "{restarted:?}");
         assert!(other.is_some() && begin.elapsed() >= FAST.lapse);
+    }
+
+    #[test]
+    fn place_that_may_not_be_written_is_refused_before_the_run() {
+        let launches = Launches::new();
+        let (output, control) = launches.output("one");
+        std::fs::write(launches.dir.path().join("file"), "").unwrap();
+        let output = OutputSection { checkpoint_dir: Some(launches.dir.path().join("file/checkpoints")), ..output };
+
+        let refused = CheckpointClaim::take(&output, &control, &|| false).unwrap_err();
+
+        assert!(matches!(refused, JobError::CheckpointsRefused { .. }), "{refused}");
     }
 
     // CLAIM-2

@@ -162,6 +162,12 @@ pub enum JobError {
         root = root.display()
     )]
     CheckpointsInUse { root: PathBuf, holder: Holder },
+    /// The place of the checkpoints may not be written.
+    #[error("checkpoints cannot be saved in {}: {reason}", root.display())]
+    CheckpointsRefused { root: PathBuf, reason: String },
+    /// The folder of the checkpoints is a link that leads nowhere.
+    #[error("the checkpoints belong in {}, a link to {}, which does not exist: mount that disk, or remove the link", root.display(), target.display())]
+    CheckpointsUnmounted { root: PathBuf, target: PathBuf },
     /// Ranks of a job without a coordinator still write to a folder.
     #[error("ranks of an earlier job still run in output_dir {path}; restart its coordinator, or end its nodes, before another job begins", path = path.display())]
     RanksLive { path: PathBuf },

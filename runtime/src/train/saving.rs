@@ -216,7 +216,7 @@ impl Saving {
     /// exists if it is named.
     ///
     /// # Errors
-    /// When a URL is invalid, its store does not answer or refuses, or the checkpoint is invalid.
+    /// When a URL is invalid, its store does not answer or refuses, a link leads nowhere, or the checkpoint is invalid.
     pub(crate) fn check(&self, resume: &Resume) -> Result<(), JobError> {
         if let Resume::Path(path) = resume {
             Checkpoint::open_lazily(path)?;
@@ -224,7 +224,12 @@ impl Saving {
         if is_url(&self.root) {
             list(&self.root)?;
         }
-        Ok(())
+        match self.root.read_link() {
+            Ok(target) if !self.root.exists() => {
+                Err(JobError::CheckpointsUnmounted { root: self.root.clone(), target })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The same saving for the world of this generation, which may be replaced by one that is on record.

@@ -112,6 +112,14 @@ impl Training {
         text
     }
 
+    /// Waits for the end of a run that ends by itself.
+    fn ends(mut self) -> Run {
+        let stdout = self.lines.by_ref().map(|line| line + "\n").collect();
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        Run { code: self.child.wait().unwrap().code(), stdout, stderr }
+    }
+
     /// Stops the run, which saves; returns its last lines.
     fn stop(mut self) -> Vec<String> {
         signal(self.child.id(), libc::SIGINT);
@@ -165,16 +173,21 @@ fn refused_saves_end_a_run_only_if_checkpoints_are_required() {
     s3.set(Fault::Nothing);
     training.until("saved ");
     training.stop();
+    let required = ["--checkpoint_dir", "s3://bucket/two", "--checkpoint_required", "true", "--output_dir", "required"];
+    let mut ending = Training::start(&p, &s3, &required);
+    ending.until("saved ");
     s3.set(Fault::Forbids("PUT"));
-    let required = ["train", "job.yaml", "--checkpoint_dir", "s3://bucket/two", "--checkpoint_required", "true"];
-    let ended = run(&p, &s3, &[&required[..], &["--output_dir", "required", "--max_steps", "1000000"]].concat());
+    let ended = ending.ends();
+    let forbidden = ["train", "job.yaml", "--checkpoint_dir", "s3://bucket/three", "--output_dir", "three"];
+    let never_begun = run(&p, &s3, &forbidden);
 
     assert!(refused.contains("AccessDenied"), "{refused}");
     assert!(status.contains("last checkpoint at step ") && status.contains(" s ago"), "{status}");
     assert!(ended.code == Some(2) && ended.stderr.contains("AccessDenied"), "{ended:?}");
-    assert!(ended.stderr.contains("s3://bucket/two/step-0000000005"), "{ended:?}");
+    assert!(ended.stderr.contains("s3://bucket/two/step-00000000"), "{ended:?}");
     assert!(ended.stdout.contains("/required/checkpoints/step-00000000"), "{ended:?}");
-    assert!((5..1_000_000).contains(&p.metrics("required").len()));
+    never_begun.refuses(&["checkpoints cannot be saved in s3://bucket/three", "AccessDenied"]);
+    assert!(!p.path("three/metrics.jsonl").exists(), "no step was made");
 }
 
 #[test]

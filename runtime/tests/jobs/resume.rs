@@ -40,6 +40,17 @@ fn interrupted_and_resumed_run_equals_the_undisturbed_run_bit_for_bit() {
     assert_eq!(p.model_bytes("halves"), p.model_bytes("straight"));
 }
 
+#[test]
+fn run_whose_checkpoints_are_on_a_disk_that_is_not_mounted_is_refused() {
+    let p = Project::new();
+    std::fs::create_dir(p.path("out")).unwrap();
+    std::os::unix::fs::symlink(p.path("absent/checkpoints"), p.path("out/checkpoints")).unwrap();
+
+    p.train(&[]).refuses(&["out/checkpoints", "absent/checkpoints, which does not exist"]);
+
+    assert!(!p.path("out/metrics.jsonl").exists(), "no step was made");
+}
+
 /// As a full disk and an interrupted copy of the folder leave them.
 #[test]
 fn small_files_that_were_cut_off_cost_no_run() {
