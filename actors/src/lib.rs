@@ -12,6 +12,7 @@
 //!   deadlines;
 //! - [`rank`]: the shell around the machine of a rank, beside its device thread; [`step_log`]: the device thread's step
 //!   counters; [`mesh_group`]: the owner of each of the rank's communicators, for one generation;
+//! - `sync_dir`: durable names of files;
 //! - [`coordinator_handle`], [`node`]: handles for programs without actors; [`operator`]: operator requests to a job.
 //!
 //! Writing a checkpoint is not an actor: it blocks, and its writers agree at step boundaries (`phalanx`'s
@@ -36,6 +37,7 @@ pub mod rank;
 pub mod step_log;
 pub mod store;
 pub mod supervisor;
+mod sync_dir;
 mod timer;
 pub mod transport;
 pub mod trust;

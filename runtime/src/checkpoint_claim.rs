@@ -62,7 +62,7 @@ struct Claim {
 
 /// The process that holds a claim, for users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+struct Holder {
     host: String,
     pid: u32,
     since_unix_ms: u64,
@@ -149,14 +149,16 @@ impl CheckpointClaim {
             std::thread::sleep(pace.look);
             seen = read(&store)?;
             if let Some(other) = seen.as_ref().filter(|_| seen != first && !is_free(&seen)) {
-                return Err(JobError::CheckpointsInUse { root, holder: other.holder.clone() });
+                return Err(JobError::CheckpointsInUse { root, holder: other.holder.to_string() });
             }
         }
         let claim = Claim { token, holder: Holder::here(), beat: 0, released: false };
         // Only the version that was read last is replaced.
         if let Err(error) = write(&store, &claim) {
             return Err(match read(&store)? {
-                Some(other) if other.token != token => JobError::CheckpointsInUse { root, holder: other.holder },
+                Some(other) if other.token != token => {
+                    JobError::CheckpointsInUse { root, holder: other.holder.to_string() }
+                }
                 _ => error,
             });
         }
@@ -269,12 +271,6 @@ fn is_refusal(error: &JobError) -> bool {
     let text = error.to_string();
     let is_of_system = REFUSALS.iter().any(|number| text.contains(&format!("(os error {number})")));
     is_of_system || text.contains("status code: 403")
-}
-
-/// The folder that a URL of the scheme `file` names, or the path itself.
-pub(crate) fn as_folder(root: &Path) -> PathBuf {
-    let path = root.to_str().and_then(|text| text.strip_prefix("file://"));
-    path.map_or_else(|| root.to_owned(), PathBuf::from)
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ pub mod merge;
 pub mod peer;
 pub mod plan;
 
-use crate::checkpoint_claim::Holder;
 use crate::config::error::ConfigError;
 use crate::data::prepare::PrepareError;
 use crate::data::shown::ShowError;
@@ -161,7 +160,7 @@ pub enum JobError {
          another checkpoint_dir",
         root = root.display()
     )]
-    CheckpointsInUse { root: PathBuf, holder: Holder },
+    CheckpointsInUse { root: PathBuf, holder: String },
     /// The place of the checkpoints may not be written.
     #[error("checkpoints cannot be saved in {}: {reason}", root.display())]
     CheckpointsRefused { root: PathBuf, reason: String },

@@ -25,12 +25,13 @@ const CRATES: [&str; 14] = [
 ];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
-const LAYERS: [&str; 21] = [
+const LAYERS: [&str; 23] = [
     "units",
     "console",
     "journal",
     "process_end",
     "process_limits",
+    "memory_limit",
     "config",
     "data",
     "frontend",
@@ -39,6 +40,7 @@ const LAYERS: [&str; 21] = [
     "events",
     "control",
     "control_place",
+    "checkpoint_claim",
     "devices",
     "train",
     "rank",

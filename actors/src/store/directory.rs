@@ -15,7 +15,7 @@
 
 use super::StoreError;
 use super::conditional::{Conditional, LEASE, Objects, Replaced, Version};
-use crate::trust::file::sync_dir;
+use crate::sync_dir::sync_dir;
 use std::collections::BTreeMap;
 use std::fs::{self, DirEntry, File};
 use std::hash::{BuildHasher, RandomState};

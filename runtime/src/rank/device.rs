@@ -3,7 +3,6 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
-use crate::control_place::RecordedGeneration;
 use crate::data::prepare::Prepared;
 use crate::devices;
 use crate::error::{JobError, chain};
@@ -25,6 +24,7 @@ use crate::train::links::Links;
 use crate::train::plan::{ModelPlan, RunPlan};
 use crate::train::planted::Planted;
 use crate::train::programs::Programs;
+use crate::train::recorded_generation::RecordedGeneration;
 use crate::train::saving::{SavedElsewhere, Saving};
 use crate::train::shadow::Shadow;
 use crate::train::step_trace::StepTrace;

@@ -3,7 +3,6 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
-use crate::control_place::RecordedGeneration;
 use crate::data::tokenizer::Tokenizer;
 use crate::devices::Chosen;
 use crate::error::JobError;
@@ -27,6 +26,7 @@ use crate::train::plan;
 use crate::train::plan::{MakeModel, ModelPlan};
 use crate::train::planted::{self, Planted};
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
+use crate::train::recorded_generation::RecordedGeneration;
 use phalanx_actors::control::block_on;
 use phalanx_actors::rank::{Handle, Life};
 use phalanx_collective::tcp::connect::TcpConfig;
@@ -120,8 +120,7 @@ fn serve_on(
     let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
     let (control, progress_counter) = (Arc::new(Control::default()), ProgressCounter::new());
     let device_watch = DeviceWatch::new(Arc::clone(&model.device), progress_counter.clone());
-    let extras = extras(config, &model, &tokenizer, &begin.inputs)?;
-    let evaluates = config.data.evaluates();
+    let (extras, evaluates) = (extras(config, &model, &tokenizer, &begin.inputs)?, config.data.evaluates());
     // Before the first status report, because other members may wait for this rank after it.
     let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
     if model.device.activity().is_some() {

@@ -16,7 +16,8 @@
 //! - `output_lock`: one job at a time in a folder.
 //! - `same_run`: whether a checkpoint is of the run that resumes.
 //! - `saving`: checkpoints of a run, written beside training by `background`; `state_copy`: state on its way out of a device's
-//!   memory meanwhile; `restoring`: its way back; `export`: the trained model.
+//!   memory meanwhile; `restoring`: its way back; `export`: the trained model; `recorded_generation`: whether a later world or
+//!   another job saves now.
 //! - [`model_source`]: a model to use; `merge`: adapters added into it; `reexport`: the model in other files;
 //!   `gguf`: those of llama.cpp.
 //! - `fingerprints` of state; `verification`: when copies of the state are compared, which `trainer` does.
@@ -60,6 +61,7 @@ pub(crate) mod preparation;
 pub(crate) mod programs;
 pub mod progress;
 mod quantised;
+pub(crate) mod recorded_generation;
 pub mod reexport;
 mod restoring;
 mod row_lengths;
