@@ -203,12 +203,12 @@ fn run_whose_store_takes_no_more_saves_its_last_state_in_its_folder() {
     let saved = p.checkpoints("out");
     s3.set(Fault::Nothing);
     let steps = (n_steps + 2).to_string();
-    let constant = ["--checkpoint_dir", URL, "--lr_scheduler", "constant", "--max_steps", &steps];
-    let command = [&["train", "job.yaml"], &TWO_RANKS[..], &constant].concat();
-    let named = ["--resume_from_checkpoint", saved[0].to_str().unwrap(), "--output_dir", "again"];
-    let again = run(&p, &s3, &[&command[..], &named, &["--save_steps", "none"]].concat()).succeeds();
-    s3.delete(|name| name.contains(&format!("step-{:010}", n_steps + 2)));
-    let unnamed = run(&p, &s3, &command).succeeds();
+    let command =
+        [&["train", "job.yaml"], &TWO_RANKS[..], &["--lr_scheduler", "constant", "--max_steps", &steps]].concat();
+    let unnamed = run(&p, &s3, &[&command[..], &["--checkpoint_dir", URL]].concat()).succeeds();
+    let other = ["--checkpoint_dir", "s3://bucket/two", "--output_dir", "again"];
+    let named = ["--resume_from_checkpoint", saved[0].to_str().unwrap()];
+    let again = run(&p, &s3, &[&command[..], &other, &named].concat()).succeeds();
 
     assert!(failed.contains("AccessDenied"), "{failed}");
     let here = p.path(&format!("out/checkpoints/step-{n_steps:010}"));
