@@ -1,5 +1,8 @@
 //! Checkpoints of a run: what belongs to its state, and which checkpoint it resumes from.
 
+pub(crate) mod elsewhere;
+
+use self::elsewhere::SavedElsewhere;
 use super::background::{Ballot, Ongoing, Waited};
 use super::best::Best;
 use super::export::JOB_YAML;
@@ -21,13 +24,13 @@ use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
 use phalanx_storage::checkpoint::catalog::{
-    CheckpointId, Keep, Skipped, latest_after, latest_compared, latest_valid, list, newest_committed,
+    CheckpointId, Keep, Skipped, latest_compared, latest_valid, list, newest_committed,
 };
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::fence::Fence;
 use phalanx_storage::checkpoint::given_up::Beginning;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::store::{self, is_url};
+use phalanx_storage::checkpoint::store::is_url;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
@@ -136,13 +139,6 @@ pub(crate) struct SaveOutcome {
     pub(crate) saved: Result<PathBuf, CheckpointError>,
     /// Whether this rank could remove older checkpoints.
     pub(crate) retained: Result<(), CheckpointError>,
-}
-
-/// A state that is saved in a folder of this machine, because the place of the checkpoints does not take it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SavedElsewhere {
-    pub(crate) step: u64,
-    pub(crate) path: PathBuf,
 }
 
 /// The save of this step still waits for an answer of its store.
@@ -417,16 +413,6 @@ impl Saving {
         )))
     }
 
-    /// Tells of a checkpoint after this step in the folder of this machine, where the last save of a run may be.
-    fn newer_elsewhere(&self, step: u64) -> Option<String> {
-        let folder = self.elsewhere.as_ref().filter(|folder| folder.is_dir())?;
-        let (newer, _) = latest_after(folder, step, 0).ok()?;
-        let (newer, root) = (newer?.id().path.display().to_string(), self.root.display());
-        Some(format!(
-            "{newer} is newer than all checkpoints in {root}; `--resume_from_checkpoint {newer}` continues from it"
-        ))
-    }
-
     /// Files that make a checkpoint self-contained.
     pub(crate) fn extras(&self) -> &[(String, Vec<u8>)] {
         &self.extras
@@ -445,44 +431,6 @@ impl Saving {
         team: &mut Team,
     ) -> Result<SaveOutcome, JobError> {
         self.save_at(&self.root, self.keep(state), machine, c, state, compared, team)
-    }
-
-    /// Saves in a folder of this machine, as [`Saving::save`], unless its state is there; `None` if there is no such folder. All
-    /// ranks call it.
-    ///
-    /// # Errors
-    /// As [`Saving::save`].
-    pub(crate) fn save_elsewhere(
-        &mut self,
-        machine: &dyn Machine,
-        c: &Compiled,
-        state: &TrainerState,
-        compared: &Compared,
-        team: &mut Team,
-    ) -> Result<Option<SaveOutcome>, JobError> {
-        let Some(root) = self.elsewhere.clone() else { return Ok(None) };
-        let has_state = self.saved_elsewhere.as_ref().is_some_and(|saved| saved.step == state.step);
-        if team.sum(u64::from(has_state))? == team.n_ranks() as u64 {
-            return Ok(None);
-        }
-        let outcome = self.save_at(&root, None, machine, c, state, compared, team)?;
-        let saved = |path: &PathBuf| SavedElsewhere { step: state.step, path: path.clone() };
-        self.saved_elsewhere = outcome.saved.as_ref().ok().map(saved);
-        Ok(Some(outcome))
-    }
-
-    /// The folder of [`Saving::save_elsewhere`].
-    pub(crate) fn elsewhere(&self) -> Option<&Path> {
-        self.elsewhere.as_deref()
-    }
-
-    /// Removes what [`Saving::save_elsewhere`] has saved, because the place of the checkpoints has it now.
-    pub(crate) fn forget_elsewhere(&mut self, team: &Team) {
-        let saved = self.saved_elsewhere.take().filter(|_| team.leads());
-        let removed = saved.map(|SavedElsewhere { path, .. }| store::at(&path).and_then(|store| store.remove(&path)));
-        if let Some(Err(error)) = removed {
-            tracing::warn!(%error, "a second copy of the last checkpoint remains");
-        }
     }
 
     /// Whether the latest save failed, or still waits for its store; the same on all ranks.

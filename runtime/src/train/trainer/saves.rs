@@ -5,7 +5,8 @@ use super::{TrainData, Trainer};
 use crate::error::JobError;
 use crate::events::Event;
 use crate::train::planted::Where;
-use crate::train::saving::{SaveOutcome, SavedElsewhere, Saving, Stalled};
+use crate::train::saving::elsewhere::SavedElsewhere;
+use crate::train::saving::{SaveOutcome, Saving, Stalled};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use std::path::Path;
 
