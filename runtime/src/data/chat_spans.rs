@@ -61,6 +61,13 @@ pub fn render_for_training(
     Ok(RenderedChat { text, turns, origins, fields })
 }
 
+/// Where in the text of a whole conversation its completion begins, as TRL finds it: where it differs from the prompt alone, with which
+/// a model is asked. `None` if the template refuses the prompt alone.
+pub(super) fn end_of_prompt(template: &ChatTemplate, prompt: &Conversation, text: &str) -> Option<usize> {
+    let asked = template.render_parts(prompt, true).ok()?;
+    Some(common_prefix(&asked.text, text))
+}
+
 /// A turn of a rendered conversation.
 struct Turn<'a> {
     template: &'a ChatTemplate,

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use serde_json::{Map, Value};
 
-use super::chat_spans::{RenderedChat, render_for_training};
+use super::chat_spans::{RenderedChat, end_of_prompt, render_for_training};
 use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message};
 use super::config::{ConversationConfig, MarkerConfig};
 use super::exact_json;
@@ -88,7 +88,10 @@ impl ConversationReader {
         let is_located = |idx: usize| turns[idx].is_trained() || completion.is_some_and(|first| idx >= first);
         let located: Vec<usize> = (0..turns.len()).filter(|&idx| is_located(idx)).collect();
         let chat = render_for_training(&self.template, &mut conversation, &located)?;
-        let mut spans = completion.map_or(Vec::new(), |first| completion_spans(&chat, &turns, first));
+        let mut spans = completion.map_or(Vec::new(), |first| {
+            let start = end_of_prompt(&self.template, &conversation.upto(first), &chat.text);
+            completion_spans(&chat, &turns, first, start)
+        });
         for (idx, training) in turns.iter().enumerate() {
             let own: Vec<Range<usize>> =
                 chat.turns.iter().filter(|(of, _)| *of == idx).map(|(_, span)| span.clone()).collect();
@@ -391,10 +394,16 @@ fn answerer(role: String) -> String {
     if role == function_calls::ROLE { "assistant".to_owned() } else { role }
 }
 
-/// From the message `first` to the end of the text, without turns that say otherwise.
-fn completion_spans(chat: &RenderedChat, turns: &[Training], first: usize) -> Vec<Range<usize>> {
+/// From the end of the prompt, else from the message `first`, to the end of the text, without turns that say otherwise.
+fn completion_spans(
+    chat: &RenderedChat,
+    turns: &[Training],
+    first: usize,
+    end_of_prompt: Option<usize>,
+) -> Vec<Range<usize>> {
     let own = chat.turns.iter().filter(|(idx, _)| *idx >= first);
-    let Some(start) = own.clone().map(|(_, range)| range.start).min() else { return Vec::new() };
+    let first_turn = own.clone().map(|(_, range)| range.start).min();
+    let Some(start) = end_of_prompt.or(first_turn) else { return Vec::new() };
     let says_otherwise = |idx: usize| !matches!(turns[idx], Training::Turn(true));
     let holes: Vec<Range<usize>> =
         own.filter(|(idx, _)| says_otherwise(*idx)).map(|(_, range)| range.clone()).collect();

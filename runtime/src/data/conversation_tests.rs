@@ -323,6 +323,18 @@ fn all_of_a_completion_is_trained_on_and_nothing_of_its_prompt() {
 }
 
 #[test]
+fn completion_begins_where_the_text_differs_from_what_the_model_is_asked_with() {
+    let source = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}<think>\n\n</think>{{ m.content }}</>{% endgeneration %}{% else %}{{ m.content }}</>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}";
+    let of = |answer: &str| {
+        let record = json!({ "prompt": [{ "role": "user", "content": "Hi" }], "completion": [{ "role": "assistant", "content": answer }] });
+        documents_of(source, ConversationConfig::default(), record).unwrap().1
+    };
+
+    assert_eq!(of("Ho"), ["\n</think>Ho</>"]);
+    assert_eq!(of(""), ["\n</think></>"]);
+}
+
+#[test]
 fn roles_flags_and_inputs_decide_in_prompts_with_completions_too() {
     let by_roles = ConversationConfig {
         roles_to_train: TrainedRoles::Named(vec!["assistant".into()]),
