@@ -115,7 +115,7 @@ impl<'a> Run<'a> {
 /// values that must not share memory ([`phalanx_strategies::passes::memory`]) do not overlap. [`Machine::memory`]
 /// reaches it.
 pub unsafe trait Machine: Debug + Send {
-    /// Runs a range of a program's instructions; see [`phalanx_strategies::passes::commit::Turn`] for the meaningful
+    /// Runs a range of a program's instructions; see [`phalanx_strategies::passes::commit::StepPhases`] for the meaningful
     /// ranges. Later calls see the results, though the device may still be computing when this returns.
     ///
     /// # Errors

@@ -269,10 +269,10 @@ impl Arena {
     /// Zeroes the arena.
     ///
     /// # Errors
-    /// As [`SharedMemory::clear`].
+    /// As `SharedMemory::clear`.
     ///
     /// # Safety
-    /// As [`SharedMemory::clear`]: no machine and no operation uses the arena, and no reference into it exists.
+    /// As `SharedMemory::clear`: no machine and no operation uses the arena, and no reference into it exists.
     pub unsafe fn clear(&self) -> Result<(), CollectiveError> {
         // SAFETY: the caller's contract.
         unsafe { self.memory.clear(self.start) }

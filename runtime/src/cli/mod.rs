@@ -190,7 +190,7 @@ fn report_note(note: &str) {
 }
 
 /// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise. In a batch job it is
-/// 75 or 3 if the run was stopped before its last step; see [`ended`].
+/// 75 or 3 if the run was stopped before its last step; see `ended`.
 pub fn main() -> ExitCode {
     process_limits::prepare_process();
     let program = rank_process();

@@ -108,7 +108,7 @@ pub struct Case {
     /// Shapes and types of its results.
     pub writes: Vec<(Vec<usize>, DType)>,
     /// Results that are operands, updated in place: `(read, write)`. Others of `Op::in_place_pairs` are also run with the
-    /// operand's memory reused, if [`run`] is told so.
+    /// operand's memory reused, if [`Case::run`] is told so.
     pub in_place: Vec<(usize, usize)>,
     /// How far results may differ.
     pub tolerance: Tolerance,

@@ -40,7 +40,7 @@ impl Tolerance {
 pub struct Task {
     /// The model.
     pub shape: Shape,
-    /// Keys of the job besides [`FIXED_KEYS`].
+    /// Keys of the job besides `FIXED_KEYS`.
     pub extra: &'static [(&'static str, &'static str)],
 }
 

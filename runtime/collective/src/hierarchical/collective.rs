@@ -93,7 +93,7 @@ impl HierarchicalRank {
 
 /// A group with equally many members on each of several machines, seen from one member.
 ///
-/// Large sums are computed within each machine first (see [`super::staged`] for their order); all other operations use
+/// Large sums are computed within each machine first (see `staged` for their order); all other operations use
 /// TCP, even between members of one machine. Sums run one after the other, in the order of their starts.
 #[derive(Debug)]
 pub struct HierarchicalCollective {

@@ -1,6 +1,6 @@
 //! Collectives over machines with several ranks each: shared memory inside, TCP between.
 //!
-//! - [`placement`]: the machine of each rank, and the worlds within and between machines. - [`staged`]: a sum in three
+//! - [`placement`]: the machine of each rank, and the worlds within and between machines. - `staged`: a sum in three
 //!   steps, and its order. - [`collective`]: the rank and its communicators.
 
 pub mod collective;

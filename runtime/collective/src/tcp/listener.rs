@@ -2,8 +2,8 @@
 //! the rank joins their world.
 //!
 //! One thread accepts connections and advances all handshakes, without waiting for any of them. Strangers cannot delay a peer:
-//! the thread leaves nothing in the backlog, ends each handshake after [`HANDSHAKE_MAX`], and drops the oldest unproven connection
-//! when more than [`UNPROVEN_MAX`] are open.
+//! the thread leaves nothing in the backlog, ends each handshake after `HANDSHAKE_MAX`, and drops the oldest unproven connection
+//! when more than `UNPROVEN_MAX` are open.
 #![allow(unsafe_code)] // Only libc waits for several sockets.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

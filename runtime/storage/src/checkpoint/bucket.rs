@@ -1,12 +1,12 @@
 //! Checkpoints in an object store: S3, Google Cloud Storage, Azure Blob Storage, or a folder behind the same interface.
 //!
 //! An object appears whole and durable or not at all, so there are no temporary names and nothing to sync. Creating
-//! [`CLAIM`] in a directory replaces making the directory: it fails if `CLAIM` exists, so the writer that creates it owns
+//! `CLAIM` in a directory replaces making the directory: it fails if `CLAIM` exists, so the writer that creates it owns
 //! the directory. `CLAIM` is created first and removed last, `COMMIT` created last and removed first. A later world that creates
 //! `COMMIT` as a seal keeps the owner from creating it.
 //!
 //! This file bridges synchronous code and the asynchronous clients, whose runtime is one thread. It sends parts of large
-//! objects while the next parts are hashed. Requests are repeated with [`super::patience`]. An upload that a crash interrupts
+//! objects while the next parts are hashed. Requests are repeated with `patience`. An upload that a crash interrupts
 //! leaves parts that no listing shows but that are billed; a bucket rule that aborts incomplete uploads removes them.
 
 use std::collections::BTreeMap;

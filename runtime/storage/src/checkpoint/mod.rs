@@ -37,7 +37,7 @@
 //! [`background`] beside training; [`reader`] verifies and reads; [`catalog`] lists checkpoints, finds the latest and
 //! removes old ones. [`index`] describes one writer's part, [`contents`] all parts; [`manifest`] and [`commit`] make them
 //! final. The geometry is in [`phalanx_strategies::boxes`]. [`store`] is the storage interface, implemented for a folder
-//! ([`disk`], which makes files durable through [`volume`]) and for object stores ([`bucket`], with [`patience`] and [`credentials`]). Beside them,
+//! ([`disk`], which makes files durable through [`volume`]) and for object stores ([`bucket`], with `patience` and `credentials`). Beside them,
 //! [`conditional`] replaces small objects for the coordinators of a job.
 //!
 //! Deliberately absent: which tensors make up a training state, which rank holds which box, and when to save (the trainer

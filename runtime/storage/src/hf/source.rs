@@ -2,7 +2,7 @@
 //!
 //! Reads are positioned reads, not a memory map: a file that another process truncates gives an error instead of a
 //! killed process, f32 weights go straight from the page cache into the caller's buffer, and no `unsafe` is needed.
-//! From a file with digests ([`super::pages`]), whole pages are read and verified, each once; otherwise only elements.
+//! From a file with digests (`pages`), whole pages are read and verified, each once; otherwise only elements.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
