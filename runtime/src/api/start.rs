@@ -132,9 +132,9 @@ impl<'a> Checked<'a> {
         let lock = OutputLock::take(&config.output.folder())?;
         drop(preparing);
         config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
-        let saving = Saving::new(config, extras(config, &model, &tokenizer, &inputs)?);
         let model_dir = config.output.folder().join("model");
-        if let Some((steps, note)) = saving.early_end(config.output.best_rule())?.filter(|_| model_dir.is_dir()) {
+        let run = Saving::of_run(config, &inputs);
+        if let Some((steps, note)) = run.early_end(config.output.best_rule())?.filter(|_| model_dir.is_dir()) {
             on_event(&Event::Note(note));
             let (last, checkpoint) = (None, None);
             return Ok(Report { steps, finished: true, last, checkpoint, model_dir: Some(model_dir) });
