@@ -173,7 +173,7 @@ impl ControlPlace {
     }
 }
 
-/// Small documents below a path or URL, each of which is replaced only if nobody else has replaced it. `limit` bounds each answer of
+/// Small documents below a path or URL. A writer replaces one only if nobody else has replaced it. `limit` bounds each answer of
 /// an object store.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Where control groups are mounted.
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// Bytes that this process may use on a machine with so many.
+/// The memory that this process may use, in bytes: the machine's, or less if a control group limits it.
 pub(crate) fn usable(machine_bytes: u64) -> u64 {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let read = |path: &Path| std::fs::read_to_string(path).ok();

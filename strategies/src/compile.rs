@@ -363,8 +363,8 @@ fn cut_head(program: &mut Program, target: &dyn Target) {
 }
 
 /// Whether programs of this kind may have split weights on this rank. Rules with sums over whole tensors read weights in f32, and so
-/// do ranks that gather updated weights. A reproducible run has the same bits on every mesh, some of which have to convert: those
-/// round ties to even.
+/// do ranks that gather updated weights. A reproducible run has the same bits on every mesh, and some meshes have to convert, which
+/// rounds ties to even.
 fn splits(spec: &StepSpec, mesh_rank: &MeshRank, target: &dyn Target) -> bool {
     let gathers_updated = spec.parallel.zero_stage == ZeroStage::One && mesh_rank.group_size(SHARDS) > 1;
     let reads_whole = [1, 2].iter().any(|n_dims| !spec.optimizer.sums(*n_dims).is_empty());

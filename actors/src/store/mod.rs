@@ -48,7 +48,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// When it is unknown whether the old or the new record is stored; the same record may be written again.
     fn write_record(&self, record: &Record) -> Result<bool, StoreError>;
 
-    /// Replaces a damaged record by an empty one, for a job of which no process lives. Returns whether it was damaged.
+    /// Replaces a damaged record with an empty one; the caller knows that no process of the job lives. Returns whether it was damaged.
     ///
     /// # Errors
     /// When the store fails.

@@ -292,7 +292,7 @@ impl<'a> Preparer<'a> {
         Self { sources, config, tokenizer, cache_dir, vocab_size, seen, is_packed_later: false, n_open_left }
     }
 
-    /// The same for files of which some samples are held out.
+    /// The same preparer, which leaves packing until some samples are held out.
     fn holding_out(self) -> Self {
         let is_packed_later = self.config.sample_packing && self.config.val_set_size > 0.0;
         Self { is_packed_later, ..self }

@@ -91,7 +91,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// The configuration of a run, of which this is the folder, the model or a checkpoint; `None` if no checkpoint tells it.
+/// The configuration of a run, given its folder, its model or one of its checkpoints; `None` if no checkpoint has it.
 ///
 /// # Errors
 /// When the folder cannot be read.

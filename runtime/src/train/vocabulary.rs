@@ -109,7 +109,7 @@ fn templates(config: &JobConfig, tokenizer: &Tokenizer) -> BTreeSet<String> {
     conversations.filter_map(source).collect()
 }
 
-/// A model of which nobody can tell in which template to ask it.
+/// A sentence if the data sets have several chat templates: an exported model has one.
 fn note_of_templates(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
     (templates(config, tokenizer).len() > 1).then(|| {
         "the data sets have several chat templates; the exported model has the one of the job or of its tokenizer, in which `chat` and \

@@ -212,13 +212,11 @@ fn checkpoints_of_a_run_that_was_given_up_are_neither_the_newest_nor_a_substitut
 
     // Begins again.
     let anew = Some(Beginning::new(2, None, root));
-    let saved = save_as(root, 3, anew, 10);
+    save_as(root, 3, anew, 10);
     assert_eq!(newest_step(), Some((10, 3)));
     save_as(root, 4, None, 50);
     assert_eq!(newest_step(), Some((50, 4)));
 
-    let removed = quick_writer(root).retain(2, &newest(root)).unwrap();
-    assert!(removed.is_empty() || !removed.contains(&saved.path), "{removed:?}");
     let last = save_as(root, 4, None, 70);
     quick_writer(root).retain(2, &last).unwrap();
     assert_eq!(steps(root), [(70, 4), (50, 4)], "those that were given up are the first to go");
