@@ -2,8 +2,8 @@
 //! by the real NVRTC, at odd shapes and at the usual head widths. There is no finding of the interpreter, every result is
 //! written, no operand is overwritten, and results are within a stated tolerance of their definitions.
 //!
-//! Without the last two tests, which compile kernels of usual models to find spills, this takes a minute and a half of one core.
-//! `PHALANX_PTX_SWEEP=1` runs every case for two architectures, under two orders of blocks and warps each, in four times as long.
+//! This takes a minute and a half of one core. `PHALANX_PTX_SWEEP=1` runs every case for two architectures, under two orders of
+//! blocks and warps each, in four times as long.
 
 mod compiler;
 mod elements;
@@ -11,22 +11,19 @@ mod library;
 mod programs;
 mod reference;
 mod simulator;
+mod spills;
 mod tolerance;
 
 use compiler::Compiler;
 use phalanx_cpu::CpuDevice;
+use phalanx_cuda::SOURCES;
 use phalanx_cuda::work::{KernelLaunch, Work, WorkOfInstr, work_beside_cudnn, work_of};
-use phalanx_cuda::{PRELUDE, SOURCES, Source};
 use phalanx_gpu::case::{Case, Operand, Tolerance};
 use phalanx_gpu::cases;
-use phalanx_kernelcheck as kernelcheck;
 use phalanx_ptxsim::Options;
 use phalanx_strategies::program::{Instr, Op, Program, ValueId};
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 
-/// Architectures for which kernels of usual models are compiled; sm_89 has the registers of sm_80.
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 /// Chooses the longer run.
 const SWEEP: &str = "PHALANX_PTX_SWEEP";
 
@@ -219,52 +216,4 @@ fn every_kernel_of_every_source_has_a_case() {
     let missing: Vec<_> = kernels.difference(&launched).collect();
     assert!(missing.is_empty(), "kernels without a case: {missing:?}");
     assert!(launched.is_subset(&kernels), "kernels that were not found in their source: {launched:?}");
-}
-
-/// Compiles the kernels of steps of usual models, except with the sets of macros that kernelcheck's own
-/// test compiles.
-#[track_caller]
-fn check_spills(is_checked: impl Fn(&str) -> bool) {
-    let Some(nvrtc) = compiler::nvrtc() else { return };
-    let mut sets: BTreeMap<&str, (Source, BTreeSet<BTreeSet<String>>)> = BTreeMap::new();
-    for launch in programs::launches_of_steps().filter(|launch| is_checked(launch.source.name)) {
-        let macros: BTreeSet<String> = launch.macros.into_iter().collect();
-        sets.entry(launch.source.name).or_insert((launch.source, BTreeSet::new())).1.insert(macros);
-    }
-    assert!(!sets.is_empty(), "steps have kernels");
-    for (source, sets) in sets.values_mut() {
-        for checked in source.checked {
-            sets.remove(&checked.split_whitespace().map(str::to_owned).collect::<BTreeSet<String>>());
-        }
-    }
-    let mut failures = Vec::new();
-    for (source, sets) in sets.into_values() {
-        let options = kernelcheck::Options {
-            architectures: ARCHITECTURES.map(str::to_owned).to_vec(),
-            define_sets: sets.into_iter().map(Vec::from_iter).collect(),
-            // Those of the CUDA machine.
-            compiler_options: ["--std=c++17", "--fmad=false"].map(str::to_owned).to_vec(),
-            nvdisasm: std::env::var_os("PHALANX_NVDISASM").map(PathBuf::from),
-        };
-        let text = format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.name, source.text);
-        let source = kernelcheck::Source { name: source.name.into(), text };
-        let report = kernelcheck::check(&nvrtc, &source, &options).unwrap_or_else(|e| panic!("{e}"));
-        assert!(
-            report.kernels.len() >= options.define_sets.len() * ARCHITECTURES.len(),
-            "{}: kernels are missing",
-            source.name
-        );
-        failures.extend(report.failures().iter().map(ToString::to_string));
-    }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-}
-
-#[test]
-fn no_kernel_of_attention_of_usual_models_spills() {
-    check_spills(|source| source.starts_with("attention"));
-}
-
-#[test]
-fn no_other_kernel_of_usual_models_spills() {
-    check_spills(|source| !source.starts_with("attention"));
 }
