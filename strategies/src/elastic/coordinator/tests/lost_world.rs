@@ -9,7 +9,11 @@ const SAVES: Schedule = Schedule { save_steps: 50, last_step: None };
 impl Job {
     /// Two nodes with a rank, and a third one that is ready; trains until it is past a checkpoint.
     fn start_with_a_spare_node(replace_patience: Duration) -> Job {
-        let mut job = Job::start(Mesh { dp_replicate: 2, ..Mesh::ONE }, 3, SAVES);
+        Job::start_with_spare_nodes(1, replace_patience)
+    }
+
+    fn start_with_spare_nodes(n_spare: u32, replace_patience: Duration) -> Job {
+        let mut job = Job::start(Mesh { dp_replicate: 2, ..Mesh::ONE }, 2 + n_spare, SAVES);
         job.coordinator.policy.replace_patience = replace_patience;
         job.policy.replace_patience = replace_patience;
         job.run_until("a checkpoint", |job| job.coordinator.record().checkpoint.step >= Step(50));
@@ -80,7 +84,7 @@ fn members_of_an_abandoned_world_that_return_bring_no_state_and_no_checkpoint_of
 // COORDINATOR-19
 #[test]
 fn job_with_endless_patience_waits_for_lost_members_until_their_nodes_are_declared_gone() {
-    let mut job = Job::start_with_a_spare_node(crate::elastic::quorum::FOREVER);
+    let mut job = Job::start_with_spare_nodes(2, crate::elastic::quorum::FOREVER);
     let lost = job.nodes_of_world();
     job.lose(&lost);
     job.run_for(1_500);
@@ -92,10 +96,9 @@ fn job_with_endless_patience_waits_for_lost_members_until_their_nodes_are_declar
     job.run_for(100);
     assert_ne!(job.coordinator.activity(), Activity::Running, "one of two may still train");
     job.coordinator.handle_gone(job.now, NodeId(lost[1])).unwrap();
-    job.coordinator.policy.replace_patience = Duration::ZERO;
 
     job.run_for(100);
-    assert!(job.running(Mesh::ONE), "at once: {:?}", job.coordinator.status(job.now));
+    assert!(job.running(Mesh { dp_replicate: 2, ..Mesh::ONE }), "at once: {:?}", job.coordinator.status(job.now));
 }
 
 // QUORUM-4
@@ -146,7 +149,17 @@ fn node_that_reports_cannot_be_declared_gone_and_silent_ones_cannot_be_drained()
 // COORDINATOR-19
 #[test]
 fn stopped_job_whose_state_does_not_return_ends_and_names_its_checkpoint() {
+    stop_without_state(Job::start(shards(2), 2, SAVES));
+}
+
+#[test]
+fn stopped_job_with_endless_patience_does_not_wait_for_its_state_for_ever() {
     let mut job = Job::start(shards(2), 2, SAVES);
+    job.coordinator.policy.replace_patience = crate::elastic::quorum::FOREVER;
+    stop_without_state(job);
+}
+
+fn stop_without_state(mut job: Job) {
     job.coordinator.policy.dp_shard_min = 2;
     job.coordinator.policy.shadows = false;
     job.run_until("a checkpoint", |job| job.coordinator.record().checkpoint.step >= Step(50));
