@@ -27,6 +27,7 @@ use crate::error::peer::PeerError;
 use crate::error::plan::PlanError;
 use crate::frontend::UserModelError;
 use crate::launch::error::LaunchError;
+use crate::shell::quoted;
 use crate::units::human_bytes;
 use phalanx_cuda::OpenError;
 use phalanx_device::groups::GroupError;
@@ -103,8 +104,8 @@ pub enum JobError {
     Mismatch { path: PathBuf, reason: String },
     /// The newest checkpoint is of a run with another model, data, batch or learning rate.
     #[error(
-        "checkpoint {path} is of another run; this job has other values of {changed}: keep both by setting another `output_dir`, begin again with `--resume_from_checkpoint none`, or continue from it all the same with `--resume_from_checkpoint {path}`",
-        path = path.display()
+        "checkpoint {path} is of another run; this job has other values of {changed}: keep both by setting another `output_dir`, begin again with `--resume_from_checkpoint none`, or continue from it all the same with `--resume_from_checkpoint {named}`",
+        path = path.display(), named = quoted(path)
     )]
     AnotherRun { path: PathBuf, changed: String },
     /// The checkpoint is of a later step than the last one of this job.
@@ -195,9 +196,9 @@ pub enum JobError {
     NoIntactCheckpoint { path: PathBuf, n: usize, source: Box<CheckpointError> },
     /// The state with which a run ended is not where its checkpoints belong.
     #[error(
-        "{source}; step {step} is saved in {path} instead: continue from it with `--resume_from_checkpoint {path}` and a \
+        "{source}; step {step} is saved in {path} instead: continue from it with `--resume_from_checkpoint {named}` and a \
          `checkpoint_dir` that can be written",
-        path = path.display()
+        path = path.display(), named = quoted(path)
     )]
     SavedElsewhere { step: u64, path: PathBuf, source: Box<CheckpointError> },
     /// The state with which a run ended is nowhere.

@@ -83,6 +83,7 @@ pub(crate) mod process_end;
 mod process_limits;
 pub(crate) mod rank;
 pub(crate) mod serve;
+pub(crate) mod shell;
 pub mod train;
 pub mod units;
 

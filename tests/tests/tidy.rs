@@ -25,8 +25,9 @@ const CRATES: [&str; 14] = [
 ];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
-const LAYERS: [&str; 23] = [
+const LAYERS: [&str; 24] = [
     "units",
+    "shell",
     "console",
     "journal",
     "process_end",

@@ -10,6 +10,7 @@ use crate::config::{JobConfig, foreign, read_text};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
+use crate::shell::quoted;
 use crate::train::located;
 use serde_yaml_ng::{Mapping, Value};
 use std::fs::File;
@@ -91,7 +92,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     for note in &notes {
         say(format_args!("note: {note}"));
     }
-    say(format_args!("wrote {0}; next:  phalanx estimate {0}  and  phalanx train {0}", args.file.display()));
+    let (file, named) = (args.file.display(), quoted(&args.file));
+    say(format_args!("wrote {file}; next:  phalanx estimate {named}  and  phalanx train {named}"));
     Ok(())
 }
 

@@ -39,7 +39,8 @@ fn n_threads(text: &str) -> Result<usize, String> {
 /// The directory of the model that is meant by a path.
 fn model_of(path: &Path) -> Result<PathBuf, JobError> {
     let is_model = |dir: &Path| [CONFIG_JSON, ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists());
-    let is_run = |dir: &Path| dir.join(CHECKPOINTS).is_dir();
+    // A run may have its checkpoints elsewhere.
+    let is_run = |dir: &Path| RUN.iter().any(|name| dir.join(name).exists());
     let written = path.join(MODEL_DIR);
     let checkpoint = || CheckpointId::is_at(path).then(|| path.to_owned());
     let parent = || path.parent().filter(|parent| path.ends_with(MODEL_DIR) && is_run(parent)).map(Path::to_owned);
@@ -54,8 +55,8 @@ fn model_of(path: &Path) -> Result<PathBuf, JobError> {
     }
 }
 
-/// Names in the directory of a run.
-const CHECKPOINTS: &str = "checkpoints";
+/// Names in the directory of a run, one of which it has.
+const RUN: [&str; 2] = ["checkpoints", "metrics.jsonl"];
 const MODEL_DIR: &str = "model";
 
 /// How tokens are chosen.
@@ -101,17 +102,22 @@ mod tests {
     #[test]
     fn run_stands_for_its_model_and_names_the_export_if_it_has_none() {
         let dir = tempfile::tempdir().unwrap();
-        let run = dir.path().join("run");
+        let run = dir.path().join("my run");
         let checkpoint = run.join("checkpoints/step-0000000003.g0001");
         std::fs::create_dir_all(&checkpoint).unwrap();
 
         for path in [&run, &run.join("model"), &checkpoint] {
             let error = model_of(path).unwrap_err();
-            assert!(error.is_input() && error.to_string().contains("phalanx export"), "{error}");
+            assert!(error.is_input() && error.to_string().contains("phalanx export '"), "{error}");
         }
         std::fs::create_dir(run.join("model")).unwrap();
         std::fs::write(run.join("model/config.json"), "{}").unwrap();
         assert_eq!(model_of(&run).unwrap(), run.join("model"));
+        std::fs::rename(run.join("checkpoints"), dir.path().join("elsewhere")).unwrap();
+        std::fs::write(run.join("metrics.jsonl"), "").unwrap();
+        assert_eq!(model_of(&run).unwrap(), run.join("model"));
+        std::fs::remove_dir_all(run.join("model")).unwrap();
+        assert!(model_of(&run.join("model")).unwrap_err().to_string().contains("phalanx export"));
         assert_eq!(model_of(Path::new("owner/name")).unwrap(), Path::new("owner/name"));
     }
 }

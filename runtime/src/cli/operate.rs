@@ -260,22 +260,21 @@ pub(super) fn resize(args: &ResizeArgs) -> Result<(), JobError> {
 }
 
 pub(super) fn save(args: &Which) -> Result<(), JobError> {
+    // Counted before the request: the job may be over as soon as it has done it.
+    let n_asked = args.status()?.requests.save + 1;
     args.request(&Request::Save, "saving a checkpoint after the current step")?;
-    let n_asked = args.status()?.requests.save;
     let mut waits_for = None;
     loop {
         std::thread::sleep(POLL_INTERVAL);
-        // A coordinator that has just lost its lease refuses until it, or its successor, leads again.
-        let Answer::Status(status) = args.ask(&Request::Status)? else { continue };
-        if status.n_saves >= n_asked {
-            say(format_args!("saved at step {}", status.checkpoint.step.0));
+        let (status, over) = match args.ask_or_look(&Request::Status)? {
+            Ok(Answer::Status(status)) => (*status, None),
+            // A coordinator that has just lost its lease refuses until it, or its successor, leads again.
+            Ok(_) => continue,
+            Err(past) => (past.status(SystemTime::now()), Some(past)),
+        };
+        if let Some(saved) = answer_to_save(&status, over.as_ref(), n_asked) {
+            say(format_args!("saved at step {}", saved?));
             return Ok(());
-        }
-        if let Some(unsaved) = status.unsaved.as_ref().filter(|_| status.n_unsaved >= n_asked) {
-            return Err(CommandError::NotSaved { what: unsaved.to_string() }.into());
-        }
-        if let Some(Ending::Failed(reason)) = status.ending {
-            return Err(JobError::JobFailed(reason));
         }
         if is_deserted(&status) {
             return Err(CommandError::NoNodes.into());
@@ -284,6 +283,21 @@ pub(super) fn save(args: &Which) -> Result<(), JobError> {
             say(format_args!("waiting: {}", status.blocked.as_deref().unwrap_or_default()));
             waits_for = status.blocked;
         }
+    }
+}
+
+/// The step that was saved for a request, or why none was; `None` before the answer. `over` is a job that has ended, or was killed.
+fn answer_to_save(status: &Status, over: Option<&Past>, n_asked: u64) -> Option<Result<u64, JobError>> {
+    if status.n_saves >= n_asked {
+        return Some(Ok(status.checkpoint.step.0));
+    }
+    if let Some(unsaved) = status.unsaved.as_ref().filter(|_| status.n_unsaved >= n_asked) {
+        return Some(Err(CommandError::NotSaved { what: unsaved.to_string() }.into()));
+    }
+    match (&status.ending, over) {
+        (Some(Ending::Failed(reason)), _) => Some(Err(JobError::JobFailed(reason.clone()))),
+        (_, Some(past)) => Some(Err(CommandError::NotRunning { what: past.sentence(SystemTime::now()) }.into())),
+        _ => None,
     }
 }
 
@@ -406,4 +420,23 @@ fn row(node: &str, worker: &RankStatus, heard: &str) -> [String; 10] {
         if worker.n_shadows > 0 { worker.n_shadows.to_string() } else { String::new() },
         heard.to_owned(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_strategies::elastic::identity::{Generation, Step};
+    use phalanx_strategies::elastic::message::Record;
+    use phalanx_strategies::elastic::snapshot::Checkpoint;
+
+    #[test]
+    fn requested_checkpoint_of_a_job_that_has_ended_since_counts_as_saved() {
+        let checkpoint = Checkpoint { generation: Generation(1), step: Step(30) };
+        let record = Record { checkpoint, n_saves: 1, ending: Some(Ending::Finished), ..Record::default() };
+        let past = Past::from(record, std::path::Path::new("no folder"));
+        let answer = |n_asked| answer_to_save(&past.status(SystemTime::now()), Some(&past), n_asked).unwrap();
+
+        assert_eq!(answer(1).unwrap(), 30);
+        assert!(answer(2).unwrap_err().to_string().contains("the job ended"));
+    }
 }

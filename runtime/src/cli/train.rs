@@ -14,6 +14,7 @@ use crate::console::Console;
 use crate::coordinate::rendezvous::Rendezvous;
 use crate::error::JobError;
 use crate::events::{Event, Report, Started};
+use crate::shell::quoted;
 use crate::train::model_source::ModelSource;
 use crate::train::progress::{Progress, Tokenising};
 use crate::units::{human_bytes, human_count};
@@ -200,7 +201,7 @@ fn farewell(report: &Report, args: &Args, resumes_the_newest: bool, has_chats: b
         // A user-defined model exists only in its program.
         if ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists()) {
             let command = if has_chats { "chat" } else { "generate" };
-            console.say(format_args!("try it with:  phalanx {command} {} --prompt '…'", dir.display()));
+            console.say(format_args!("try it with:  phalanx {command} {} --prompt '…'", quoted(dir)));
         }
     }
     if !report.finished {
@@ -225,18 +226,8 @@ fn command_to_resume(cluster: &str, config: &Path, overrides: &[String], resumes
     if !resumes_the_newest {
         words.extend([KEY.to_owned(), "auto".to_owned()]);
     }
-    let words: Vec<String> = words.iter().map(|word| for_shell(word)).collect();
+    let words: Vec<String> = words.iter().map(quoted).collect();
     format!("phalanx train {cluster}{}", words.join(" "))
-}
-
-/// A word as a shell reads it back.
-fn for_shell(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use phalanx_strategies::mesh::MeshError;
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::shell::quoted;
 use thiserror::Error;
 
 /// Where a value was written, for error messages.
@@ -66,7 +67,7 @@ pub enum ConfigError {
         reason: String,
     },
     /// A file of a launcher or trainer that has no job of Phalanx in it.
-    #[error("{0} is a configuration of {tool}; convert it with `phalanx init --from {0}`", path.display())]
+    #[error("{} is a configuration of {tool}; convert it with `phalanx init --from {}`", path.display(), quoted(path))]
     OtherTool {
         /// The file.
         path: PathBuf,

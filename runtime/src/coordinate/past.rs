@@ -46,7 +46,8 @@ impl Past {
         (past.ending.is_some() || !is_renewed(&*store, timing)).then_some(past)
     }
 
-    fn from(record: Record, folder: &Path) -> Past {
+    /// What a job with this record left in its folder.
+    pub(crate) fn from(record: Record, folder: &Path) -> Past {
         let (ended, last_event_ms) = history(&folder.join("events.jsonl"));
         let measured = Measured::latest(folder);
         let base = record.world_plan.as_ref().map_or(0, |world_plan| world_plan.base.step.0);

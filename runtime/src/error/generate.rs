@@ -1,6 +1,7 @@
 //! Why a model cannot continue a text.
 
 use crate::data::chat_template::ChatTemplateError;
+use crate::shell::quoted;
 use std::path::PathBuf;
 
 /// Why a model cannot continue a text.
@@ -23,8 +24,8 @@ pub enum GenerateError {
     Sampling { name: &'static str, found: String, fits: &'static str },
     /// A run that has not ended, or one of its checkpoints.
     #[error(
-        "{run} has checkpoints, but no model yet: write one with `phalanx export {run} DIR`, and use DIR",
-        run = run.display()
+        "{run} has checkpoints, but no model yet: write one with `phalanx export {named} DIR`, and use DIR",
+        run = run.display(), named = quoted(run)
     )]
     NoModelYet { run: PathBuf },
     /// A chat needs a template.

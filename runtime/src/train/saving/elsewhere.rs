@@ -2,6 +2,7 @@
 
 use super::{SaveOutcome, Saving, TrainerState};
 use crate::error::JobError;
+use crate::shell::quoted;
 use crate::train::team::Team;
 use crate::train::verification::Compared;
 use phalanx_device::Machine;
@@ -62,7 +63,8 @@ impl Saving {
         let (newer, _) = latest_after(folder, step, 0).ok()?;
         let (newer, root) = (newer?.id().path.display().to_string(), self.root.display());
         Some(format!(
-            "{newer} is newer than all checkpoints in {root}; `--resume_from_checkpoint {newer}` continues from it"
+            "{newer} is newer than all checkpoints in {root}; `--resume_from_checkpoint {}` continues from it",
+            quoted(&newer)
         ))
     }
 }

@@ -107,6 +107,29 @@ fn next_export_removes_what_a_killed_one_has_left_but_not_that_of_a_living_one()
 }
 
 #[test]
+fn export_into_a_link_is_written_where_it_leads() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, disk) = (root.path().join("model"), root.path().join("disk/model"));
+    let (config, tensors) = (json!({}), tensors());
+    std::os::unix::fs::symlink("disk/model", &dir).unwrap();
+
+    for refused in [
+        crate::hf::staging::refuse_foreign(&dir).unwrap_err(),
+        export_model(&dir, &export(&config, &tensors, Dtype::F32)).unwrap_err(),
+    ] {
+        assert!(refused.to_string().contains("a link to disk/model, which does not exist"), "{refused}");
+    }
+    std::fs::create_dir_all(&disk).unwrap();
+    // Twice: the second one replaces the first one.
+    for _ in 0..2 {
+        export_model(&dir, &export(&config, &tensors, Dtype::F32)).unwrap();
+
+        assert!(dir.is_symlink());
+        assert_eq!(read(&disk, "b"), B);
+    }
+}
+
+#[test]
 fn directory_with_other_files_is_left_unchanged() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("model");

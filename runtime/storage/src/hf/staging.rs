@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::error::HfError;
@@ -21,9 +22,10 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Starts a directory that will appear at `dir`, which must be absent, empty or an earlier export.
+    /// Starts a directory that will appear at `dir`, which must be absent, empty or an earlier export, or a link to such a directory.
     pub(super) fn new(dir: &Path) -> Result<Self, HfError> {
         refuse_foreign(dir)?;
+        let dir = &followed(dir)?;
         let temp = beside(dir, "writing")?;
         if let Some(parent) = temp.parent() {
             fs::create_dir_all(parent).map_err(|error| HfError::io("create", parent, &error))?;
@@ -172,12 +174,26 @@ pub(crate) fn remove_abandoned(temp: &Path) {
     }
 }
 
-/// Refuses a directory that holds anything but an earlier export, as an export into it would.
+/// The directory itself, or the one that a link leads to.
+fn followed(dir: &Path) -> Result<PathBuf, HfError> {
+    let Ok(target) = fs::read_link(dir) else { return Ok(dir.to_owned()) };
+    let bad = |reason| HfError::BadLink { dir: dir.to_owned(), target: target.clone(), reason };
+    let real = fs::canonicalize(dir).map_err(|_| bad("which does not exist: mount that disk, or remove the link"))?;
+    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev());
+    match (device(&real), real.parent().map(device)) {
+        (Ok(own), Some(Ok(parent))) if own == parent => Ok(real),
+        // An export is written beside its place, on the same file system.
+        _ => Err(bad("the root of a file system: link to a directory in it")),
+    }
+}
+
+/// Refuses a directory that holds anything but an earlier export, as an export into it would, and a link that leads nowhere.
 ///
 /// # Errors
 /// When it holds another file, or cannot be read.
 pub fn refuse_foreign(dir: &Path) -> Result<(), HfError> {
     let io = |error: io::Error| HfError::io("read", dir, &error);
+    followed(dir)?;
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(io)?,
