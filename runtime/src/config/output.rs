@@ -21,7 +21,8 @@ section! {
         pub output_dir: PathBuf = PathBuf::from("./outputs");
         /// Location of checkpoints instead of the folder checkpoints in `output_dir`: another folder, or an object
         /// store at s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder, with one prefix
-        /// per job, which a second running job is refused; credentials come from the environment or AWS's shared file.
+        /// per job, which a second running job is refused; credentials, region and server come from the environment or AWS's
+        /// shared files.
         pub checkpoint_dir: Option<PathBuf> = None;
         /// Seed of all random numbers; the same seed gives the same run.
         pub seed: u64 = 42;

@@ -9,6 +9,7 @@
 //!
 //! Deliberately absent: which tensors a training state has and when it is saved (the trainer decides).
 
+mod certificates;
 pub mod checkpoint;
 pub mod foreign_file;
 pub mod gguf;

@@ -31,6 +31,7 @@ use super::error::CheckpointError;
 use super::patience::Patience;
 use super::store::{NewFile, Store, StoredFile};
 use super::vendor::{self, Clients};
+use crate::certificates::{UNTRUSTED, WAY_OUT, with_causes};
 
 /// The object whose creation claims a directory.
 const CLAIM: &str = "CLAIM";
@@ -269,10 +270,13 @@ impl Store for Bucket {
         let found = self.list_at(&self.key(root)?);
         // This is the first access to a store; missing credentials are the most frequent failure.
         let found = found.map_err(|error| {
-            let reason = format!(
-                "{}; credentials come from the environment, AWS_*, GOOGLE_* or AZURE_*, or from AWS's shared file",
-                one_line(&error)
-            );
+            let reason = match with_causes(&error) {
+                text if text.contains(UNTRUSTED) => format!("{UNTRUSTED}; {WAY_OUT}"),
+                _ => format!(
+                    "{}; credentials come from the environment, AWS_*, GOOGLE_* or AZURE_*, or from AWS's shared files",
+                    one_line(&error)
+                ),
+            };
             CheckpointError::Unreachable { action: "read", path: root.to_owned(), reason }
         })?;
         Ok(found.common_prefixes.iter().filter_map(|key| Some(root.join(key.filename()?))).collect())

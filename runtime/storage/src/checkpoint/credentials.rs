@@ -1,5 +1,5 @@
-//! Keys for S3 from the file that AWS's own tools share. A process cannot replace its environment, but its user can replace this
-//! file: keys that expire while a job runs are replaced without ending it.
+//! Keys, region and server for S3 from the files that AWS's own tools share. A process cannot replace its environment, but its user
+//! can replace these files: keys that expire while a job runs are replaced without ending it.
 
 use std::env;
 use std::io::{Error, ErrorKind};
@@ -28,23 +28,59 @@ struct Keys {
     token: Option<String>,
 }
 
-/// Adds the keys of the profile `AWS_PROFILE`, by default `default`, in the file `AWS_SHARED_CREDENTIALS_FILE`, by default
-/// `~/.aws/credentials`, unless the environment names others. Without file or profile, the machine's role remains.
+/// Variables and settings of a server of one's own, and of the region.
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
+
+/// Adds what the environment does not name and AWS's own tools take from their shared files: of the profile `AWS_PROFILE`, by
+/// default `default`, the keys in `~/.aws/credentials`, and `region` and `endpoint_url` in `~/.aws/config`. Without files or
+/// profile, the machine's role remains. As for those tools, an address `http://…` that somebody wrote is used.
 ///
 /// # Errors
 /// A sentence, if `AWS_PROFILE` names a profile without keys there: the machine's role is not what its user has chosen.
-pub(super) fn with_shared_keys(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> {
-    // An empty variable counts as none, as for the vendor's tools.
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
-    if STRONGER.iter().any(|name| set(name).is_some()) {
+pub(super) fn with_shared_files(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> {
+    let profile = var("AWS_PROFILE");
+    let config = shared_file("AWS_CONFIG_FILE", "config").map(|path| text_of(&path)).unwrap_or_default();
+    let section = match profile.as_deref() {
+        None | Some("default") => "default".to_owned(),
+        Some(profile) => format!("profile {profile}"),
+    };
+    let setting = |name: &str| value_of(&config, &section, name);
+    let region = setting("region").filter(|_| REGIONS.iter().all(|name| var(name).is_none()));
+    let endpoint = ENDPOINTS.iter().find_map(|name| var(name)).or_else(|| setting("endpoint_url"));
+    let mut builder = with_shared_keys(builder, profile)?;
+    if let Some(region) = region {
+        builder = builder.with_region(region);
+    }
+    if let Some(endpoint) = endpoint {
+        if endpoint.starts_with("http://") && var("AWS_ALLOW_HTTP").is_none() {
+            builder = builder.with_allow_http(true);
+        }
+        builder = builder.with_endpoint(endpoint);
+    }
+    Ok(builder)
+}
+
+/// A variable; an empty one counts as none, as for the vendor's tools.
+fn var(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The file that a variable names, or that of this name in the user's folder.
+fn shared_file(variable: &str, name: &str) -> Option<PathBuf> {
+    let of_user = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".aws").join(name));
+    env::var_os(variable).map(PathBuf::from).or_else(of_user)
+}
+
+/// Adds the keys of a profile, unless the environment names others.
+fn with_shared_keys(builder: AmazonS3Builder, profile: Option<String>) -> Result<AmazonS3Builder, String> {
+    if STRONGER.iter().any(|name| var(name).is_some()) {
         return Ok(builder);
     }
-    let of_user = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".aws/credentials"));
-    let path = env::var_os("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from).or_else(of_user);
+    let path = shared_file("AWS_SHARED_CREDENTIALS_FILE", "credentials");
     let text = path.as_deref().map(text_of).unwrap_or_default();
-    let named = env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty());
-    let Some(Keys { id, secret, token }) = keys_of(&text, named.as_deref().unwrap_or("default")) else {
-        return named.map_or(Ok(builder), |profile| Err(without_keys(&profile, path.as_deref())));
+    let Some(Keys { id, secret, token }) = keys_of(&text, profile.as_deref().unwrap_or("default")) else {
+        return profile.map_or(Ok(builder), |profile| Err(without_keys(&profile, path.as_deref())));
     };
     let builder = builder.with_access_key_id(id).with_secret_access_key(secret);
     Ok(match token {
@@ -74,18 +110,23 @@ fn text_of(path: &Path) -> String {
     })
 }
 
-/// The keys of a profile: lines `name = value` below `[profile]`.
+/// The keys of a profile.
 fn keys_of(text: &str, profile: &str) -> Option<Keys> {
-    let lines = text.lines().map(str::trim);
-    let header = format!("[{profile}]");
-    let section = lines.skip_while(|line| *line != header).skip(1).take_while(|line| !line.starts_with('['));
-    let pairs: Vec<(&str, &str)> = section.filter_map(|line| line.split_once('=')).collect();
-    let value = |name: &str| pairs.iter().find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned());
+    let value = |name: &str| value_of(text, profile, name);
     Some(Keys {
         id: value("aws_access_key_id")?,
         secret: value("aws_secret_access_key")?,
         token: value("aws_session_token"),
     })
+}
+
+/// The value of a line `name = value` below `[section]`. Indented lines belong to a setting with several.
+fn value_of(text: &str, section: &str, name: &str) -> Option<String> {
+    let header = format!("[{section}]");
+    let lines = text.lines().skip_while(|line| line.trim() != header).skip(1);
+    let own = lines.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with([' ', '\t']));
+    let mut pairs = own.filter_map(|line| line.split_once('='));
+    pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -114,6 +155,18 @@ mod tests {
 
         assert!(told.contains("`prod`") && told.contains("/home/u/.aws/credentials"), "{told}");
         assert!(told.contains("export-credentials --profile prod"), "{told}");
+    }
+
+    #[test]
+    fn setting_is_that_of_its_section_and_not_of_a_group_below_another_setting() {
+        let text = "[default]\nregion = eu-central-1\ns3 =\n  endpoint_url = http://group\n\
+                    [profile lab]\nendpoint_url=http://lab:9000\n";
+        let value = |section, name| value_of(text, section, name);
+
+        assert_eq!(value("default", "region").as_deref(), Some("eu-central-1"));
+        assert_eq!(value("default", "endpoint_url"), None);
+        assert_eq!(value("profile lab", "endpoint_url").as_deref(), Some("http://lab:9000"));
+        assert_eq!(value("profile lab", "region"), None);
     }
 
     #[test]

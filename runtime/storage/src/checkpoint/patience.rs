@@ -7,6 +7,7 @@ use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use crate::certificates::{UNTRUSTED, with_causes};
 use object_store::Error;
 use tokio::time::{Instant, sleep};
 
@@ -25,6 +26,8 @@ pub(super) enum Failure {
 const EXPIRED: [&str; 4] = ["ExpiredToken", "TokenRefreshRequired", "InvalidToken", "RequestTimeTooSkewed"];
 /// Answers of a store that has no time for the request, unlike other answers with status 4xx.
 const BUSY: [&str; 2] = ["status code: 408", "status code: 429"];
+/// Clients refuse to make the request, or to trust the server.
+const UNUSABLE: [&str; 2] = ["builder error", UNTRUSTED];
 /// Machines ask this address for the credentials of their role. It answers at once or never.
 const METADATA_SERVICE: &str = "169.254.169.254";
 
@@ -32,7 +35,7 @@ impl Failure {
     pub(super) fn of(error: &Error) -> Failure {
         match error {
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Failure::Credentials,
-            Error::Generic { source, .. } => Failure::of_text(&source.to_string()),
+            Error::Generic { source, .. } => Failure::of_text(&with_causes(&**source)),
             Error::JoinError { .. } => Failure::Temporary,
             _ => Failure::Answer,
         }
@@ -43,7 +46,7 @@ impl Failure {
         let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
         if has(&EXPIRED) || has(&[METADATA_SERVICE]) {
             Failure::Credentials
-        } else if has(&["status code: 4", "redirect"]) && !has(&BUSY) {
+        } else if has(&["status code: 4", "redirect"]) && !has(&BUSY) || has(&UNUSABLE) {
             Failure::Answer
         } else {
             Failure::Temporary
@@ -189,6 +192,9 @@ mod tests {
             Failure::of(&generic("error sending request for http://169.254.169.254/latest")),
             Failure::Credentials
         );
+        assert_eq!(Failure::of(&generic("HTTP error: builder error")), Failure::Answer);
+        let untrusted = std::io::Error::other(std::io::Error::other("invalid peer certificate: UnknownIssuer"));
+        assert_eq!(Failure::of(&Error::Generic { store: "S3", source: untrusted.into() }), Failure::Answer);
         let absent = Error::NotFound { path: "a".into(), source: "404".into() };
         assert_eq!(Failure::of(&absent), Failure::Answer);
     }

@@ -11,7 +11,7 @@ use object_store::local::LocalFileSystem;
 use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 
 use super::bucket::one_line;
-use super::credentials::with_shared_keys;
+use super::credentials::with_shared_files;
 use super::error::CheckpointError;
 use super::patience::Patience;
 
@@ -53,7 +53,7 @@ pub(super) fn client_of_requests(url: &str) -> Result<Arc<dyn ObjectStore>, Chec
 }
 
 /// The client for a URL. Keys, regions and endpoints come from the sources of the vendor's own tools: the environment
-/// (`AWS_*`, `GOOGLE_*`, `AZURE_*`), files that it names, the shared file of AWS's tools, or the machine's role. No file of a
+/// (`AWS_*`, `GOOGLE_*`, `AZURE_*`), files that it names, the shared files of AWS's tools, or the machine's role. No file of a
 /// job contains them.
 ///
 /// # Errors
@@ -75,7 +75,7 @@ fn client(url: &str, retry: RetryConfig) -> Result<Arc<dyn ObjectStore>, Checkpo
     let _ = rustls::crypto::ring::default_provider().install_default();
     let built: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
         "s3" | "s3a" => {
-            let builder = with_shared_keys(AmazonS3Builder::from_env()).map_err(bad)?.with_url(url).with_retry(retry);
+            let builder = with_shared_files(AmazonS3Builder::from_env()).map_err(bad)?.with_url(url).with_retry(retry);
             builder.build().map(|client| Arc::new(client) as _)
         }
         "gs" => {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::name::{Kind, RepoName};
+use crate::certificates::WAY_OUT;
 
 /// Why a repository of the Hub cannot be used.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
@@ -32,6 +33,9 @@ pub enum HubError {
     /// The Hub cannot be reached, or fails.
     #[error("{endpoint} cannot be read: {reason}; run the command again to continue")]
     Network { endpoint: String, reason: String },
+    /// Nobody whom this machine trusts has signed the certificate of the server.
+    #[error("{endpoint} cannot be trusted: {reason}; {WAY_OUT}")]
+    Untrusted { endpoint: String, reason: String },
     /// The list of files is not what the Hub gives.
     #[error("the list of files of the Hub cannot be used: {reason}")]
     Listing { reason: String },
@@ -53,7 +57,14 @@ impl HubError {
 
     /// Whether what the user asked for is at fault, rather than the network or this machine.
     pub fn is_input(&self) -> bool {
-        !matches!(self, Self::Network { .. } | Self::Io { .. } | Self::Damaged { .. } | Self::Listing { .. })
+        !matches!(
+            self,
+            Self::Network { .. }
+                | Self::Untrusted { .. }
+                | Self::Io { .. }
+                | Self::Damaged { .. }
+                | Self::Listing { .. }
+        )
     }
 }
 

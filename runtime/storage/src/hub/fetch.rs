@@ -22,6 +22,7 @@ use super::error::HubError;
 use super::hash::Hasher;
 use super::listing::{Listing, RemoteFile, is_wanted};
 use super::name::{Kind, RepoName};
+use crate::certificates::UNTRUSTED;
 use crate::foreign_file;
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -197,7 +198,11 @@ impl Hub {
             reason = cause.to_string();
             source = cause.source();
         }
-        HubError::Network { endpoint: self.endpoint.clone(), reason }
+        let endpoint = self.endpoint.clone();
+        match reason.contains(UNTRUSTED) {
+            true => HubError::Untrusted { endpoint, reason },
+            false => HubError::Network { endpoint, reason },
+        }
     }
 }
 
@@ -282,7 +287,11 @@ impl Session<'_> {
     fn passing(&self, error: reqwest::Error) -> Failure {
         let is_final = error.is_builder() || error.is_redirect();
         let error = self.hub.network(error);
-        if is_final { Failure::Final(error) } else { Failure::Passing(error) }
+        if is_final || matches!(error, HubError::Untrusted { .. }) {
+            Failure::Final(error)
+        } else {
+            Failure::Passing(error)
+        }
     }
 
     /// Waits before the next attempt.
