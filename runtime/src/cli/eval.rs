@@ -14,6 +14,7 @@ use crate::train::{plan, preparation};
 use crate::units::human_duration;
 use comfy_table::{Table, presets};
 use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::program::Packing;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -141,6 +142,16 @@ impl Outcome<'_> {
         }
     }
 
+    /// How the frozen weights are stored, if not as numbers.
+    fn frozen_weights(&self) -> Option<&'static str> {
+        match self.subject.packing(self.config)? {
+            Packing::Nf4 { .. } => Some("nf4"),
+            Packing::Int8 => Some("int8"),
+            Packing::Bf16 => Some("bf16"),
+            Packing::E4m3 => Some("fp8"),
+        }
+    }
+
     fn json(&self) -> serde_json::Value {
         let (kind, path) = self.subject.kind();
         json!({
@@ -152,6 +163,7 @@ impl Outcome<'_> {
             "loss": self.found.loss(),
             "perplexity": self.found.perplexity(),
             "precision": self.precision(),
+            "frozen_weights": self.frozen_weights(),
             "seconds": self.seconds,
         })
     }
@@ -168,6 +180,9 @@ impl Outcome<'_> {
         table.add_row(["loss (nats per token)".into(), format!("{:.5}", self.found.loss())]);
         table.add_row(["perplexity".into(), format!("{:.4}", self.found.perplexity())]);
         table.add_row(["number format".into(), self.precision().to_owned()]);
+        if let Some(stored) = self.frozen_weights() {
+            table.add_row(["frozen weights".into(), format!("{stored}, as in training")]);
+        }
         table.add_row(["time".into(), human_duration(Duration::from_secs_f64(self.seconds))]);
         right(&mut table, &[1]);
         table.to_string()

@@ -1,6 +1,6 @@
 //! `phalanx export`.
 
-use super::conclude;
+use super::{conclude, report_note};
 use crate::config::output::is_url;
 use crate::console::Console;
 use crate::control_place::checkpoint_places;
@@ -9,14 +9,16 @@ use crate::error::export::ExportError;
 use crate::train::export::{ExportOptions, export_checkpoint};
 use crate::train::model_source::ModelSource;
 use crate::train::reexport::{reexport, to_gguf};
+use crate::train::run_folder::{best_instead_of, note_of_older_model};
 use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
+use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::gguf::Encoding;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_storage::hf::dtype::Dtype;
 use std::path::{Path, PathBuf};
 
 pub(super) const HELP: &str = "Examples:
-  phalanx export outputs my-model           newest valid checkpoint of a run
+  phalanx export outputs my-model           newest or best checkpoint of a run
   phalanx export outputs my-model --merge   LoRA run, merged into a whole model
   phalanx export outputs/checkpoints/step-0000000100.g0000 my-model
   phalanx export outputs/model small --dtype bf16
@@ -79,9 +81,14 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             return Err(ExportError::GgufOfCheckpoint { path: args.checkpoint.clone() }.into());
         }
         false => {
-            let (checkpoint, skipped) = resolve(&args.checkpoint)?;
+            let (mut checkpoint, mut lines) = resolve(&args.checkpoint)?;
+            if checkpoint != args.checkpoint {
+                let (best, note) = best_instead_of(Checkpoint::open_lazily(&checkpoint)?);
+                checkpoint = best.id().path.clone();
+                lines.extend(note);
+            }
             let notes = if args.json { console.err() } else { console.out() };
-            skipped.iter().for_each(|skipped| notes.say(skipped));
+            lines.iter().for_each(|line| notes.say(line));
             export_checkpoint(
                 &checkpoint,
                 &args.dir,
@@ -104,6 +111,7 @@ fn is_model(path: &Path) -> bool {
 
 fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
     let source = ModelSource::find(&args.checkpoint, args.base_model.as_deref())?;
+    note_of_older_model(&args.checkpoint).iter().for_each(|note| report_note(note));
     let path = args.checkpoint.clone();
     match (&source.adapter, args.merge) {
         (Some(_), false) => return Err(ExportError::AdapterAlone { path }.into()),

@@ -1,10 +1,12 @@
 //! Arguments of the commands that use a trained model.
 
+use super::report_note;
 use crate::api::sampling::Sampling;
 use crate::error::JobError;
 use crate::error::generate::GenerateError;
 use crate::train::export::CONFIG_JSON;
 use crate::train::model_source::ModelSource;
+use crate::train::run_folder::note_of_older_model;
 use phalanx_storage::checkpoint::catalog::CheckpointId;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use std::path::{Path, PathBuf};
@@ -26,6 +28,7 @@ impl ModelArgs {
     /// The model; the directory of a run stands for the model that the run has written.
     pub(super) fn source(&self) -> Result<ModelSource, JobError> {
         let model = model_of(&self.model)?;
+        note_of_older_model(&model).iter().for_each(|note| report_note(note));
         ModelSource::find(&model, self.base_model.as_deref())
     }
 }

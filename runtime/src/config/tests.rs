@@ -317,6 +317,17 @@ fn steps_may_be_a_share_of_the_run_or_a_number_per_epoch() {
 }
 
 #[test]
+fn epochs_that_end_before_the_steps_are_told() {
+    use crate::train::preparation::early_end;
+    let of = |keys: &str| early_end(&load(&format!("{MINIMAL}{keys}\n")).unwrap(), 4);
+
+    let told = of("num_epochs: 2").unwrap();
+
+    assert!(told.starts_with("`num_epochs` ends the run after 8 steps; for the 10 of `max_steps`"), "{told}");
+    assert_eq!((of(""), of("num_epochs: 2.5"), of("num_epochs: 9")), (None, None, None));
+}
+
+#[test]
 fn all_errors_of_a_file_are_reported_together() {
     let text = "
 base_model: ./llama

@@ -108,11 +108,13 @@ impl DataConfig {
     }
 }
 
-/// One file of training data.
+/// A data set to train on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatasetConfig {
-    /// The file, or a folder with files of one or several splits.
+    /// The file, a folder with files of one or several splits, or a pattern of files.
     pub path: PathBuf,
+    /// The files that match, if the path is a pattern.
+    pub files: Vec<PathBuf>,
     /// The type of its records.
     pub kind: DatasetType,
     /// Its format; default: JSON for `.json` and `.jsonl`, otherwise plain text.
@@ -159,6 +161,7 @@ impl DatasetConfig {
     pub fn new(path: impl Into<PathBuf>, kind: DatasetType) -> Self {
         Self {
             path: path.into(),
+            files: Vec::new(),
             kind,
             ds_type: None,
             split: None,

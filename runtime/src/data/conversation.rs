@@ -24,6 +24,19 @@ const CONTENT_FIELDS: [&str; 3] = ["reasoning_content", "tool_calls", function_c
 /// Roles whose turns are no answers, beside those that a template names and those of the data set's configuration.
 const KNOWN_ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
+/// Fields of a record with what its conversation is about, by the names that `datasets` and TRL give them.
+pub(super) const MEDIA: [&str; 6] = ["image", "images", "video", "videos", "audio", "audios"];
+
+/// Whether a field of media has some; data sets leave it empty in conversations about texts.
+fn has_contents(field: &Value) -> bool {
+    match field {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => items.iter().any(has_contents),
+        _ => true,
+    }
+}
+
 /// How the conversations of one data set are read.
 #[derive(Debug)]
 pub(crate) struct ConversationReader {
@@ -111,6 +124,9 @@ impl ConversationReader {
     }
 
     fn conversation(&self, record: &Value) -> Result<Option<Told>, RecordError> {
+        if let Some(field) = MEDIA.into_iter().find(|field| record.get(field).is_some_and(has_contents)) {
+            return Err(RecordError::Media { field: field.to_owned() });
+        }
         let messages = self.config.field_messages.as_str();
         let pair = record.get(messages).is_none_or(Value::is_null).then(|| prompt_completion::of(record)).flatten();
         let lists = match pair {

@@ -120,6 +120,8 @@ fn what_the_template_would_lose_is_refused_by_name() {
         ("tool_calls", json!({ "messages": [{ "role": "assistant", "content": null, "tool_calls": call }] })),
         ("tools", json!({ "messages": [{ "role": "assistant", "content": "Ho" }], "tools": "[{\"name\": \"f\"}]" })),
         ("image", json!({ "messages": [{ "role": "user", "content": image }] })),
+        ("images", json!({ "messages": [{ "role": "assistant", "content": "A bus" }], "images": [{ "path": null }] })),
+        ("audio", json!({ "messages": [{ "role": "assistant", "content": "A bus" }], "audio": "a.wav" })),
         ("content", json!({ "messages": [{ "role": "user", "content": null }] })),
         ("role", json!({ "messages": [{ "from": "user", "content": "Hi" }] })),
     ];

@@ -4,7 +4,7 @@
 use super::document_layout::Piece;
 use super::packing::Packing;
 use super::prepare::PrepareError;
-use super::rows::{Layout, Part, RowStore, Rows};
+use super::rows::{Layout, Part, RowStore, Rows, Weight};
 use phalanx_strategies::sampler::Permutation;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(super) fn of_rows(store: Arc<RowStore>, val_set_size: f64, seed: u64) -> Res
 #[derive(Default)]
 pub(super) struct Side {
     pub(super) parts: Vec<Part>,
-    pub(super) weights: Vec<f64>,
+    pub(super) weights: Vec<Weight>,
 }
 
 /// Both sides.
@@ -60,7 +60,7 @@ pub(super) struct Divided {
 /// # Errors
 /// When one side would be empty.
 pub(super) fn of_samples(
-    files: Vec<(Part, Vec<usize>, f64)>,
+    files: Vec<(Part, Vec<usize>, Weight)>,
     val_set_size: f64,
     seed: u64,
     pack: impl Fn(&[(u32, usize)]) -> Packing,

@@ -15,7 +15,7 @@ use super::held_out::{self, Divided, Side};
 use super::packing::Packing;
 use super::record::RecordReader;
 use super::records::{Compression, ReadError, plain_copy};
-use super::rows::{Layout, Part, RowStore, Rows};
+use super::rows::{Layout, Part, RowStore, Rows, Weight};
 use super::sources::choice::Choice;
 use super::sources::{Purpose, SourceError, SourceFile, files_of};
 use super::stream::{Stream, StreamFiles, in_order_of_stream};
@@ -246,8 +246,8 @@ struct Loaded {
     parts: Vec<Part>,
     /// Tokens of the samples of each part, if they are still to be packed.
     lens: Vec<Vec<usize>>,
-    /// How often the rows of each part are visited in an epoch.
-    weights: Vec<f64>,
+    /// The weight of each part.
+    weights: Vec<Weight>,
     summaries: Vec<Summary>,
     digests: Vec<[u8; 32]>,
 }
@@ -257,7 +257,7 @@ pub(super) struct LoadedFile {
     pub(super) part: Part,
     /// Tokens of its samples, if they are still to be packed.
     lens: Vec<usize>,
-    weight: f64,
+    weight: Weight,
     pub(super) summary: Summary,
     pub(super) digest: [u8; 32],
 }
@@ -326,7 +326,8 @@ impl<'a> Preparer<'a> {
             Some(left) => self.n_open_left = left,
             None => Arc::get_mut(&mut part.tokens).expect("nobody else has it yet").close(),
         }
-        Ok(LoadedFile { part, lens, weight: source.dataset.weight, summary: Summary { from_cache, ..summary }, digest })
+        let weight = Weight { dataset: source.nth_dataset, n_visits: source.dataset.weight };
+        Ok(LoadedFile { part, lens, weight, summary: Summary { from_cache, ..summary }, digest })
     }
 
     /// All files.
@@ -396,6 +397,7 @@ impl StreamFiles {
 #[derive(Debug)]
 struct Source {
     dataset: Arc<DatasetConfig>,
+    nth_dataset: usize,
     path: PathBuf,
     format: FileFormat,
     choice: Choice,
@@ -405,11 +407,12 @@ struct Source {
 /// The files of data sets.
 fn sources(datasets: &[DatasetConfig], purpose: Purpose, seed: u64) -> Result<Vec<Source>, SourceError> {
     let mut sources = Vec::new();
-    for dataset in datasets {
+    for (nth_dataset, dataset) in datasets.iter().enumerate() {
         let files = files_of(dataset, purpose, seed)?;
         let dataset = Arc::new(dataset.clone());
         sources.extend(files.into_iter().map(|SourceFile { path, format, choice }| Source {
             dataset: Arc::clone(&dataset),
+            nth_dataset,
             path,
             format,
             choice,
@@ -510,7 +513,7 @@ impl Source {
 }
 
 /// The texts of the templates of a data set.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct TemplateSources {
     pub(crate) plain: String,
     /// The template for conversations with tools, if it is another one.

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::DatasetConfig;
-use super::conversation::ConversationReader;
+use super::conversation::{ConversationReader, MEDIA};
 use super::exact_json;
 use super::pretokenized;
 use super::prompt_completion;
@@ -53,6 +53,12 @@ pub enum RecordError {
     /// A part of a message is an image, a sound, …
     #[error("a message has a content part of type {kind:?}, but only parts with a `text` can be trained on")]
     NotText { kind: String },
+    /// What a conversation is about is beside it.
+    #[error(
+        "field {field:?} has what only a model that sees or hears can be trained on, and the text would be trained on without it; to \
+         train on the text alone, remove the field"
+    )]
+    Media { field: String },
     /// The offsets of parts to train on refer to the content as it is in the data.
     #[error(
         "the content of message {number} is not in the text that the chat template makes of it, so its parts to train on cannot be located"
@@ -183,6 +189,15 @@ impl RecordReader {
         match self {
             Self::Chat(readers) => readers.plain.fields_of_messages(),
             _ => Vec::new(),
+        }
+    }
+
+    /// Refuses columns of media beside conversations, which records lack because no value of theirs has such a type.
+    pub(super) fn check_columns(&self, left_out: &[LeftOut]) -> Result<(), RecordError> {
+        let is_media = |column: &&LeftOut| MEDIA.contains(&column.name.as_str());
+        match left_out.iter().find(is_media).filter(|_| matches!(self, Self::Chat(_))) {
+            Some(column) => Err(RecordError::Media { field: column.name.clone() }),
+            None => Ok(()),
         }
     }
 

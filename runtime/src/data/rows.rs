@@ -171,6 +171,23 @@ enum Order {
     Stream(Arc<Stream>),
 }
 
+/// How often the rows of a data set are visited in an epoch; each of its files is a part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Weight {
+    /// Number of the data set.
+    pub(crate) dataset: usize,
+    pub(crate) n_visits: f64,
+}
+
+impl Weight {
+    /// Of the first `n` rows of the data set, those that are visited once more than the others.
+    fn n_more(self, n: usize) -> usize {
+        let n_more = (self.n_visits.fract() * n as f64).round() as usize;
+        // A small weight of a small data set is at least one row.
+        if self.n_visits < 1.0 { n_more.max(1).min(n) } else { n_more }
+    }
+}
+
 /// The rows of a part and how often they are visited. Memory does not grow with the weight.
 #[derive(Debug)]
 struct WeightedPart {
@@ -223,9 +240,10 @@ impl Rows {
         self.stream().map_or(Ok(true), |stream| stream.has(last))
     }
 
-    /// These rows, those of each part as often as its weight says: 2 for each twice, 0.5 for a random half.
-    pub(crate) fn weighted(self, weights: &[f64], seed: u64) -> Self {
-        if weights.iter().all(|&weight| weight == 1.0) {
+    /// These rows, those of each part as often as the weight of its data set says: 2 for each twice, 0.5 for a random half. The parts of
+    /// a data set follow each other.
+    pub(crate) fn weighted(self, weights: &[Weight], seed: u64) -> Self {
+        if weights.iter().all(|weight| weight.n_visits == 1.0) {
             return self;
         }
         let all: Vec<u32> = match &self.order {
@@ -233,16 +251,18 @@ impl Rows {
             Order::AsStored | Order::Weighted(_) | Order::Stream(_) => (0..self.store.len() as u32).collect(),
         };
         let (mut parts, mut end) = (Vec::new(), 0);
+        // The data set of the last part, and its rows so far.
+        let mut so_far = (0, 0);
         for (part, (rows, &weight)) in self.store.rows_of_parts().zip(weights).enumerate() {
             let of_part = &all[all.partition_point(|&row| (row as usize) < rows.start)..];
             let rows = &of_part[..of_part.partition_point(|&row| (row as usize) < rows.end)];
-            let n_more = (weight.fract() * rows.len() as f64).round() as usize;
-            // A small weight of a small part is at least one row.
-            let n_more = if weight < 1.0 { n_more.max(1).min(rows.len()) } else { n_more };
+            let before = if so_far.0 == weight.dataset { so_far.1 } else { 0 };
+            so_far = (weight.dataset, before + rows.len());
+            let n_more = weight.n_more(so_far.1) - weight.n_more(before);
             let order = Permutation::new(rows.len() as u64, seed, WEIGHTS - part as u64);
             let mut more: Vec<u32> = (0..n_more as u64).map(|nth| rows[order.apply(nth) as usize]).collect();
             more.sort_unstable();
-            let mut part = WeightedPart { rows: rows.to_vec(), n_times: weight as u64, more, end: 0 };
+            let mut part = WeightedPart { rows: rows.to_vec(), n_times: weight.n_visits as u64, more, end: 0 };
             end += part.n_visits();
             part.end = end;
             parts.push(part);
@@ -525,8 +545,9 @@ mod tests {
         let train = (0..30).filter(|row| !held_out.contains(&(*row as usize))).collect();
 
         let rows = Rows::new(store, Some(train));
-        let many = rows.clone().weighted(&[1.0, 10_000.0, 0.35], 42);
-        let rows = rows.weighted(&[1.0, 2.0, 0.35], 42);
+        let weights = |of_parts: [f64; 3]| [0, 1, 2].map(|i| Weight { dataset: i, n_visits: of_parts[i] });
+        let many = rows.clone().weighted(&weights([1.0, 10_000.0, 0.35]), 42);
+        let rows = rows.weighted(&weights([1.0, 2.0, 0.35]), 42);
 
         let selected: Vec<usize> = (0..rows.len() as u64).map(|row| rows.stored(row)).collect();
         let count = |rows: std::ops::Range<usize>| selected.iter().filter(|row| rows.contains(row)).count();
@@ -534,5 +555,19 @@ mod tests {
         assert!(selected.iter().all(|row| !held_out.contains(row)));
         assert!((10..20).filter(|row| *row != 14).all(|row| selected.iter().filter(|r| **r == row).count() == 2));
         assert_eq!((many.len(), many.stored(90_008), many.stored(90_009)), (9 + 90_000 + 3, 19, selected[27]));
+    }
+    #[test]
+    fn share_of_a_data_set_is_of_all_its_files_together() {
+        let files = || (0..40).map(|i| part(&[&[i, 1], &[i, 2]], whole(Packing::one_per_row(vec![0, 1]), 2)));
+        let rows = |n_visits: [f64; 2]| {
+            let weights: Vec<Weight> =
+                (0..40).map(|i| Weight { dataset: i / 30, n_visits: n_visits[i / 30] }).collect();
+            let rows = Rows::new(Arc::new(RowStore::new(files().collect(), S, 0)), None).weighted(&weights, 42);
+            (0..rows.len() as u64).map(|row| rows.stored(row)).collect::<Vec<_>>()
+        };
+
+        let n_of = |rows: Vec<usize>| [rows.iter().filter(|row| **row < 60).count(), rows.len()];
+        assert_eq!(n_of(rows([0.1, 2.0])), [6, 6 + 40]);
+        assert_eq!(n_of(rows([1.25, 0.001])), [75, 75 + 1]);
     }
 }

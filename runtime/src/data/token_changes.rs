@@ -24,8 +24,10 @@ pub struct TokenChanges {
     pub tokens: Vec<String>,
     /// Other texts for tokens that were added to the vocabulary, by id.
     pub texts: BTreeMap<u32, String>,
-    /// The chat template.
+    /// The chat template, in place of all that the tokenizer has.
     pub chat_template: Option<String>,
+    /// Statements in front of each chat template.
+    pub before_templates: String,
 }
 
 impl TokenChanges {
@@ -56,6 +58,13 @@ impl TokenChanges {
         if let Some(template) = &self.chat_template {
             files.remove(TEMPLATE);
             config["chat_template"] = template.as_str().into();
+        }
+        if !self.before_templates.is_empty() {
+            if let Some(template) = files.text(TEMPLATE)? {
+                files.remove(TEMPLATE);
+                config["chat_template"] = template.into();
+            }
+            put_before(&self.before_templates, &mut config["chat_template"]);
         }
         let has_other_tokens = tokenizer["added_tokens"] != before.0["added_tokens"];
         for (name, old, new) in [
@@ -122,6 +131,21 @@ impl TokenChanges {
                 });
             }
         }
+    }
+}
+
+/// Puts statements in front of a template, or of each in a list.
+fn put_before(statements: &str, templates: &mut Value) {
+    match templates {
+        Value::String(template) => {
+            // The line break after a block is none of the text.
+            let between = if template.starts_with('\n') { "\n" } else { "" };
+            *template = format!("{statements}{between}{template}");
+        }
+        Value::Array(named) => {
+            named.iter_mut().filter_map(|entry| entry.get_mut("template")).for_each(|one| put_before(statements, one));
+        }
+        _ => {}
     }
 }
 

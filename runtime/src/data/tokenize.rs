@@ -161,6 +161,10 @@ pub(crate) fn tokenize_records(
             return unusable.end(true);
         }
         let first = n_read;
+        if first == 0 {
+            let media = reader.check_columns(&records.left_out());
+            media.map_err(|reason| TokenizeError::Record { path: path.to_owned(), line: 1, reason })?;
+        }
         n_read += batch.len() as u64;
         let chosen = (first..).zip(batch).filter(|(record, _)| choice.has(*record));
         let batch: Vec<Numbered> = chosen.map(|(_, numbered)| numbered).collect();

@@ -86,8 +86,8 @@ impl TokenizerFiles {
         if templates.is_empty() {
             return Ok(());
         }
-        if let Some((_, content)) = self.files.iter().find(|(name, _)| *name == TEMPLATE) {
-            templates.insert(DEFAULT.to_owned(), text_of(content.clone(), &self.path(TEMPLATE))?);
+        if let Some(template) = self.text(TEMPLATE)? {
+            templates.insert(DEFAULT.to_owned(), template);
         }
         let mut config = self.json(CONFIG)?.unwrap_or_else(|| json!({}));
         config["chat_template"] =
@@ -152,6 +152,12 @@ impl TokenizerFiles {
         content.map(|content| parse(content).map_err(|error| invalid(&self.path(name), &error))).transpose()
     }
 
+    /// The content of a text file, if there is one.
+    pub(super) fn text(&self, name: &str) -> Result<Option<String>, TokenizerError> {
+        let content = self.iter().find(|(found, _)| *found == name).map(|(_, content)| content.to_vec());
+        content.map(|content| text_of(content, &self.path(name))).transpose()
+    }
+
     /// Replaces a JSON file, or adds it.
     pub(super) fn put(&mut self, name: &'static str, json: &Value) {
         let content = exact_json::pretty(json).into_bytes();
@@ -177,7 +183,6 @@ impl TokenizerFiles {
 
 /// The small JSON files beside `tokenizer.json`; null where absent.
 pub(super) struct Settings {
-    path: PathBuf,
     tokenizer_config: Value,
     special_tokens: Value,
     /// `config.json` and `generation_config.json`, in order of precedence.
@@ -187,7 +192,6 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn of(files: &TokenizerFiles) -> Result<Self, TokenizerError> {
         Ok(Self {
-            path: files.path(CONFIG),
             tokenizer_config: files.json(CONFIG)?.unwrap_or_default(),
             special_tokens: files.json(SPECIAL)?.unwrap_or_default(),
             model_configs: files.model_configs.clone(),
@@ -229,8 +233,8 @@ impl Settings {
 
     pub(super) fn chat_templates(&self, files: &TokenizerFiles) -> Result<ChatTemplates, TokenizerError> {
         let of_default = |template: String| BTreeMap::from([(DEFAULT.to_owned(), template)]);
-        if let Some((name, content)) = files.iter().find(|(name, _)| *name == TEMPLATE) {
-            return Ok(ChatTemplates(of_default(text_of(content.to_vec(), &self.path.with_file_name(name))?)));
+        if let Some(template) = files.text(TEMPLATE)? {
+            return Ok(ChatTemplates(of_default(template)));
         }
         let template = &self.tokenizer_config["chat_template"];
         if let Some(template) = template.as_str() {

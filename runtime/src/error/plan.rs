@@ -58,15 +58,15 @@ pub enum PlanError {
     Vocabulary { n_tokens: usize, vocab_size: usize },
     /// Adapters leave the embedding as it is.
     #[error(
-        "the tokens that the job adds need {n_new} more rows in the embedding, which adapters leave as it is; set \
-         lora_modules_to_save to [embed_tokens, lm_head], or add no tokens"
+        "the vocabulary needs {n_new} more rows in the embedding, which adapters leave as it is; {way_out}, or remove \
+         `resize_token_embeddings_to_32x`"
     )]
-    FrozenEmbedding { n_new: usize },
+    FrozenEmbedding { n_new: usize, way_out: String },
     /// Nothing trains the rows of new tokens.
     #[error(
         "the job adds {tokens}, but does not train {modules}, where these tokens have rows; {way_out}, or add no tokens"
     )]
-    UntrainedTokens { tokens: String, modules: String, way_out: &'static str },
+    UntrainedTokens { tokens: String, modules: String, way_out: String },
     /// A regular expression matches no module.
     #[error(
         "lora_target_modules is the regular expression {pattern:?}, which matches the whole path of no linear layer; \

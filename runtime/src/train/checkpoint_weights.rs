@@ -64,9 +64,7 @@ impl CheckpointWeights<'_> {
         }
         let source = self.base()?;
         let prefix = self.model.known().map_or("", |model| model.family.prefix);
-        for (tensor, packing) in missing.iter().filter_map(|tensor| Some((tensor, *packed.get(&tensor.name)?))) {
-            unpack(&source, name_in(&source, &tensor.name, prefix), tensor, packing, machine, c)?;
-        }
+        unpack_all(&source, prefix, &missing, packed, machine, c)?;
         let is_whole = |param: &Param| {
             param.parts.iter().any(|part| self.is_missing(&part.name) && !packed.contains_key(&part.name))
         };
@@ -109,6 +107,22 @@ pub(super) fn base_directory(job: &JobConfig) -> Option<PathBuf> {
 
 /// How a run held some tensors, by name.
 pub(super) type Packed = BTreeMap<String, Packing>;
+
+/// Fills those of the tensors that a run held packed with the weights that unpacking gave the run. `prefix` is that of the family's names.
+pub(super) fn unpack_all(
+    source: &TensorSource,
+    prefix: &str,
+    tensors: &[Tensor],
+    packed: &Packed,
+    machine: &mut dyn Machine,
+    c: &Compiled,
+) -> Result<(), JobError> {
+    let held_packed = tensors.iter().filter_map(|tensor| Some((tensor, *packed.get(&tensor.name)?)));
+    for (tensor, packing) in held_packed {
+        unpack(source, name_in(source, &tensor.name, prefix), tensor, packing, machine, c)?;
+    }
+    Ok(())
+}
 
 /// Fills a tensor that the program holds as f32 with the weights that unpacking gave the run.
 fn unpack(

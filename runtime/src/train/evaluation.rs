@@ -2,9 +2,10 @@
 
 use super::architecture::Architecture;
 use super::checkpoint_weights::{CheckpointWeights, Packed, base_directory};
-use super::export::{CONFIG_JSON, JOB_YAML, parse_job};
+use super::export::{CONFIG_JSON, JOB_YAML, packed_tensors, parse_job};
 use super::model_source::{ModelSource, forward_spec};
 use super::plan;
+use super::run_folder::{best_instead_of, note_of_older_model};
 use super::staging::{Staging, inputs};
 use crate::config::JobConfig;
 use crate::control_place::checkpoint_places;
@@ -22,7 +23,7 @@ use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::mesh::{Axis, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head};
-use phalanx_strategies::program::Role;
+use phalanx_strategies::program::{Packing, Role};
 use phalanx_strategies::rng::CounterRng;
 use std::path::{Path, PathBuf};
 
@@ -137,7 +138,9 @@ impl Subject {
             for root in checkpoint_places(path) {
                 let (found, skipped) = latest_valid(&root)?;
                 lines.extend(skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)));
-                if let Some(checkpoint) = found {
+                if let Some(newest) = found {
+                    let (checkpoint, note) = best_instead_of(newest);
+                    lines.extend(note);
                     return Ok((Subject::of(checkpoint)?, lines));
                 }
             }
@@ -148,7 +151,7 @@ impl Subject {
             Some(base) => ModelSource::find(path, Some(base))?,
             None => own?,
         };
-        Ok((Subject::Model(source), Vec::new()))
+        Ok((Subject::Model(source), note_of_older_model(path).into_iter().collect()))
     }
 
     /// The model that a job has trained: the exported one, or its newest valid checkpoint.
@@ -161,9 +164,13 @@ impl Subject {
             return Subject::find(&exported, job.model.base_model.as_deref());
         }
         let (found, skipped) = latest_valid(&job.output.checkpoints())?;
-        let lines = skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)).collect();
-        match found {
-            Some(checkpoint) => Ok((Subject::of(checkpoint)?, lines)),
+        let mut lines: Vec<String> =
+            skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)).collect();
+        match found.map(best_instead_of) {
+            Some((checkpoint, note)) => {
+                lines.extend(note);
+                Ok((Subject::of(checkpoint)?, lines))
+            }
             None => Err(PlanError::NothingTrained { dir: job.output.output_dir.clone() }.into()),
         }
     }
@@ -196,6 +203,15 @@ impl Subject {
             Subject::Model(ModelSource { base, adapter: None }) => ("model", base),
             Subject::Model(ModelSource { adapter: Some(adapter), .. }) => ("adapter", adapter),
             Subject::Checkpoint { checkpoint, .. } => ("checkpoint", &checkpoint.id().path),
+        }
+    }
+
+    /// How the weights beside an adapter are stored, if not as numbers: as in the training by `config` or by the job of a checkpoint.
+    pub(crate) fn packing(&self, config: &JobConfig) -> Option<Packing> {
+        match self {
+            Subject::Model(ModelSource { adapter: None, .. }) => None,
+            Subject::Model(_) => config.adapter.packing(),
+            Subject::Checkpoint { job, .. } => job.adapter.packing(),
         }
     }
 
@@ -253,10 +269,21 @@ impl Subject {
                 StepSpec { precision, n_microbatches: 1, offload_optimizer: false, parallel, ..trained }
             }
         };
+        let packed = match (self, self.packing(config)) {
+            (Subject::Model(_), Some(_)) => {
+                let trained = StepSpec {
+                    offload_optimizer: false,
+                    parallel: Parallel::default(),
+                    ..plan::step_spec(config, &model, device)?
+                };
+                packed_tensors(&forward, &trained, device.target())?
+            }
+            _ => Packed::new(),
+        };
         let compiled = compile_forward(forward, &spec, device.target())?;
         let mut machine = device.machine(&[&compiled], &Backing::default())?;
         match self {
-            Subject::Model(source) => source.load(&mut *machine, &compiled, &source.model()?)?,
+            Subject::Model(source) => source.load_beside(&mut *machine, &compiled, &source.model()?, &packed)?,
             Subject::Checkpoint { checkpoint, job, .. } => {
                 let base_model = config.model.base_model.as_deref().filter(|_| base_directory(job).is_none());
                 let weights = CheckpointWeights { checkpoint, job, model: &model, base_model };

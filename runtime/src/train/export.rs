@@ -146,7 +146,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, options: ExportOptions<'
 }
 
 /// The tensors that a step holds packed because its job asks for it. Other ones that it rounds keep the bits of the base model.
-fn packed_tensors(forward: &Program, spec: &StepSpec, target: &dyn Target) -> Result<Packed, CompileError> {
+pub(super) fn packed_tensors(forward: &Program, spec: &StepSpec, target: &dyn Target) -> Result<Packed, CompileError> {
     if spec.lora.as_ref().is_none_or(|lora| lora.packing.is_none()) {
         return Ok(Packed::new());
     }

@@ -1,6 +1,7 @@
 //! A model as the commands that use one are given it: a model directory, or an adapter directory with its base model.
 
 use super::adapter_settings::AdapterSettings;
+use super::checkpoint_weights::{Packed, unpack_all};
 use super::grown_rows::Grown;
 use super::located;
 use super::merge::{AdapterWeights, merge};
@@ -136,11 +137,25 @@ impl ModelSource {
     /// # Errors
     /// When a tensor is missing or does not fit, or the adapter cannot be merged.
     pub(crate) fn load(&self, machine: &mut dyn Machine, c: &Compiled, model: &ModelConfig) -> Result<(), JobError> {
+        self.load_beside(machine, c, model, &Packed::new())
+    }
+
+    /// As [`Self::load`], with the adapter beside weights that are `packed`, as the run had them that trained it.
+    pub(crate) fn load_beside(
+        &self,
+        machine: &mut dyn Machine,
+        c: &Compiled,
+        model: &ModelConfig,
+        packed: &Packed,
+    ) -> Result<(), JobError> {
         let source = Some(TensorSource::open(&self.base)?);
         let grown = Grown { from: self.base_model()?.vocab_size, to: model.vocab_size, mean: true };
         let grown = (grown.to > grown.from).then_some(grown);
         let first = FirstValues { model: Some(model), params: &[], source, grown, adapter: None, seed: 0 };
         weights::initialise(machine, c, &first, |_| true)?;
+        if let Some(source) = first.source.filter(|_| !packed.is_empty()) {
+            unpack_all(&source, model.family.prefix, &weights::parameters(c), packed, machine, c)?;
+        }
         if let Some(dir) = &self.adapter {
             merge(machine, c, &AdapterWeights::open(dir)?)?;
         }

@@ -186,13 +186,11 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
 pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let d = &config.data;
     let expanded = |entries: &[datasets::DatasetConfig]| {
-        let mut datasets = Vec::new();
-        for dataset in entries {
-            for path in matching(&located(dataset)?)? {
-                datasets.push(data::DatasetConfig { path, ..dataset_config(dataset, d) });
-            }
-        }
-        Ok::<_, JobError>(datasets)
+        let entry = |dataset| {
+            let path = located(dataset)?;
+            Ok(data::DatasetConfig { files: matching(&path)?, path, ..dataset_config(dataset, d) })
+        };
+        entries.iter().map(entry).collect::<Result<Vec<_>, JobError>>()
     };
     Ok(DataConfig {
         datasets: expanded(&d.datasets)?,
@@ -225,11 +223,11 @@ fn located(dataset: &datasets::DatasetConfig) -> Result<PathBuf, JobError> {
     Ok(sources::located(&dataset.path, dataset.revision.as_deref(), is_loader, &HubCache::of_user())?)
 }
 
-/// The files that match a pattern; a path without a pattern is returned as it is, whether it exists or not.
+/// The files that match a pattern; none for a path without a pattern, whether it exists or not.
 fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
     let pattern = path.to_string_lossy();
     if path.exists() || !pattern.contains(['*', '?', '[']) {
-        return Ok(vec![path.to_owned()]);
+        return Ok(Vec::new());
     }
     let pattern = || pattern.to_string();
     let found = glob::glob(&pattern()).map_err(|source| PlanError::Pattern { pattern: pattern(), source })?;
@@ -273,6 +271,7 @@ fn skipped_name(text: &str) -> Option<PathBuf> {
 fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::DatasetConfig {
     data::DatasetConfig {
         path: d.path.clone(),
+        files: Vec::new(),
         kind: d.r#type,
         ds_type: d.ds_type,
         split: d.split.clone(),
@@ -364,7 +363,7 @@ pub(crate) fn model_plan_on(
             (completed(described, tokenizer), None, "model".to_string())
         }
     };
-    let grown = weights.as_ref().map(|_| vocabulary::adjust(config, &mut hf_config, tokenizer)).transpose()?.flatten();
+    let grown = weights.as_ref().and_then(|_| vocabulary::adjust(config, &mut hf_config, tokenizer));
     // Random weights have a row for every token from the beginning.
     let is_random = config.model.reinit_weights;
     let (weights, grown) = (weights.filter(|_| !is_random), grown.filter(|_| !is_random));
@@ -381,7 +380,7 @@ pub(crate) fn model_plan_on(
     }
     let trained = frozen::trained(&config.adapter, &model)?;
     let new_tokens = vocabulary::new_tokens(config, tokenizer);
-    new_token_rows::check(&new_tokens, &model, spec.lora.as_ref(), trained.as_ref())?;
+    new_token_rows::check((&new_tokens, grown), &model, spec.lora.as_ref(), trained.as_ref())?;
     Ok(ModelPlan { model, hf_config, weights, grown, adapter, trained, batch, n_microbatches, spec, device, no_gpu })
 }
 

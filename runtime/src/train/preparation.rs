@@ -34,7 +34,21 @@ pub(crate) fn prepare_data(
     stops: &dyn Fn() -> bool,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
-    prepare_rows(config, model.model.vocab_size(), tokenizer, stops, on_event)
+    let prepared = prepare_rows(config, model.model.vocab_size(), tokenizer, stops, on_event)?;
+    early_end(config, prepared.train.len() as u64).into_iter().for_each(|note| on_event(&Event::Note(note)));
+    Ok(prepared)
+}
+
+/// A sentence if the passes over the rows end a run before its steps do, as they do not in Axolotl.
+pub(crate) fn early_end(config: &JobConfig, n_rows: u64) -> Option<String> {
+    let schedule = &config.schedule;
+    let max_steps = schedule.max_steps.filter(|_| schedule.num_epochs.is_some() && !config.data.streaming)?;
+    let n_steps = plan::run_plan(config, n_rows).total_steps;
+    (n_steps < max_steps).then(|| {
+        format!(
+            "`num_epochs` ends the run after {n_steps} steps; for the {max_steps} of `max_steps`, remove `num_epochs`"
+        )
+    })
 }
 
 /// As [`prepare_data`], for a model with a vocabulary of this size.

@@ -59,7 +59,7 @@ pub(crate) struct TrainerState {
 }
 
 /// Name of the extra that holds [`TrainerState`].
-const STATE: &str = "trainer.json";
+pub(crate) const STATE: &str = "trainer.json";
 
 /// Saves and restores the state of one run.
 pub(crate) struct Saving {
@@ -635,13 +635,14 @@ impl Saving {
         // Each rank verifies what it reads; the whole checkpoint was verified when it was chosen.
         let checkpoint = Checkpoint::open_lazily(path)?;
         let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
+        let unfit = |reason: String| self.unfit(&checkpoint, reason);
         let parameters = weights::parameters(c).into_iter().filter(|tensor| self.contents.has(tensor));
         for tensor in parameters.chain(weights::optimizer_state(c)) {
             self.progress_counter.tick();
-            let found = &checkpoint.tensor(&tensor.name).map_err(|e| mismatch(e.to_string()))?.shape;
+            let found = &checkpoint.tensor(&tensor.name).map_err(|e| unfit(e.to_string()))?.shape;
             if restoring::form(&checkpoint, &tensor, c)?.is_none() {
                 let (name, ours) = (&tensor.name, &tensor.shape);
-                return Err(mismatch(format!("`{name}` has shape {found:?}, but this run needs {ours:?}")));
+                return Err(unfit(format!("`{name}` has shape {found:?}, but this run needs {ours:?}")));
             }
             read(&checkpoint, &tensor, machine, c).map_err(|error| match error {
                 CheckpointError::Request { .. } => mismatch(error.to_string()),
@@ -652,6 +653,20 @@ impl Saving {
         let state = checkpoint.extra(STATE)?;
         let state: TrainerState = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
         Ok((state, self.check_run(&checkpoint)?))
+    }
+
+    /// Why a checkpoint without the tensors of this run cannot be continued: the keys that have changed say it best.
+    fn unfit(&self, checkpoint: &Checkpoint, reason: String) -> JobError {
+        let reason = match self.check_run(checkpoint) {
+            Err(of_another_run) => return of_another_run,
+            Ok(changed) if changed.is_empty() => reason,
+            Ok(changed) => format!(
+                "{reason}; changed since it was saved: {}; to begin with its weights alone, export it, and name the export as \
+                 `base_model`",
+                changed.join(", ")
+            ),
+        };
+        JobError::Mismatch { path: checkpoint.id().path.clone(), reason }
     }
 
     /// The latest generation of all checkpoints that are there; a file in their place matters when one is saved.

@@ -8,6 +8,7 @@ mod verifying;
 use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
 use self::evaluating::Unfinished;
 use super::best::Best;
+use super::kept_weights;
 use super::links::{Exchange, Links, STAGED, WHOLE};
 use super::plan::{ModelPlan, RunPlan};
 use super::planted::{Planted, Where};
@@ -29,6 +30,7 @@ use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::span::{SpanMut, SpanRef};
 use phalanx_device::{ExecError, Machine, OpaqueModel, Run};
+use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::cost::{Cost, program_cost};
 use phalanx_strategies::elastic::identity::{Generation, Step};
@@ -218,6 +220,9 @@ impl<'a> Trainer<'a> {
     /// changed since.
     pub(crate) fn restore(&mut self, saving: &Saving, path: &std::path::Path) -> Result<Vec<String>, JobError> {
         let (state, changed) = saving.restore(path, &mut *self.machine, &self.programs.train)?;
+        if !changed.is_empty() {
+            kept_weights::check(self.plan, &Checkpoint::open_lazily(path)?)?;
+        }
         let last = self.run.total_steps;
         if state.step > last {
             return Err(JobError::BeyondTheEnd { path: path.to_owned(), step: state.step, last });

@@ -6,11 +6,10 @@ use crate::config::JobConfig;
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::DatasetConfig;
 use crate::data::exact_json;
-use crate::data::prepare::{read_template, template_sources};
+use crate::data::prepare::{TemplateSources, read_template, template_sources};
 use crate::data::token_changes::TokenChanges;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
-use crate::error::plan::PlanError;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -45,6 +44,7 @@ fn changes(config: &JobConfig, base: &Tokenizer) -> Result<TokenChanges, JobErro
         tokens: m.tokens.clone(),
         texts: m.added_tokens_overrides.0.clone(),
         chat_template: chat_template.filter(|template| base.chat_template() != Some(template)),
+        before_templates: String::new(),
     })
 }
 
@@ -93,7 +93,8 @@ fn note_of_ends(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
 
 /// Templates whose texts would depend on the day.
 fn note_of_date(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
-    templates(config, tokenizer).iter().any(|template| template.contains("strftime_now")).then(|| {
+    let has_date = |template: &String| template.contains("strftime_now");
+    templates(config, tokenizer).iter().any(|found| has_date(&found.plain) || found.with_tools.iter().any(has_date)).then(|| {
         "the chat template prints today's date: training takes one fixed date for it (26 Jul 2024), so that every run has the same \
          tokens; `chat` and `serve` print today's"
             .into()
@@ -101,11 +102,10 @@ fn note_of_date(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
 }
 
 /// The chat templates of the job's conversations.
-fn templates(config: &JobConfig, tokenizer: &Tokenizer) -> BTreeSet<String> {
+fn templates(config: &JobConfig, tokenizer: &Tokenizer) -> BTreeSet<TemplateSources> {
     let conversations = config.data.datasets.iter().filter(|entry| entry.r#type.is_conversation());
-    let source = |entry: &DatasetConfig| {
-        template_sources(&template_config(entry, &config.data), tokenizer, &entry.path).ok().map(|found| found.plain)
-    };
+    let source =
+        |entry: &DatasetConfig| template_sources(&template_config(entry, &config.data), tokenizer, &entry.path).ok();
     conversations.filter_map(source).collect()
 }
 
@@ -118,30 +118,24 @@ fn note_of_templates(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String
     })
 }
 
-/// The tokenizer that goes with the trained model: it has the template of all conversations, with the values of the job's variables
+/// The tokenizer that goes with the trained model: it has the templates of all conversations, with the values of the job's variables
 /// where whoever asks the model gives no others.
 pub(super) fn exported(config: &JobConfig, tokenizer: &Tokenizer) -> Result<Tokenizer, JobError> {
     let is_name = |name: &str| name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric());
     let variables = config.data.chat_template_kwargs.0.iter().filter(|(name, _)| is_name(name));
-    let defaults: String = variables
+    let before_templates: String = variables
         .map(|(name, value)| {
             let value = if value.is_null() { "none".to_owned() } else { exact_json::shown(value) };
             format!("{{%- if {name} is not defined %}}{{%- set {name} = {value} %}}{{%- endif %}}")
         })
         .collect();
+    let is_own = |trained: &TemplateSources| {
+        tokenizer.chat_template() == Some(&trained.plain) && tokenizer.tool_template() == trained.with_tools.as_deref()
+    };
     let trained = templates(config, tokenizer);
-    let own = tokenizer.chat_template();
-    let template = match (trained.len(), trained.first()) {
-        (1, Some(template)) => Some(template.as_str()),
-        _ => own,
-    };
-    let Some(template) = template.filter(|template| !defaults.is_empty() || Some(*template) != own) else {
-        return Ok(tokenizer.clone());
-    };
-    // The line break after a block is none of the text.
-    let between = if !defaults.is_empty() && template.starts_with('\n') { "\n" } else { "" };
-    let chat_template = Some(format!("{defaults}{between}{template}"));
-    Ok(tokenizer.changed(&TokenChanges { chat_template, ..TokenChanges::default() })?)
+    let one = trained.first().filter(|one| trained.len() == 1 && !is_own(one));
+    let chat_template = one.map(|one| one.plain.clone());
+    Ok(tokenizer.changed(&TokenChanges { chat_template, before_templates, ..TokenChanges::default() })?)
 }
 
 /// Reserved tokens that mean something from now on, but not to the model.
@@ -149,7 +143,7 @@ fn note_of_texts(config: &JobConfig) -> Option<String> {
     let is_frozen = config.adapter.adapter.is_some() && !trains_embedding(config);
     (is_frozen && !config.model.added_tokens_overrides.0.is_empty()).then(|| {
         "adapters leave the rows of the tokens of `added_tokens_overrides` as they are; for a model that learns these tokens, set \
-         lora_modules_to_save to [embed_tokens, lm_head]"
+         lora_modules_to_save to [embed_tokens, lm_head], or train without `adapter` if its head is its embedding"
             .into()
     })
 }
@@ -166,28 +160,18 @@ fn note_of_padding(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> 
 
 /// Writes the vocabulary of the job into the model's `config.json`: its size, if the job adds tokens that have no row yet, and the
 /// ids of the roles that the job sets.
-///
-/// # Errors
-/// When adapters leave the embedding as it is, but the tokens need new rows.
-pub(super) fn adjust(
-    config: &JobConfig,
-    hf_config: &mut Value,
-    tokenizer: &Tokenizer,
-) -> Result<Option<Grown>, JobError> {
+pub(super) fn adjust(config: &JobConfig, hf_config: &mut Value, tokenizer: &Tokenizer) -> Option<Grown> {
     let m = &config.model;
     set_ids(config, hf_config, tokenizer);
     let asks = !(m.tokens.is_empty() && m.special_tokens.roles.is_empty() && m.special_tokens.additional.is_empty());
-    let Some(from) = hf_config["vocab_size"].as_u64().map(|size| size as usize) else { return Ok(None) };
+    let from = hf_config["vocab_size"].as_u64()? as usize;
     let n_tokens = tokenizer.vocab_size();
     let to = if m.resize_token_embeddings_to_32x { n_tokens.next_multiple_of(ROUND) } else { n_tokens };
     if to <= from || !(asks || m.resize_token_embeddings_to_32x) {
-        return Ok(None);
-    }
-    if !may_grow(config) {
-        return Err(PlanError::FrozenEmbedding { n_new: to - from }.into());
+        return None;
     }
     hf_config["vocab_size"] = json!(to);
-    Ok(Some(Grown { from, to, mean: m.mean_resizing_embeddings }))
+    Some(Grown { from, to, mean: m.mean_resizing_embeddings })
 }
 
 /// Sets the ids of the roles that the job sets in a `config.json` or `generation_config.json`.

@@ -9,7 +9,7 @@ fn job(keys: &str) -> JobConfig {
     JobConfig::from_yaml_str(&text, &[]).unwrap()
 }
 
-fn adjusted(keys: &str) -> (Result<Option<Grown>, JobError>, Value, Tokenizer) {
+fn adjusted(keys: &str) -> (Option<Grown>, Value, Tokenizer) {
     let job = job(keys);
     let base = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
     let tokenizer = changed(&job, &base).unwrap();
@@ -22,17 +22,17 @@ fn adjusted(keys: &str) -> (Result<Option<Grown>, JobError>, Value, Tokenizer) {
 fn vocabulary_grows_by_the_tokens_that_have_no_row() {
     let (grown, config, tokenizer) = adjusted("special_tokens: {eos_token: <|im_end|>}\ntokens: [<|a|>]");
 
-    assert_eq!(grown.unwrap(), Some(Grown { from: 352, to: 354, mean: true }));
+    assert_eq!(grown, Some(Grown { from: 352, to: 354, mean: true }));
     assert_eq!((&config["vocab_size"], &config["eos_token_id"]), (&json!(354), &json!(tokenizer.eos_id().unwrap())));
     let rounded = adjusted("tokens: [<|a|>]\nresize_token_embeddings_to_32x: true\nmean_resizing_embeddings: false").0;
-    assert_eq!(rounded.unwrap(), Some(Grown { from: 352, to: 384, mean: false }));
+    assert_eq!(rounded, Some(Grown { from: 352, to: 384, mean: false }));
 }
 
 #[test]
 fn role_of_a_known_token_changes_no_size() {
     let (grown, config, _) = adjusted("special_tokens: {eos_token: <s>}");
 
-    assert_eq!(grown.unwrap(), None);
+    assert_eq!(grown, None);
     assert_eq!(config, json!({ "vocab_size": 352, "eos_token_id": 1 }));
 }
 
@@ -40,14 +40,18 @@ fn role_of_a_known_token_changes_no_size() {
 fn adapters_need_the_embedding_for_new_tokens_but_not_for_padding() {
     const LORA: &str = "adapter: lora\nlora_target_linear: true\n";
 
-    let refused = adjusted(&format!("{LORA}special_tokens: {{eos_token: <|im_end|>}}")).0.unwrap_err().to_string();
-    assert!(refused.contains("1 more rows") && refused.contains("lora_modules_to_save"), "{refused}");
+    let refused = refusal(&format!("{LORA}special_tokens: {{eos_token: <|im_end|>}}"), |_| ()).unwrap();
+    assert!(refused.contains("adds <|im_end|>") && refused.contains("lora_modules_to_save"), "{refused}");
+    let multiple = refusal(&format!("{LORA}resize_token_embeddings_to_32x: true"), |config| {
+        config["vocab_size"] = 351.into();
+    });
+    assert!(multiple.as_ref().unwrap().contains("needs 1 more rows in the embedding"), "{multiple:?}");
     let saved =
         format!("{LORA}lora_modules_to_save: [embed_tokens, lm_head]\nspecial_tokens: {{eos_token: <|im_end|>}}");
-    assert_eq!(adjusted(&saved).0.unwrap().unwrap().to, 353);
+    assert_eq!(adjusted(&saved).0.unwrap().to, 353);
     let pad = format!("{LORA}special_tokens: {{pad_token: <|pad|>}}");
     let (grown, _, tokenizer) = adjusted(&pad);
-    assert_eq!(grown.unwrap(), None);
+    assert_eq!(grown, None);
     assert!(notes(&job(&pad), &tokenizer)[0].contains("<|pad|>"));
     let whole = "special_tokens: {pad_token: <|pad|>}";
     assert!(notes(&job(whole), &adjusted(whole).2).is_empty());
@@ -56,13 +60,18 @@ fn adapters_need_the_embedding_for_new_tokens_but_not_for_padding() {
 
 /// Why a job on a model with 32 rows more than tokens is refused.
 fn refusal_beside_padding(keys: &str) -> Option<String> {
+    refusal(keys, |config| config["vocab_size"] = 384.into())
+}
+
+/// Why a job on a model with a changed configuration is refused.
+fn refusal(keys: &str, change: impl Fn(&mut Value)) -> Option<String> {
     let (base, padded) = (phalanx_needs::reference("models/tiny-llama2"), tempfile::tempdir().unwrap());
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(base.join(name), padded.path().join(name)).unwrap();
     }
-    let config = std::fs::read_to_string(base.join("config.json")).unwrap();
-    std::fs::write(padded.path().join("config.json"), config.replace("\"vocab_size\": 352", "\"vocab_size\": 384"))
-        .unwrap();
+    let mut config = serde_json::from_slice(&std::fs::read(base.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(padded.path().join("config.json"), config.to_string()).unwrap();
     let text = format!(
         "base_model: {}\nmax_steps: 1\ndatasets: [{{path: a, type: alpaca}}]\n{keys}\n",
         padded.path().display()
@@ -93,6 +102,22 @@ fn tokens_whose_rows_nothing_trains_are_refused_though_the_model_has_the_rows() 
     let frozen = refusal_beside_padding("trained_parameters: [model.layers]\ntokens: [<|a|>]").unwrap();
     assert!(frozen.contains("add them to trained_parameters"), "{frozen}");
     assert_eq!(refusal_beside_padding(&format!("{LORA}special_tokens: {{pad_token: <|pad|>, eos_token: <s>}}")), None);
+}
+
+#[test]
+fn way_out_for_new_tokens_is_one_that_the_model_has() {
+    let of = |more: &str| {
+        let keys = format!("adapter: lora\nlora_target_linear: true\ntokens: [<|a|>]\n{more}");
+        refusal(&keys, |config| config["tie_word_embeddings"] = true.into())
+    };
+
+    let refused = of("").unwrap();
+
+    assert!(
+        refused.contains("train without `adapter`, since the embedding of this model is also its head"),
+        "{refused}"
+    );
+    assert!(!refused.contains("lora_modules_to_save"), "{refused}");
 }
 
 #[test]
@@ -151,6 +176,34 @@ fn exported_template_has_the_values_of_the_jobs_variables_unless_others_are_give
     assert_eq!(template.render(&conversation(json!({})), false).unwrap(), "\nFalse o'NeillHi");
     assert_eq!(template.render(&conversation(json!({"thinks": 1})), false).unwrap(), "\n1 o'NeillHi");
     assert!(super::exported(&self::job(""), &base).unwrap().files().eq(base.files()));
+}
+
+#[test]
+fn every_template_of_the_tokenizer_is_exported_with_the_values_of_the_jobs_variables() {
+    let plain = "{{ thinks }}";
+    let list =
+        json!([{ "name": "default", "template": plain }, { "name": "tool_use", "template": "\ntools {{ thinks }}" }]);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(
+        phalanx_needs::reference("models/tiny-llama2").join("tokenizer.json"),
+        dir.path().join("tokenizer.json"),
+    )
+    .unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), json!({ "chat_template": list }).to_string()).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let of = |keys: &str| {
+        let keys = format!("{keys}chat_template_kwargs: {{thinks: 7}}");
+        let job = job(&keys).to_yaml().replace("type: alpaca", "type: chat_template");
+        let exported = exported(&JobConfig::from_yaml_str(&job, &[]).unwrap(), &tokenizer).unwrap();
+        let rendered =
+            |source: &str| exported.parse_template(source).unwrap().render(&Default::default(), false).unwrap();
+        [exported.chat_template(), exported.tool_template()].map(|source| source.map(rendered))
+    };
+
+    assert_eq!(of(""), [Some("7".into()), Some("\ntools 7".into())]);
+    // Conversations with tools were rendered by the one template, too.
+    let one = of(&format!("chat_template: jinja\nchat_template_jinja: \"{plain}\"\n"));
+    assert_eq!(one, [Some("7".into()), None]);
 }
 
 #[test]

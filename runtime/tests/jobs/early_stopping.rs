@@ -60,6 +60,9 @@ fn run_whose_loss_falls_no_more_ends_early_with_its_best_model() {
     let eval = p.run(&["eval", "--json", "job.yaml", "--val_set_size", "12"]).succeeds().stdout;
     assert_eq!(serde_json::from_str::<Value>(&eval).unwrap()["loss"].as_f64(), Some(best_loss));
     let model = p.model_bytes("out");
+    let exported = p.run(&["export", "out", "exported"]).succeeds();
+    assert!(exported.stdout.contains(&format!("taking step {best_step}, which has the lowest")), "{}", exported.stdout);
+    assert!(p.model_bytes("out") == std::fs::read(p.path("exported/model.safetensors")).unwrap());
     let again = p.train(&early).succeeds();
     assert!(
         again.stdout.contains("ended early") && again.stdout.contains("early_stopping_patience"),

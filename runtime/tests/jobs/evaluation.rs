@@ -44,6 +44,14 @@ fn exported_model_and_checkpoint_have_the_loss_of_the_last_evaluation_of_their_r
         assert_eq!((of_run["kind"].as_str(), loss(&of_run)), (Some("model"), expected), "{of_run}");
     }
     assert_eq!(loss(&eval(&p, &["out/checkpoints/step-0000000010.g0001"])), loss(&earlier));
+    // As when the run had gone on since it wrote its model.
+    let model = std::fs::File::open(p.path("out/model")).unwrap();
+    model.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(3600)).unwrap();
+    for args in [&["eval", "job.yaml", "--json"][..], &["generate", "out", "--prompt", "The", "--max-new-tokens", "1"]]
+    {
+        let told = p.run(args).succeeds().stderr;
+        assert!(told.contains("written before its run was saved at step 20"), "{told}");
+    }
     let all = eval(&p, &["job.yaml"]);
     assert_eq!(all["data"].as_str(), Some("datasets"));
     let table = p.run(&["eval", "job.yaml"]).succeeds().stdout;
@@ -68,6 +76,13 @@ fn adapter_has_the_loss_of_the_run_that_trained_it() {
     assert_eq!(loss(&checkpoint), expected);
     let base = eval(&p, &["lora.yaml", "--model", "base/model"]);
     assert!((loss(&base) - expected).abs() > 1e-3, "the adapter changes the model: {base}");
+    let in_4_bits = ["lora.yaml", "--load_in_4bit", "true", "--output_dir", "tuned4"];
+    p.run(&[&["train"], &in_4_bits[..], &["--learning_rate", "0.05"]].concat()).succeeds();
+    let [quantised, whole] = [eval(&p, &in_4_bits), eval(&p, &["lora.yaml", "--model", "tuned4/model"])];
+    assert_eq!(quantised["frozen_weights"].as_str(), Some("nf4"));
+    let expected = last_eval(&p, "tuned4");
+    assert!((loss(&quantised) / expected - 1.0).abs() < 1e-6, "{quantised} {expected}");
+    assert!((loss(&whole) / expected - 1.0).abs() > 1e-5, "the frozen weights are rounded: {whole} {expected}");
 }
 
 #[test]

@@ -102,6 +102,14 @@ fn checkpoint_that_trained_more_than_a_run_is_refused_even_if_it_is_named() {
         train(&p, "fewer", &fewer).refuses(&["which this run leaves as `base_model` has it", "export"]);
         train(&p, "same", &named).succeeds();
     }
+    let p = with_base("adapter: lora\nlora_target_modules: [q_proj, o_proj]\n");
+    train(&p, "more", &[]).succeeds();
+    let checkpoint = p.checkpoints("more").pop().unwrap();
+    let named = ["--resume_from_checkpoint", checkpoint.to_str().unwrap(), "--max_steps", "10"];
+    for fewer in [["--lora_target_modules", "[q_proj]"], ["--peft_layers_to_transform", "[0]"]] {
+        train(&p, "fewer", &[&named[..], &fewer].concat())
+            .refuses(&["lora_A.weight`, for which this run has no place"]);
+    }
 }
 
 /// Without a base model, checkpoints hold frozen weights: as f32 in f32, and where products round them, as bf16.

@@ -173,6 +173,10 @@ fn checkpoint_of_another_run_is_refused_unless_it_is_named() {
     ]);
     p.train(&["--max_steps", "5", "--micro_batch_size", "3"]).refuses(&["the sequences per step, 6 instead of 4"]);
     p.train(&["--max_steps", "8"]).refuses(&["`max_steps`, 8 instead of 5"]);
+    let adafactor = ["--max_steps", "5", "--optimizer", "adafactor"];
+    p.train(&adafactor).refuses(&["`optimizer`, adafactor instead of adamw"]);
+    let named = [&adafactor[..], &["--resume_from_checkpoint", checkpoint]].concat();
+    p.train(&named).refuses(&["changed since it was saved: optimizer;", "name the export as `base_model`"]);
     let changed = ["--max_steps", "8", "--learning_rate", "1e-3", "--resume_from_checkpoint", checkpoint];
     let told = p.train(&changed).succeeds().stdout;
 

@@ -1,8 +1,8 @@
 //! Low-rank adapters: the base is frozen, and each target gets `y += alpha / r * (x A^T) B^T`.
 //!
 //! Source: Hu et al. 2021, LoRA, §4.1 (arXiv:2106.09685). A starts with normal variates of standard deviation
-//! `1/sqrt(in)` (the reference implementation's Kaiming-uniform has the same variance up to a constant), B with zeros, so
-//! that the first step computes the base model. B of a target within a fused projection adds only to the target's columns.
+//! `1/sqrt(3 in)`, that of PEFT's Kaiming-uniform distribution, and B with zeros, so that the first step computes the base
+//! model. B of a target within a fused projection adds only to the target's columns.
 //!
 //! Targets of one projection read the same input, so their matrices A are one parameter, stacked like the weights of the
 //! projection: a step then reads the input once for `x A^T` and once for the gradient of A, and adds once to the gradient of the
@@ -90,8 +90,8 @@ pub enum LoraError {
     },
     /// A module that shares its weight with another one.
     #[error(
-        "lora_modules_to_save names `{name}`, whose weight this model also uses as its head; PEFT would load the two \
-        with different values, so train the whole model or remove the name"
+        "lora_modules_to_save names `{name}`, but embedding and head are one weight in this model, which PEFT would load \
+        as two; train the whole model, without `adapter`, or remove the name"
     )]
     Tied {
         /// The module.
@@ -212,7 +212,11 @@ fn saved_params(program: &Program, spec: &LoraSpec) -> Result<Vec<bool>, LoraErr
     let names = &spec.modules_to_save;
     let paths = || program.params.iter().flat_map(|p| &p.parts).map(|part| module_of(&part.name));
     if let Some(name) = names.iter().find(|&name| !paths().any(|path| is_saved(path, slice::from_ref(name)))) {
-        return Err(LoraError::NoSuchSaved { name: name.clone(), present: last_names(paths()) });
+        let is_head = name.rsplit('.').next() == Some("lm_head") && program.params.iter().any(|p| is_tied(program, p));
+        return Err(match is_head {
+            true => LoraError::Tied { name: name.clone() },
+            false => LoraError::NoSuchSaved { name: name.clone(), present: last_names(paths()) },
+        });
     }
     let mut saved = Vec::new();
     for param in &program.params {
@@ -223,7 +227,7 @@ fn saved_params(program: &Program, spec: &LoraSpec) -> Result<Vec<bool>, LoraErr
             if !others.is_empty() {
                 return Err(LoraError::Fused { name, others: others.into_iter().map(Into::into).collect() });
             }
-            if is_table(program, param) && program.instrs.iter().any(|i| is_weight(program, i, param)) {
+            if is_tied(program, param) {
                 return Err(LoraError::Tied { name });
             }
             let weights = || program.instrs.iter().any(|i| is_weight(program, i, param));
@@ -234,6 +238,11 @@ fn saved_params(program: &Program, spec: &LoraSpec) -> Result<Vec<bool>, LoraErr
         saved.push(!named.is_empty());
     }
     Ok(saved)
+}
+
+/// Whether a parameter is embedding and head.
+fn is_tied(program: &Program, param: &Param) -> bool {
+    is_table(program, param) && program.instrs.iter().any(|i| is_weight(program, i, param))
 }
 
 impl LoraSpec {
@@ -357,7 +366,8 @@ fn adapt(program: &mut Program, targets: &[Target], x: ValueId, y: ValueId, site
 
 /// Creates A, stacked for all targets.
 fn matrix_a(program: &mut Program, targets: &[Target], n_in: usize) -> ValueId {
-    let std = 1.0 / (n_in as f32).sqrt();
+    // That of PEFT's Kaiming-uniform distribution, which is even between -1/sqrt(in) and 1/sqrt(in).
+    let std = 1.0 / (3.0 * n_in as f32).sqrt();
     adapter(program, targets, "lora_A.weight", &[targets[0].rank, n_in], Init::Normal { std })
 }
 
@@ -646,6 +656,21 @@ mod tests {
         assert_eq!(n_reads.count(), 9);
     }
 
+    /// `kaiming_uniform_(a=sqrt(5))` is even between `-1/sqrt(in)` and `1/sqrt(in)`.
+    #[test]
+    fn matrices_a_begin_with_the_deviation_of_those_of_peft() {
+        let mut p = model("");
+        lora(&mut p, &spec(&["o_proj", "down_proj"], &[])).unwrap();
+
+        for (module, n_in) in [("o_proj", 32.0f32), ("down_proj", 40.0)] {
+            let is_a = |param: &&Param| param.parts[0].name.ends_with(&format!("{module}.lora_A.weight"));
+            let Some(Init::Normal { std }) = p.params.iter().find(is_a).map(|param| param.init) else {
+                panic!("{module}")
+            };
+            assert!((std * n_in.sqrt() - 3f32.sqrt().recip()).abs() < 1e-6, "{module}: {std}");
+        }
+    }
+
     #[test]
     fn modules_that_cannot_be_trained_whole_are_named() {
         let refused = |more: &str, targets: &[&str], saved: &[&str]| {
@@ -659,7 +684,8 @@ mod tests {
             ("", "wte", "lora_modules_to_save names `wte`, which this model does not have"),
             ("", "q_proj", "lora_modules_to_save names `model.layers.0.self_attn.q_proj` without"),
             ("", "o_proj", "`model.layers.0.self_attn.o_proj` is in lora_modules_to_save and is adapted too"),
-            (r#", "tie_word_embeddings": true"#, "embed_tokens", "whose weight this model also uses as its head"),
+            (r#", "tie_word_embeddings": true"#, "embed_tokens", "embedding and head are one weight in this model"),
+            (r#", "tie_word_embeddings": true"#, "lm_head", "embedding and head are one weight in this model"),
         ];
         for (more, saved, text) in cases {
             let error = refused(more, &["o_proj"], &[saved]);

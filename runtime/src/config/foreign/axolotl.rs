@@ -43,6 +43,7 @@ pub(super) fn adapt(keys: &mut Mapping, notes: &mut Vec<String>) {
                 .into(),
         );
     }
+    end_by_steps(keys, notes);
     let entries =
         ["datasets", "test_datasets", "pretraining_dataset"].iter().filter_map(|key| keys.get(*key)?.as_sequence());
     let is_text = |entry: &&Value| entry.get("path").map(shown).is_some_and(|path| is_plain_text(&path));
@@ -53,6 +54,26 @@ pub(super) fn adapt(keys: &mut Mapping, notes: &mut Vec<String>) {
     let is_lion = keys.get("optimizer").map(shown).is_some_and(|rule| rule.starts_with("lion"));
     if is_lion && !has(keys, "adam_beta2") {
         keys.insert("adam_beta2".into(), Value::from(0.999));
+    }
+}
+
+/// `max_steps` goes before `num_epochs` there, and what happens in each epoch happens after equal shares of all steps.
+fn end_by_steps(keys: &mut Mapping, notes: &mut Vec<String>) {
+    let positive = |keys: &Mapping, key: &str| keys.get(key).and_then(number).filter(|n| *n > 0.0);
+    if positive(keys, "max_steps").is_none() {
+        return;
+    }
+    let n_epochs = positive(keys, "num_epochs");
+    for (per_epoch, steps) in [("saves_per_epoch", "save_steps"), ("evals_per_epoch", "eval_steps")] {
+        let share = positive(keys, per_epoch).map(|n| 1.0 / (n * n_epochs.unwrap_or(1.0)));
+        if let Some(share) = share.filter(|share| *share < 1.0) {
+            keys.remove(per_epoch);
+            keys.insert(steps.into(), share.into());
+            notes.push(format!("`{per_epoch}`: beside `max_steps`, Axolotl divides all steps by it and `num_epochs`, as `{steps}` of the result does"));
+        }
+    }
+    if keys.remove("num_epochs").is_some_and(|value| !value.is_null()) {
+        notes.push("`num_epochs`: Axolotl trains `max_steps` steps, over the data as often as needed; so does the result, without this key".into());
     }
 }
 

@@ -102,6 +102,19 @@ pub(super) fn converted(file: &Mapping) -> Converted {
     convert(RULES, file)
 }
 
+/// What a DeepSpeed configuration says that no trainer reads, in keys of Phalanx.
+pub(super) fn alone(file: &Mapping) -> Converted {
+    let mut converted = converted(file);
+    if converted.keys.contains_key("optimizer") && !file.contains_key("scheduler") {
+        converted.notes.push(
+            "the file has an optimizer and no scheduler, with which DeepSpeed keeps the learning rate constant; for that, set \
+             `lr_scheduler: constant` and remove `warmup_ratio`"
+                .into(),
+        );
+    }
+    converted
+}
+
 /// What a file of DeepSpeed says; a file that is absent may be known by its name.
 ///
 /// # Errors
@@ -231,11 +244,14 @@ fn scheduler(value: &Value, file: &Mapping, to: &mut Converted) {
     };
     to.set("lr_scheduler", schedule);
     let params = |key: &str| at(file, &format!("scheduler.params.{key}")).cloned();
+    // A trainer fills in what is `auto`, and DeepSpeed what is not there.
+    let is_absent = |key: &str| file["scheduler"]["params"].get(key).is_none();
+    let or_default = |key: &str, default: Value| params(key).or(Some(default).filter(|_| is_absent(key)));
     let given = [
         ("learning_rate", params("warmup_max_lr")),
-        ("warmup_steps", params("warmup_num_steps")),
+        ("warmup_steps", or_default("warmup_num_steps", 1000.into())),
         ("max_steps", params("total_num_steps")),
-        ("cosine_min_lr_ratio", params("cos_min_ratio").filter(|_| schedule == "cosine")),
+        ("cosine_min_lr_ratio", or_default("cos_min_ratio", 1e-4.into()).filter(|_| schedule == "cosine")),
     ];
     given.into_iter().for_each(|(key, value)| value.into_iter().for_each(|value| to.set(key, value)));
     if params("warmup_type").is_none() {

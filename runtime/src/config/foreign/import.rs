@@ -63,7 +63,7 @@ pub(crate) fn import(
             let file = mapping(file)?;
             match hugging_face::tool_of(&file) {
                 Some(tool) => of_trainer(tool, &file, &text, read),
-                None => Ok(part("DeepSpeed", "", deepspeed::converted(&file))),
+                None => Ok(part("DeepSpeed", "", deepspeed::alone(&file))),
             }
         }
         _ => {

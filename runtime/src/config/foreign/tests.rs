@@ -389,6 +389,22 @@ fn configuration_of_deepspeed_becomes_stage_precision_batch_and_rates() {
 }
 
 #[test]
+fn schedule_of_deepspeed_has_its_own_defaults() {
+    let of = |scheduler: &str| {
+        let json = format!(r#"{{"optimizer": {{"type": "AdamW", "params": {{"lr": 1e-3}}}}{scheduler}}}"#);
+        imported(&[("ds.json", &json)])
+    };
+
+    let cosine = of(r#", "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}}"#);
+    let of_trainer = of(r#", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}"#);
+
+    let keys = shown_keys(&cosine);
+    assert!(keys.contains("warmup_steps: 1000") && keys.contains("cosine_min_lr_ratio: 0.0001"), "{keys:?}");
+    assert!(!shown_keys(&of_trainer).iter().any(|key| key.starts_with("warmup_steps")));
+    assert!(of("").notes.join("\n").contains("no scheduler, with which DeepSpeed keeps the learning rate constant"));
+}
+
+#[test]
 fn configuration_of_torchtitan_keeps_its_own_defaults() {
     let text = "
 [model]
@@ -501,6 +517,25 @@ fn job_of_axolotl_is_imported_as_a_whole() {
     );
     assert_eq!(job.notes.len(), 5, "{:?}", job.notes);
     assert!(job.notes[0].starts_with("left out `rl` (line 6) is the string \"dpo\""));
+}
+
+#[test]
+fn steps_of_axolotl_go_before_its_epochs_and_are_divided_by_what_happens_in_each() {
+    let of = |keys: &str| {
+        let text = format!("{MINIMAL}num_epochs: 2\n{keys}");
+        let imported = imported(&[("job.yaml", &text)]);
+        let keys = serde_yaml_ng::to_string(&imported.keys).unwrap();
+        (JobConfig::from_yaml_str(&keys, &[]).unwrap(), imported.notes.join("\n"))
+    };
+
+    let (job, notes) = of("saves_per_epoch: 2\nval_set_size: 0.1\nevals_per_epoch: 5\n");
+
+    assert_eq!((job.schedule.max_steps, job.schedule.num_epochs), (Some(10), None));
+    let plan = crate::train::plan::run_plan(&job, 4);
+    assert_eq!((plan.total_steps, plan.save_steps, plan.eval_steps), (10, Some(3), Some(1)));
+    assert!(notes.contains("`num_epochs`: Axolotl") && notes.contains("`saves_per_epoch`: beside"), "{notes}");
+    let own = of("threads: 1\n").0;
+    assert_eq!((own.schedule.max_steps, own.schedule.num_epochs), (Some(10), Some(2.0)));
 }
 
 #[test]

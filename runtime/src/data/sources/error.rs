@@ -33,7 +33,7 @@ pub enum SourceError {
     #[error("dataset {} is one file, which holds the split \"train\" only, found split {split:?}", path.display())]
     SplitOfFile { path: PathBuf, split: String },
     /// Files that are named one by one have no splits.
-    #[error("data_files of dataset {} are the split \"train\", found split {split:?}", path.display())]
+    #[error("the files of dataset {} are the split \"train\", found split {split:?}", path.display())]
     SplitOfFiles { path: PathBuf, split: String },
     /// The folder describes no such part.
     #[error("dataset folder {} has no part with the name {name:?}; it has {}", dir.display(), listed(present))]
@@ -41,8 +41,8 @@ pub enum SourceError {
     /// The folder describes several parts.
     #[error("dataset folder {} has several parts; set `name` to one of {}", dir.display(), listed(present))]
     SeveralNames { dir: PathBuf, present: Vec<String> },
-    /// A file has no parts.
-    #[error("dataset {} is one file, so `{key}` does not apply; remove it", path.display())]
+    /// Files that the path names have no parts.
+    #[error("the path of dataset {} names its files, so `{key}` does not apply; remove it", path.display())]
     KeyOfFile { path: PathBuf, key: &'static str },
     /// No file matches.
     #[error("data_files: no file matches {pattern} in {}", dir.display())]

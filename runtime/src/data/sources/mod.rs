@@ -182,13 +182,15 @@ impl Found {
             let splits = folder::splits(path, dataset.name.as_deref())?;
             return Ok(Self::Folder { dir: path.clone(), splits, is_any: dataset.split.is_none() });
         }
+        let keys = [("name", dataset.name.is_some()), ("data_files", !dataset.data_files.is_empty())];
+        let of_folder = keys.into_iter().find(|(_, is_set)| *is_set);
+        let of_folder = of_folder.map(|(key, _)| SourceError::KeyOfFile { path: path.clone(), key });
+        if !dataset.files.is_empty() {
+            return of_folder.map_or_else(|| Ok(Self::Named { path: path.clone(), files: dataset.files.clone() }), Err);
+        }
         let Ok(metadata) = path.metadata() else { return Err(missing(path)) };
         foreign_file::check_regular(&metadata).map_err(|error| ReadError::file(path, &error))?;
-        let keys = [("name", dataset.name.is_some()), ("data_files", !dataset.data_files.is_empty())];
-        match keys.into_iter().find(|(_, is_set)| *is_set) {
-            Some((key, _)) => Err(SourceError::KeyOfFile { path: path.clone(), key }),
-            None => Ok(Self::File(path.clone())),
-        }
+        of_folder.map_or_else(|| Ok(Self::File(path.clone())), Err)
     }
 
     /// The split that is read if the user names none.

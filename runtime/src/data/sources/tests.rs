@@ -1,6 +1,8 @@
 //! Tests of [`super`] on folders as other tools write them.
 
 use super::*;
+use crate::config::JobConfig;
+use crate::train::plan::data_config;
 use std::ops::Range;
 
 /// A folder of files with records `{"text": "FILE N"}`, as many as is said.
@@ -138,6 +140,29 @@ fn named_files_are_the_split_train() {
     );
     assert!(matches!(with(&["d.jsonl"], None), Err(SourceError::NoMatch { .. })));
     assert!(matches!(with(&["a.jsonl"], Some("test")), Err(SourceError::SplitOfFiles { .. })));
+}
+
+#[test]
+fn slice_of_a_pattern_is_of_all_its_files_together() {
+    let dir = folder(&[("a.jsonl", 10), ("b.jsonl", 10), ("c.jsonl", 10)]);
+    let with = |keys: &str| {
+        let path = dir.path().join("*.jsonl");
+        let entry = format!("[{{path: '{}', type: completion, {keys}}}]", path.display());
+        let job = JobConfig::from_yaml_str(&format!("base_model: m\ndatasets: {entry}"), &[]).unwrap();
+        let datasets = data_config(&job).unwrap().datasets;
+        let files = datasets.iter().map(|dataset| files_of(dataset, Purpose::Training, 42));
+        files.collect::<Result<Vec<_>, _>>().map(|files| files.concat())
+    };
+    let read = |split: &str| with(&format!("split: '{split}'")).map(|files| read(&dir, files));
+
+    assert_eq!(read("train[:10]").unwrap(), [("a.jsonl".to_owned(), 0..10)]);
+    assert_eq!(read("train[-12:]").unwrap(), [("b.jsonl".to_owned(), 8..10), ("c.jsonl".to_owned(), 0..10)]);
+    assert_eq!(names(read("train").unwrap()), ["a.jsonl", "b.jsonl", "c.jsonl"]);
+    assert!(matches!(read("test"), Err(SourceError::SplitOfFiles { .. })));
+    assert!(matches!(with("name: en"), Err(SourceError::KeyOfFile { key: "name", .. })));
+    let shard = with("shards: 15, shards_idx: 3").unwrap();
+    let n_chosen = |file: &SourceFile| (0..10).filter(|&i| file.choice.has(i)).count();
+    assert_eq!(shard.iter().map(n_chosen).sum::<usize>(), 2);
 }
 
 #[test]
