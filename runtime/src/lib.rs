@@ -59,6 +59,11 @@
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+/// So do those of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../book/src/embedding.md")]
+struct Guide;
+
 pub mod api;
 pub(crate) mod checkpoint_claim;
 pub mod cli;

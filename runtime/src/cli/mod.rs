@@ -229,8 +229,10 @@ const fn handles_signals(command: &Command) -> bool {
     matches!(command, Command::Train(_) | Command::Coordinator(_) | Command::Node(_) | Command::Serve(_))
 }
 
-/// The commands. Their paths may begin with `~`, which shells leave as it is behind `--dir=`.
-fn command() -> clap::Command {
+/// The commands and their flags, for completions, manual pages and whoever checks a command without running it. Their paths may
+/// begin with `~`, which shells leave as it is behind `--dir=`.
+#[must_use]
+pub fn command() -> clap::Command {
     let expands = |arg: clap::Arg| match arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
         true => arg.value_parser(PathBufValueParser::new().map(home::expanded)),
         false => arg,
