@@ -368,6 +368,26 @@ mod tests {
 
     // TEAM-1
     #[test]
+    fn list_has_been_run_only_when_its_last_helper_has_left() {
+        let both_here = Barrier::new(2);
+        on_device_thread(2, || {
+            with_team(|| {
+                let (leader, n_left) = (std::thread::current().id(), AtomicU32::new(0));
+                tasks::run(2, &|_| {
+                    both_here.wait();
+                    if std::thread::current().id() != leader {
+                        std::thread::sleep(400 * AWAKE);
+                        add_to(&n_left);
+                    }
+                });
+                assert_eq!(n_left.load(Ordering::Relaxed), 1);
+            });
+        })
+        .unwrap();
+    }
+
+    // TEAM-1
+    #[test]
     fn panic_of_a_task_reaches_the_leader_from_any_thread_and_the_team_goes_on() {
         on_device_thread(2, || {
             let both_here = Barrier::new(2);

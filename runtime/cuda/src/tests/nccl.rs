@@ -377,14 +377,15 @@ fn failure_that_nccl_notices_between_operations_is_reported_by_the_control_end()
     assert!(matches!(&failure, Err(CollectiveError::Library { call: "NCCL", .. })), "{failure:?}");
 }
 
-/// Starts a sum in each of two groups, at the second rank in the other order if `is_swapped`.
-fn sums_in_two_groups(is_swapped: bool) {
+/// Starts sums in each of two groups, in turns, at the second rank in the other order if `is_swapped`.
+fn sums_in_two_groups(is_swapped: bool, n_rounds: usize) {
     let ranks = pair(2);
     std::thread::scope(|scope| {
         for (i, mut rank) in ranks.into_iter().enumerate() {
             scope.spawn(move || {
                 let order = if is_swapped && i == 1 { [1, 0] } else { [0, 1] };
-                let tickets = order.map(|group| (group, rank.start(group, SUM, N / 2).unwrap()));
+                let groups = std::iter::repeat_n(order, n_rounds).flatten();
+                let tickets: Vec<_> = groups.map(|group| (group, rank.start(group, SUM, N / 2).unwrap())).collect();
                 for (group, ticket) in tickets {
                     rank.groups[group].finish(ticket).unwrap();
                 }
@@ -401,7 +402,7 @@ fn equal_orders_of_starts_pass_on_gpus_that_run_one_operation_at_a_time() {
     let test = "equal_orders_of_starts_pass_on_gpus_that_run_one_operation_at_a_time";
     match again(test, &ONE_AT_A_TIME) {
         Some((output, text)) => assert!(output.status.success(), "{text}"),
-        None => sums_in_two_groups(false),
+        None => sums_in_two_groups(false, 1),
     }
 }
 
@@ -413,7 +414,8 @@ fn equal_orders_of_starts_pass_with_an_nccl_that_keeps_no_order() {
     for seed in ["1", "2", "3", "4"] {
         match again(test, &[&settings[..], &[("SOFTGPU_SEED", seed)]].concat()) {
             Some((output, text)) => assert!(output.status.success(), "{text}"),
-            None => return sums_in_two_groups(false),
+            // Several, so that a GPU has operations of both groups to choose from.
+            None => return sums_in_two_groups(false, 20),
         }
     }
 }
@@ -473,6 +475,6 @@ fn swapped_orders_of_starts_are_found_on_gpus_that_run_one_operation_at_a_time()
         Some((output, text)) => {
             assert!(!output.status.success() && text.contains("operations in different orders"), "{text}");
         }
-        None => sums_in_two_groups(true),
+        None => sums_in_two_groups(true, 1),
     }
 }
