@@ -88,9 +88,9 @@ fn without_numbers(word: &str) -> String {
             last = next;
         }
         out.push('#');
-        // Thousands of tokens; and a full stop or comma at the end belongs to the sentence.
-        let is_thousands = last.is_ascii_digit() && chars.peek() == Some(&'k');
-        _ = chars.next_if(|_| is_thousands);
+        // Thousands or millions of tokens; and a full stop or comma at the end belongs to the sentence.
+        let ends = chars.clone().count() == 1 && last.is_ascii_digit();
+        _ = chars.next_if(|unit| ends && ['k', 'M'].contains(unit));
         out.extend(Some(last).filter(|c| !c.is_ascii_digit()));
     }
     out
