@@ -155,6 +155,13 @@ pub enum JobError {
     /// Two jobs would write to one folder.
     #[error("output_dir {path} is in use by another running job; wait for it to end or use another folder", path = path.display())]
     InUse { path: PathBuf },
+    /// The folder of a run belongs to somebody else.
+    #[error(
+        "output_dir {path} cannot be written by this user: {source}; name a folder of your own with `--output_dir`, and to continue from \
+         a checkpoint of that run, its folder with `--resume_from_checkpoint`",
+        path = path.display()
+    )]
+    NotWritable { path: PathBuf, source: std::io::Error },
     /// Two jobs would save their checkpoints in one place.
     #[error(
         "the checkpoints in {root} are those of another running job ({holder}): end that job, which frees them within 20 s, or set \

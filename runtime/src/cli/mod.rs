@@ -273,7 +273,7 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
     let result = match command {
         Command::Train(args) => train::run(&args, program, console).map(|how| ended = how),
         Command::Coordinator(args) => coordinator::run(&args, console).map(|how| ended = how),
-        Command::Node(args) => node::run(&args, program, console),
+        Command::Node(args) => node::run(&args, program, console).map(|how| ended = how),
         Command::Demo(args) => demo::run(&args, console),
         Command::Status(args) => operate::status(&args, console),
         Command::Drain(args) => operate::drain(&args),

@@ -1,5 +1,6 @@
 //! `phalanx node`.
 
+use super::ended::Ended;
 use super::signals::on_signal;
 use super::train::show;
 use crate::api::embed::program::RankProgram;
@@ -8,7 +9,7 @@ use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::node::folder::{NodeFolder, default_path};
-use crate::node::join::{JoinAs, Leave, enter, join};
+use crate::node::join::{JobEnd, JoinAs, Leave, ending_of, enter, join};
 use crate::train::progress::{Progress, Tokenising};
 use phalanx_actors::trust::join::JoinString;
 use phalanx_strategies::elastic::message::Ending;
@@ -35,8 +36,8 @@ Ranks beyond the mesh are warm spares.
 configuration when it joins. Its key and certificate are in a folder that only
 one running node may use. SIGTERM or Ctrl-C drains the node: it exits once
 other nodes hold its state, and no step is lost. If no coordinator can be
-reached, it exits after some seconds: with 0 if the job is over. A second
-Ctrl-C exits at once.";
+reached, it exits after some seconds. The exit code is that of the job, if the
+folder of the job can be read here, else 0. A second Ctrl-C exits at once.";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -79,7 +80,7 @@ fn join_string(args: &Args) -> Result<(String, String), JobError> {
     }
 }
 
-pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<Ended, JobError> {
     let leaves = Arc::new(AtomicBool::new(false));
     let (asked, terminal) = (Arc::clone(&leaves), console.clone());
     let drain = move || {
@@ -101,27 +102,34 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         // A machine that comes late has nothing to do, and its restart would change nothing.
         Err(JobError::ControlPlane(over @ ControlPlaneError::JobOver { ending: Ending::Finished, .. })) => {
             console.say(over);
-            return Ok(());
+            return Ok(Ended::Finished);
         }
         entered => entered?,
     };
+    let of_job = parsed.clone();
     let how = JoinAs { join: parsed, credential, folder, n_slots: args.ranks, advertise: args.advertise, program };
-    if leaves.load(Ordering::Acquire) {
-        return Ok(());
+    let is_drained = || leaves.load(Ordering::Acquire);
+    if is_drained() {
+        return Ok(Ended::Finished);
     }
     let asked = Cell::new(None);
     // Polled once the node takes part.
-    let leaves = || {
+    let leave = || {
         has_ranks.store(true, Ordering::Release);
-        Leave::after_signal(leaves.load(Ordering::Acquire), &asked)
+        Leave::after_signal(is_drained(), &asked)
     };
     let (mut progress, mut tokenising) = (None, Tokenising::new(console));
-    let outcome = join(how, &leaves, &mut |event| {
+    let outcome = join(how, &leave, &mut |event| {
         tokenising.see(event);
         show(event, &mut progress, 10, console);
     });
     if let Some(p) = &progress {
         Progress::finish(p);
     }
-    outcome.map(drop)
+    let failure = outcome?.failure;
+    // What waits for a node waits for its job. A node that was drained has done its part.
+    match ending_of(&of_job).filter(|_| !is_drained()) {
+        Some(JobEnd { ending: Ending::Failed(reason), .. }) => Err(failure.unwrap_or(JobError::JobFailed(reason))),
+        end => Ok(Ended::of(end.is_none_or(|end| !end.is_stopped), false)),
+    }
 }

@@ -108,17 +108,26 @@ pub(crate) fn enter(join: &JoinString, folder: &NodeFolder) -> Result<Credential
         _ => None,
     };
     match ended {
-        Some((place, ending)) => Err(ControlPlaneError::JobOver { place, ending }.into()),
+        Some(JobEnd { place, ending, .. }) => Err(ControlPlaneError::JobOver { place, ending }.into()),
         None => Ok(enrolled.map_err(ControlPlaneError::from)?),
     }
 }
 
-/// How the job of a join string has ended, and the place of its record, if it has and this machine can read that.
-fn ending_of(join: &JoinString) -> Option<(String, Ending)> {
-    let root = join.published.clone()?;
-    let place = ControlPlace::at(Path::new(&root), &Timing::default()).ok()?;
-    let record = place.store_as_it_is().read_record().ok()?;
-    Some((root, record.ending?))
+/// The end of a job.
+pub(crate) struct JobEnd {
+    /// The place of its record.
+    place: String,
+    pub(crate) ending: Ending,
+    /// Somebody has stopped it.
+    pub(crate) is_stopped: bool,
+}
+
+/// The end of the job of a join string, if it has ended and this machine can read its record.
+pub(crate) fn ending_of(join: &JoinString) -> Option<JobEnd> {
+    let place = join.published.clone()?;
+    let store = ControlPlace::at(Path::new(&place), &Timing::default()).ok()?;
+    let record = store.store_as_it_is().read_record().ok()?;
+    Some(JobEnd { place, ending: record.ending?, is_stopped: record.requests.stop })
 }
 
 /// The join string with the addresses that the active coordinator has published, if this machine can read them: a join string

@@ -7,6 +7,7 @@
 use crate::error::JobError;
 use phalanx_storage::foreign_file::{self, open_lock};
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ impl OutputLock {
     /// When another job, in this or another process, holds the lock.
     pub(crate) fn take(output_dir: &Path) -> Result<OutputLock, JobError> {
         let path = output_dir.join(".lock");
-        let file = open_lock(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
+        let file = open_lock(&path).map_err(|source| refused(output_dir, path, source))?;
         match file.try_lock() {
             Ok(()) => Ok(OutputLock { file: Some(file) }),
             Err(TryLockError::WouldBlock) => Err(JobError::InUse { path: output_dir.to_owned() }),
@@ -46,6 +47,14 @@ impl OutputLock {
     /// Whether the lock excludes other jobs: the file system has locks.
     pub(crate) const fn is_exclusive(&self) -> bool {
         self.file.is_some()
+    }
+}
+
+/// Why the lock cannot be opened.
+fn refused(output_dir: &Path, path: PathBuf, source: std::io::Error) -> JobError {
+    match source.kind() {
+        ErrorKind::PermissionDenied => JobError::NotWritable { path: output_dir.to_owned(), source },
+        _ => JobError::Io { action: "write", path, source },
     }
 }
 
@@ -106,7 +115,7 @@ impl RankLock {
     /// When ranks do not end: their job runs, even if its coordinator does not.
     pub(crate) fn await_end_of_ranks(output_dir: &Path) -> Result<(), JobError> {
         let path = output_dir.join(".lock-ranks");
-        let file = open_lock(&path).map_err(|source| JobError::Io { action: "write", path, source })?;
+        let file = open_lock(&path).map_err(|source| refused(output_dir, path, source))?;
         let deadline = Instant::now() + RANKS_PATIENCE;
         // The check holds the lock for a moment only; the first rank of the next job starts later.
         while let Err(TryLockError::WouldBlock) = file.try_lock() {

@@ -19,15 +19,13 @@ pub enum HfError {
         /// The operating system's error.
         reason: String,
     },
-    /// The directory for an export is a link that cannot be followed.
-    #[error("{} is a link to {}, {reason}", dir.display(), target.display())]
-    BadLink {
+    /// The directory for an export is a link that leads nowhere.
+    #[error("{} is a link to {}, which does not exist: mount that disk, or remove the link", dir.display(), target.display())]
+    Unmounted {
         /// The link.
         dir: PathBuf,
         /// Where it leads.
         target: PathBuf,
-        /// Why nothing can be written there, and what fits.
-        reason: &'static str,
     },
     /// The directory holds no safetensors weights.
     #[error("{} has neither model.safetensors nor model.safetensors.index.json{}", dir.display(), if *has_pickle { "; convert its pickled weights to safetensors first" } else { "" })]

@@ -191,3 +191,13 @@ fn export_contains_the_tokenizer_of_a_reference_model() {
         assert_eq!(std::fs::read(dir.join(name)).unwrap(), std::fs::read(model.join(name)).unwrap());
     }
 }
+
+#[test]
+fn root_of_a_file_system_is_told_from_other_directories() {
+    let root = tempfile::tempdir().unwrap();
+
+    assert!(crate::hf::staging::is_mounted(Path::new("/proc")));
+    assert!(
+        !crate::hf::staging::is_mounted(root.path()) && !crate::hf::staging::is_mounted(&root.path().join("absent"))
+    );
+}

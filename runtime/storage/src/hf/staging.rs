@@ -26,7 +26,12 @@ impl Staging {
     pub(super) fn new(dir: &Path) -> Result<Self, HfError> {
         refuse_foreign(dir)?;
         let dir = &followed(dir)?;
-        let temp = beside(dir, "writing")?;
+        let mut temp = beside(dir, "writing")?;
+        if is_mounted(dir)
+            && let Some(name) = temp.file_name()
+        {
+            temp = dir.join(name);
+        }
         if let Some(parent) = temp.parent() {
             fs::create_dir_all(parent).map_err(|error| HfError::io("create", parent, &error))?;
         }
@@ -69,11 +74,14 @@ impl Staging {
         write_durably(&marker, |file| file.write_all((self.names.join("\n") + "\n").as_bytes()))
             .map_err(|error| HfError::io("write", &marker, &error))?;
         sync_dir(&self.temp)?;
-        let moved = self.move_whole().or_else(|error| {
-            // Mounts of object stores do not rename folders.
-            tracing::warn!(%error, "moving the files of the export one by one");
-            self.move_files()
-        });
+        let moved = match is_mounted(&self.dir) {
+            true => self.move_files(),
+            false => self.move_whole().or_else(|error| {
+                // Mounts of object stores do not rename folders.
+                tracing::warn!(%error, "moving the files of the export one by one");
+                self.move_files()
+            }),
+        };
         self.published = moved.is_ok();
         moved
     }
@@ -113,7 +121,8 @@ impl Staging {
         refuse_foreign(dir)?;
         let earlier = fs::read_dir(dir).map_err(|error| HfError::io("read", dir, &error))?;
         let marker = [MARKER.to_owned()];
-        for entry in earlier.flatten().filter(|entry| entry.file_name() != MARKER) {
+        let is_kept = |name: &str| name == MARKER || is_of_mount(dir, name);
+        for entry in earlier.flatten().filter(|entry| !is_kept(&entry.file_name().to_string_lossy())) {
             fs::remove_file(entry.path()).map_err(|error| HfError::io("remove", entry.path(), &error))?;
         }
         for name in marker.iter().chain(&self.names) {
@@ -177,14 +186,19 @@ pub(crate) fn remove_abandoned(temp: &Path) {
 /// The directory itself, or the one that a link leads to.
 fn followed(dir: &Path) -> Result<PathBuf, HfError> {
     let Ok(target) = fs::read_link(dir) else { return Ok(dir.to_owned()) };
-    let bad = |reason| HfError::BadLink { dir: dir.to_owned(), target: target.clone(), reason };
-    let real = fs::canonicalize(dir).map_err(|_| bad("which does not exist: mount that disk, or remove the link"))?;
-    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev());
-    match (device(&real), real.parent().map(device)) {
-        (Ok(own), Some(Ok(parent))) if own == parent => Ok(real),
-        // An export is written beside its place, on the same file system.
-        _ => Err(bad("the root of a file system: link to a directory in it")),
-    }
+    fs::canonicalize(dir).map_err(|_| HfError::Unmounted { dir: dir.to_owned(), target })
+}
+
+/// Whether a directory is the root of a file system, such as the volume of a container: it can be neither moved nor replaced.
+pub(super) fn is_mounted(dir: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    device(dir).is_some_and(|own| device(parent) != Some(own))
+}
+
+/// Whether a name in a mounted directory is that of an export being written there, or of a new file system.
+fn is_of_mount(dir: &Path, name: &str) -> bool {
+    is_mounted(dir) && (name == "lost+found" || name.starts_with('.') && name.contains(".writing-"))
 }
 
 /// Refuses a directory that holds anything but an earlier export, as an export into it would, and a link that leads nowhere.
@@ -192,8 +206,8 @@ fn followed(dir: &Path) -> Result<PathBuf, HfError> {
 /// # Errors
 /// When it holds another file, or cannot be read.
 pub fn refuse_foreign(dir: &Path) -> Result<(), HfError> {
+    let dir = &followed(dir)?;
     let io = |error: io::Error| HfError::io("read", dir, &error);
-    followed(dir)?;
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(io)?,
@@ -202,7 +216,7 @@ pub fn refuse_foreign(dir: &Path) -> Result<(), HfError> {
     for entry in entries {
         let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
         let known = !ours.is_empty() && (name == MARKER || ours.lines().any(|ours| ours == name));
-        if !known {
+        if !known && !is_of_mount(dir, &name) {
             return Err(HfError::Occupied { dir: dir.to_owned(), found: name });
         }
     }

@@ -69,6 +69,7 @@ fn failed_starts_of_a_node_without_a_rank_do_not_end_the_job() {
     let mut job = training(2);
     let spare = spare(&job);
     job.coordinator.policy.dp_shard_min = 2;
+    job.coordinator.timing.crash_patience = Duration::from_secs(1);
     let lost = *job.coordinator.assignments.first().unwrap();
 
     // Its own processes never start, and nobody can take the rank of the lost node.
