@@ -39,8 +39,9 @@ fn losses_of_real_text_in_fp8_stay_within_half_a_percent_of_those_in_bf16() {
     assert_eq!(bf16.len(), 200);
     assert_ne!(bf16[0], fp8[0], "products are rounded from the first step on");
     assert!(bf16[199] < 0.6 * bf16[0], "the model learns: {} to {}", bf16[0], bf16[199]);
-    // The noise of single batches is the same in both.
-    let means = |losses: &[f64]| losses.chunks(10).map(|part| part.iter().sum::<f64>() / 10.0).collect::<Vec<f64>>();
+    // The noise of batches is the same in both, but rounding sets the runs apart by amounts that depend on the text: means of ten steps
+    // differed by 0.16 % with one version of these documents, and by 0.44 % with the next; means of fifty by 0.11 and 0.30 %.
+    let means = |losses: &[f64]| losses.chunks(50).map(|part| part.iter().sum::<f64>() / 50.0).collect::<Vec<f64>>();
     assert_near(&means(&fp8), &means(&bf16), 5e-3);
 }
 
