@@ -2,6 +2,7 @@
 
 use super::{JobArgs, conclude, report_notes, right};
 use crate::config::JobConfig;
+use crate::config::output::is_url;
 use crate::console::Console;
 use crate::data::rows::Rows;
 use crate::devices;
@@ -69,7 +70,7 @@ impl Args {
     /// The job, and the folder that stands in the place of its file: a run knows its job.
     fn load(&self) -> Result<(JobConfig, Option<PathBuf>), JobError> {
         let dir = &self.job.config;
-        if !dir.is_dir() {
+        if !dir.is_dir() && !is_url(dir) {
             return Ok((self.job.load()?, None));
         }
         let yaml = yaml_of_run(dir)?.ok_or_else(|| CommandError::NoJobIn { dir: dir.clone() })?;

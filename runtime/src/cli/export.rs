@@ -1,11 +1,13 @@
 //! `phalanx export`.
 
 use super::{conclude, report_note};
+use crate::config::JobConfig;
 use crate::config::output::is_url;
 use crate::console::Console;
 use crate::control_place::checkpoint_places;
 use crate::error::JobError;
 use crate::error::export::ExportError;
+use crate::train::evaluation::yaml_of_run;
 use crate::train::export::{ExportOptions, export_checkpoint};
 use crate::train::model_source::ModelSource;
 use crate::train::reexport::{reexport, to_gguf};
@@ -112,6 +114,12 @@ fn is_model(path: &Path) -> bool {
 fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
     let source = ModelSource::find(&args.checkpoint, args.base_model.as_deref())?;
     note_of_older_model(&args.checkpoint).iter().for_each(|note| report_note(note));
+    if args.merge && was_trained_beside_packed(&args.checkpoint) {
+        report_note(
+            "the adapters were trained beside weights in 4 or 8 bits, and are added to the whole ones of the base model here; `phalanx export` \
+             of the run or its checkpoint with --merge adds them to those of the training",
+        );
+    }
     let path = args.checkpoint.clone();
     match (&source.adapter, args.merge) {
         (Some(_), false) => return Err(ExportError::AdapterAlone { path }.into()),
@@ -128,6 +136,13 @@ fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
         Some(encoding) => to_gguf(&source, &args.dir, encoding),
         None => reexport(&source, &args.dir, dtype),
     }
+}
+
+/// Whether the run that wrote an adapter, if it is beside it, stored the base model in fewer bits.
+fn was_trained_beside_packed(adapter: &Path) -> bool {
+    let yaml = yaml_of_run(adapter).ok().flatten();
+    let job = yaml.and_then(|yaml| JobConfig::from_yaml_str(&yaml, &[]).ok());
+    job.is_some_and(|job| job.adapter.packing().is_some())
 }
 
 /// The checkpoint at `path`, or the newest valid one of the run there, and a line for each newer one that is skipped.

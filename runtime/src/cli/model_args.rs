@@ -2,6 +2,7 @@
 
 use super::report_note;
 use crate::api::sampling::Sampling;
+use crate::config::output::{folder_of, is_url};
 use crate::error::JobError;
 use crate::error::generate::GenerateError;
 use crate::train::export::CONFIG_JSON;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The model.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelArgs {
-    /// Model directory, directory of an adapter, or output_dir of a run that has written one.
+    /// Model directory, directory of an adapter, or output_dir of a run that has written one; also the URL of a run.
     pub(super) model: PathBuf,
     /// Base model of an adapter [default: the one that the adapter names].
     #[arg(long, alias = "base_model", value_name = "DIR")]
@@ -44,18 +45,25 @@ fn model_of(path: &Path) -> Result<PathBuf, JobError> {
     let is_model = |dir: &Path| [CONFIG_JSON, ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists());
     // A run may have its checkpoints elsewhere.
     let is_run = |dir: &Path| RUN.iter().any(|name| dir.join(name).exists());
-    let written = path.join(MODEL_DIR);
+    let written = folder_of(path).join(MODEL_DIR);
     let checkpoint = || CheckpointId::is_at(path).then(|| path.to_owned());
     let parent = || path.parent().filter(|parent| path.ends_with(MODEL_DIR) && is_run(parent)).map(Path::to_owned);
     match path {
         path if is_model(path) => Ok(path.to_owned()),
         path if is_run(path) && is_model(&written) => Ok(written),
+        path if is_in_store(path) && is_model(&written) => Ok(written),
+        path if is_in_store(path) => Err(GenerateError::NoModelHere { run: path.to_owned(), dir: written }.into()),
         path if is_run(path) => Err(GenerateError::NoModelYet { run: path.to_owned() }.into()),
         _ => match checkpoint().or_else(parent) {
             Some(run) => Err(GenerateError::NoModelYet { run }.into()),
             None => Ok(path.to_owned()),
         },
     }
+}
+
+/// Whether a path is the URL of an object store; there are models at other ones.
+fn is_in_store(path: &Path) -> bool {
+    is_url(path) && !path.to_str().is_some_and(|text| text.starts_with("http"))
 }
 
 /// Names in the directory of a run, one of which it has.
@@ -121,6 +129,9 @@ mod tests {
         assert_eq!(model_of(&run).unwrap(), run.join("model"));
         std::fs::remove_dir_all(run.join("model")).unwrap();
         assert!(model_of(&run.join("model")).unwrap_err().to_string().contains("phalanx export"));
+        let elsewhere = model_of(Path::new("s3://bucket/run")).unwrap_err();
+        assert!(elsewhere.is_input() && elsewhere.to_string().contains("outputs/bucket/run/model"), "{elsewhere}");
+        assert_eq!(model_of(Path::new("https://host/m")).unwrap(), Path::new("https://host/m"));
         assert_eq!(model_of(Path::new("owner/name")).unwrap(), Path::new("owner/name"));
     }
 }

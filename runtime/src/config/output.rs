@@ -122,10 +122,7 @@ impl OutputSection {
 
     /// The folder of this machine for everything that is not in the object store of the job: `output_dir`, unless it is a URL.
     pub fn folder(&self) -> PathBuf {
-        match self.output_dir.to_str().and_then(|text| text.split_once("://")) {
-            Some((_, rest)) => Path::new("outputs").join(rest),
-            None => self.output_dir.clone(),
-        }
+        folder_of(&self.output_dir)
     }
 
     /// The folder or URL of the checkpoints.
@@ -137,6 +134,14 @@ impl OutputSection {
 /// Whether a location is a URL rather than a path.
 pub(crate) fn is_url(location: &Path) -> bool {
     location.to_str().is_some_and(|text| text.contains("://"))
+}
+
+/// The folder of this machine for the run with this `output_dir`.
+pub(crate) fn folder_of(output_dir: &Path) -> PathBuf {
+    match output_dir.to_str().and_then(|text| text.split_once("://")) {
+        Some((_, rest)) => Path::new("outputs").join(rest),
+        None => output_dir.to_owned(),
+    }
 }
 
 /// The checkpoint from which a run resumes.

@@ -15,7 +15,8 @@ section! {
         /// Passes of all ranks together before each update of the weights, on any mesh; replaces
         /// `gradient_accumulation_steps`.
         pub microbatches_per_step: Option<usize> = None => COUNT;
-        /// Passes over the data, 1 unless `max_steps` is set; if both are set, training ends at the first of the two limits.
+        /// Passes over the data, 1 unless `max_steps` is set; if both are set, training ends at the first of the two limits. The last
+        /// step is filled up with rows of a further pass.
         pub num_epochs: Option<f64> = None => POSITIVE;
         /// Updates of the weights; if `num_epochs` is set too, training ends at the first of the two limits.
         pub max_steps: Option<u64> = None => AT_LEAST_ONE;

@@ -328,6 +328,22 @@ fn epochs_that_end_before_the_steps_are_told() {
 }
 
 #[test]
+fn rows_that_the_last_step_trains_again_are_told_if_they_are_many() {
+    use crate::train::preparation::overlong_end;
+    let text = MINIMAL.replace("max_steps: 10", "micro_batch_size: 8\ngradient_accumulation_steps: 8");
+    let of = |keys: &str, n_rows| overlong_end(&load(&format!("{text}{keys}\n")).unwrap(), n_rows);
+
+    let told = of("num_epochs: 1", 40).unwrap();
+
+    assert!(told.starts_with("every step takes 64 rows: the last one trains 24 rows again"), "{told}");
+    assert!(of("num_epochs: 3", 40).unwrap().contains("trains 8 rows again"));
+    assert_eq!(
+        (of("num_epochs: 1", 64), of("num_epochs: 1", 6390), of("num_epochs: 1\nmax_steps: 1", 400)),
+        (None, None, None)
+    );
+}
+
+#[test]
 fn all_errors_of_a_file_are_reported_together() {
     let text = "
 base_model: ./llama

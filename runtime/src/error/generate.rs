@@ -28,6 +28,15 @@ pub enum GenerateError {
         run = run.display(), named = quoted(run)
     )]
     NoModelYet { run: PathBuf },
+    /// A run in an object store, whose model is on the machine that ended it.
+    #[error(
+        "the model of {run} is not in {dir}, where the machine that ends the run writes it: write it here with `phalanx export {named} DIR`, \
+         and use DIR",
+        run = run.display(),
+        named = quoted(run),
+        dir = dir.display()
+    )]
+    NoModelHere { run: PathBuf, dir: PathBuf },
     /// A chat needs a template.
     #[error("the tokenizer of {} has no chat template; name one with `--chat_template`, for example chatml", dir.display())]
     NoTemplate { dir: PathBuf },

@@ -91,6 +91,28 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// transformers assumes 8 for Mistral and 32 for Qwen.
+    #[test]
+    fn described_model_is_exported_with_its_number_of_key_value_heads() {
+        for (family, expected) in
+            [("mistral", json!(4)), ("qwen2", json!(4)), ("qwen3", json!(4)), ("gpt2", Value::Null)]
+        {
+            let keys = match family {
+                "gpt2" => "n_embd: 32, n_layer: 1, n_head: 4",
+                _ => "hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 4",
+            };
+            let text = format!(
+                "model: {{model_type: {family}, {keys}}}\ntokenizer: bytes\ndatasets: [{{path: a, type: completion}}]\nmax_steps: 1\n"
+            );
+            let job = crate::config::JobConfig::from_yaml_str(&text, &[]).unwrap();
+            let tokenizer = crate::train::plan::tokenizer(&job).unwrap();
+            let plan =
+                crate::train::plan::model_plan_on(&job, &tokenizer, || Ok((crate::devices::host(), None))).unwrap();
+
+            assert_eq!(plan.hf_config["num_key_value_heads"], expected, "{family}");
+        }
+    }
+
     #[test]
     fn user_defined_model_without_a_vocabulary_is_refused() {
         let table = |n: usize| json!({"model_type": MODEL_TYPE, "vocab_size": n, "tensors": []});

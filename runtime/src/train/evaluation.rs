@@ -8,6 +8,7 @@ use super::plan;
 use super::run_folder::{best_instead_of, note_of_older_model};
 use super::staging::{Staging, inputs};
 use crate::config::JobConfig;
+use crate::config::output::{folder_of, is_url};
 use crate::control_place::checkpoint_places;
 use crate::data::prepare::PrepareError;
 use crate::data::rows::Rows;
@@ -128,9 +129,9 @@ impl Subject {
         }
         let is_model = |dir: &Path| ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).is_file());
         let has = |name: &str| path.join(name).is_file();
-        if path.is_dir() && !is_model(path) {
+        if (path.is_dir() || is_url(path)) && !is_model(path) {
             // As for `chat` and `serve`, a run means the model that it has written.
-            let written = path.join("model");
+            let written = folder_of(path).join("model");
             if is_model(&written) {
                 return Subject::find(&written, base_model);
             }

@@ -106,7 +106,7 @@ impl RunInputs {
         Ok(self.difference(&then).map(|difference| {
             format!(
                 "{difference}; restore it, or start a new run from the weights: `phalanx export` writes them, and \
-                 `base_model` reads them"
+                 `base_model` reads them, or `lora_model_dir` those of an adapter"
             )
         }))
     }

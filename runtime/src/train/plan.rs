@@ -656,9 +656,16 @@ fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
         // smaller vocabulary.
         default("pad_token_id", Some(Value::Null));
     }
-    let family = serde_json::from_value::<HfConfig>(described.clone()).ok().and_then(|hf| Family::of(&hf).ok());
+    let hf = serde_json::from_value::<HfConfig>(described.clone()).ok();
+    let family = hf.as_ref().and_then(|hf| Family::of(hf).ok());
     if let (Some(family), Some(keys)) = (family, described.as_object_mut()) {
         keys.entry("architectures").or_insert_with(|| json!([family.architecture]));
+        // Of some families, transformers assumes another number, whatever that of all heads is.
+        const KV_HEADS: &str = "num_key_value_heads";
+        let model = hf.and_then(|hf| ModelConfig::try_from(&hf).ok());
+        if let Some(model) = model.filter(|_| family.keys.iter().any(|keys| keys.contains(&KV_HEADS))) {
+            keys.entry(KV_HEADS).or_insert_with(|| json!(model.n_kv_heads));
+        }
     }
     described
 }

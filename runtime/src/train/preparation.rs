@@ -35,9 +35,28 @@ pub(crate) fn prepare_data(
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
     let prepared = prepare_rows(config, model.model.vocab_size(), tokenizer, stops, on_event)?;
-    early_end(config, prepared.train.len() as u64).into_iter().for_each(|note| on_event(&Event::Note(note)));
+    let n_rows = prepared.train.len() as u64;
+    let notes = [early_end(config, n_rows), overlong_end(config, n_rows)];
+    notes.into_iter().flatten().for_each(|note| on_event(&Event::Note(note)));
     Ok(prepared)
 }
+
+/// A sentence if the last step of a run takes many rows of a further pass, as it does not in other trainers.
+pub(crate) fn overlong_end(config: &JobConfig, n_rows: u64) -> Option<String> {
+    let schedule = &config.schedule;
+    let wanted = schedule.num_epochs.filter(|_| !config.data.streaming)? * n_rows as f64;
+    let (batch, n_steps) = (config.sequences_per_step(), plan::run_plan(config, n_rows).total_steps);
+    let n_more = (n_steps as f64 * batch as f64 - wanted).round();
+    (n_more > SHARE_OF_LAST * wanted).then(|| {
+        format!(
+            "every step takes {batch} rows: the last one trains {n_more} rows again, beyond `num_epochs`; for fewer, choose a smaller batch, \
+             or `max_steps`"
+        )
+    })
+}
+
+/// Share of all rows of a run that its last step may take beyond the passes without a word.
+const SHARE_OF_LAST: f64 = 0.05;
 
 /// A sentence if the passes over the rows end a run before its steps do, as they do not in Axolotl.
 pub(crate) fn early_end(config: &JobConfig, n_rows: u64) -> Option<String> {

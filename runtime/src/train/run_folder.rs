@@ -4,6 +4,7 @@ use super::export::{JOB_YAML, parse_job};
 use super::saving::{STATE, TrainerState};
 use crate::config::output::is_url;
 use crate::control_place::checkpoint_places;
+use crate::shell::quoted;
 use phalanx_storage::checkpoint::catalog::{list, newest_committed};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use std::path::Path;
@@ -53,7 +54,7 @@ pub(crate) fn note_of_older_model(model: &Path) -> Option<String> {
             "{} was written before its run was saved at step {}; `phalanx export {} DIR` writes that model",
             model.display(),
             id.step,
-            id.path.display()
+            quoted(&id.path)
         )
     })
 }

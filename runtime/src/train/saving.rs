@@ -661,8 +661,8 @@ impl Saving {
             Err(of_another_run) => return of_another_run,
             Ok(changed) if changed.is_empty() => reason,
             Ok(changed) => format!(
-                "{reason}; changed since it was saved: {}; to begin with its weights alone, export it, and name the export as \
-                 `base_model`",
+                "{reason}; changed since it was saved: {}; to begin with its weights alone, export it, with --merge \
+                 if it has adapters, and name the export as `base_model`",
                 changed.join(", ")
             ),
         };
@@ -701,8 +701,8 @@ impl Saving {
             self.progress_counter.tick();
             if !restoring::is_equal(checkpoint, tensor, machine, c)? {
                 let reason = format!(
-                    "its run trained `{}`, which this run leaves as `base_model` has it; export the checkpoint, and name the \
-                     export as `base_model`",
+                    "its run trained `{}`, which this run leaves as `base_model` has it; export the checkpoint, with --merge \
+                     if it has adapters, and name the export as `base_model`",
                     tensor.name
                 );
                 return Err(JobError::Mismatch { path: checkpoint.id().path.clone(), reason });

@@ -233,6 +233,12 @@ fn job_on_one_machine_asks_a_busy_store_again_at_its_start() {
         assert!(s3.has_recovered(), "no request for {name}");
         run.succeeds();
     }
+    let cluster = Cluster::new(&p, &s3, &[]);
+    let run = |machine: &str, args: &[&str]| Run::of(cluster.command(machine, args).output().unwrap());
+    let generate = ["generate", URL, "--prompt", "The", "--max-new-tokens", "1"];
+    run("lease.json", &generate).succeeds();
+    run("another", &generate).refuses(&["outputs/bucket/run/model", "phalanx export s3://bucket/run DIR"]);
+    run("another", &["eval", URL]).succeeds();
 }
 
 #[test]

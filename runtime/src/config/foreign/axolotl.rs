@@ -51,6 +51,13 @@ pub(super) fn adapt(keys: &mut Mapping, notes: &mut Vec<String>) {
     if keys.get("optimizer").is_some_and(|rule| rule == "adafactor") {
         notes.push(ADAFACTOR.into());
     }
+    let is_positive = |key: &str| keys.get(key).and_then(number).is_some_and(|n| n > 0.0);
+    if is_positive("loraplus_lr_ratio") && is_positive("weight_decay") {
+        keys.remove("weight_decay");
+        notes.push(
+            "`weight_decay`: beside `loraplus_lr_ratio`, Axolotl and PEFT decay nothing, and so does the result; set it there for decay".into(),
+        );
+    }
     let is_lion = keys.get("optimizer").map(shown).is_some_and(|rule| rule.starts_with("lion"));
     if is_lion && !has(keys, "adam_beta2") {
         keys.insert("adam_beta2".into(), Value::from(0.999));

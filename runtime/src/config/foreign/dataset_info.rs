@@ -1,5 +1,6 @@
 //! Data sets as LLaMA-Factory describes them in `dataset_info.json`.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_yaml_ng::{Mapping, Value};
@@ -73,6 +74,10 @@ pub(super) fn entry(name: &str, key: &str, file: &Mapping, read: &ReadFile<'_>, 
     let path = text("hf_hub_url")
         .or_else(|| text("file_name").map(|file| Path::new(&dir).join(file).to_string_lossy().into_owned()));
     let mut ours = Mapping::from_iter([("path".into(), path.unwrap_or_else(|| name.to_owned()).into())]);
+    // Of a folder, every file is trained on, whatever it is called.
+    let folder = ours.get("path").map(shown).filter(|path| Path::new(path).extension().is_none());
+    let is_folder = |path: String| read(path.as_ref()).is_err_and(|error| error.kind() == ErrorKind::IsADirectory);
+    ours.extend(folder.is_some_and(is_folder).then(|| ("data_files".into(), "*".into())));
     let plain = ours.get("path").map(shown).filter(|path| axolotl::is_plain_text(path));
     to.notes.extend(plain.map(|path| axolotl::LINES.replace("FILE", &path)));
     ours.extend(text("split").map(|split| ("split".into(), split.into())));
@@ -98,7 +103,7 @@ pub(super) fn entry(name: &str, key: &str, file: &Mapping, read: &ReadFile<'_>, 
     }
     let n_samples = at(keys, "num_samples").and_then(whole);
     if let Some(n) = n_samples {
-        to.notes.push(format!("`{key}`: of {name}, the first {n} records are read, instead of {n} random ones"));
+        to.notes.push(format!("`{key}`: of {name}, the first {n} records are read, instead of {n} random ones; if it has fewer, LLaMA-Factory repeats some of them: set `weight` for that"));
     }
     limited(ours, n_samples, file)
 }

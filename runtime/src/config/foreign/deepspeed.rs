@@ -115,6 +115,19 @@ pub(super) fn alone(file: &Mapping) -> Converted {
     converted
 }
 
+/// Gives a job the schedule of DeepSpeed, which transformers takes whenever there is one, instead of that of its own `key`.
+pub(super) fn overrule(key: &str, schedule: Value, to: &mut Converted) {
+    if to.keys.get("lr_scheduler").is_some_and(|own| *own != schedule) {
+        to.notes.push(overruled(key, &schedule));
+        to.keys.remove("cosine_min_lr_ratio");
+        to.set("lr_scheduler", schedule);
+    }
+}
+
+pub(super) fn overruled(key: &str, schedule: &Value) -> String {
+    format!("the scheduler of DeepSpeed goes before `{key}`, as in transformers: `lr_scheduler: {}`", shown(schedule))
+}
+
 /// What a file of DeepSpeed says; a file that is absent may be known by its name.
 ///
 /// # Errors
@@ -237,7 +250,7 @@ fn optimizer(value: &Value, file: &Mapping, to: &mut Converted) {
 fn scheduler(value: &Value, file: &Mapping, to: &mut Converted) {
     let name = shown(value);
     let schedule = match name.as_str() {
-        "WarmupLR" => "constant",
+        "WarmupLR" => "constant_with_warmup",
         "WarmupDecayLR" => "linear",
         "WarmupCosineLR" => "cosine",
         _ => return to.leave_out("scheduler.type", format!("it is {name}; set `lr_scheduler`")),

@@ -312,24 +312,29 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 pub(super) fn converted(tool: &str, file: &Mapping, read: &ReadFile<'_>) -> Converted {
     let mut converted = Converted::default();
     defaults(tool, file, &mut converted);
-    sharding(file, read, &mut converted);
+    let schedule = sharding(file, read, &mut converted);
     converted.add("", convert(&rules(), file));
+    if let Some(schedule) = schedule {
+        deepspeed::overrule("lr_scheduler_type", schedule, &mut converted);
+    }
     adapters(tool, file, &mut converted);
     data::datasets(tool, file, read, &mut converted);
     overruled(&mut converted);
     converted
 }
 
-/// The parts of the file that other tables convert.
-fn sharding(file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) {
-    match at(file, "deepspeed") {
-        Some(Value::Mapping(config)) => to.add("deepspeed", deepspeed::converted(config)),
-        Some(path) => match deepspeed::of_file(shown(path).as_ref(), read) {
-            Ok(converted) => to.add("deepspeed", converted),
-            Err(why) => to.leave_out("deepspeed", why),
-        },
-        None => {}
-    }
+/// The parts of the file that other tables convert. Returns the schedule of DeepSpeed, if it has one.
+fn sharding(file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) -> Option<Value> {
+    let of_deepspeed = match at(file, "deepspeed") {
+        Some(Value::Mapping(config)) => Some(deepspeed::converted(config)),
+        Some(path) => {
+            let found = deepspeed::of_file(shown(path).as_ref(), read);
+            found.map_err(|why| to.leave_out("deepspeed", why)).ok()
+        }
+        None => None,
+    };
+    let schedule = of_deepspeed.as_ref().and_then(|converted| converted.keys.get("lr_scheduler").cloned());
+    to.add("deepspeed", of_deepspeed.unwrap_or_default());
     match at(file, "fsdp") {
         Some(Value::Sequence(words)) => to.add("", fsdp::of_words(&words.iter().map(shown).collect::<Vec<_>>())),
         Some(words) if truth(words).is_none() => {
@@ -341,6 +346,7 @@ fn sharding(file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) {
     if let Some(options) = at(file, "fsdp_config").and_then(Value::as_mapping) {
         to.add("fsdp_config", fsdp::converted(options));
     }
+    schedule
 }
 
 fn revision(value: &Value, _: &Mapping, to: &mut Converted) {

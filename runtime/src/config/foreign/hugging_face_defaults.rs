@@ -45,6 +45,18 @@ pub(super) fn defaults(tool: &str, file: &Mapping, to: &mut Converted) {
         // Texts without turns are packed.
         if at(file, "stage").is_some_and(|stage| stage == "pt") {
             to.set("sample_packing", true);
+            match at(file, "packing").map(truth) {
+                None => to.notes.push(
+                    "`stage: pt`: rows are packed, as by default there, but attention does not cross texts here; LLaMA-Factory joins them"
+                        .into(),
+                ),
+                Some(Some(false)) => to.notes.push(
+                    "`packing`: texts of more than `cutoff_len` tokens are cut into several samples here; LLaMA-Factory trains on the first \
+                     tokens only"
+                        .into(),
+                ),
+                _ => {}
+            }
         } else {
             to.notes.push(
                 "`cutoff_len`: the first tokens of a longer sample are kept, so a sample with a longer prompt has no answer and is \

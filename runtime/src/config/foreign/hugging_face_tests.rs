@@ -277,6 +277,53 @@ fn of_info(description: &str) -> Result<Imported, ConfigError> {
     imported(&[("a.yaml", text), ("data/dataset_info.json", &format!("{{\"d\": {description}}}"))])
 }
 
+/// LLaMA-Factory reads `dev.json` and `test.json` of a folder, too.
+#[test]
+fn folder_of_llama_factory_is_all_its_files() {
+    let of = |file_name: &str| {
+        let info = format!(r#"{{"d": {{"file_name": "{file_name}"}}}}"#);
+        let read = |path: &Path| match path.to_str().unwrap() {
+            "a.yaml" => Ok("model_name_or_path: m\nstage: sft\ndataset: d\n".to_owned()),
+            "data/dataset_info.json" => Ok(info.clone()),
+            "data/corpus" => Err(std::io::ErrorKind::IsADirectory.into()),
+            _ => Err(std::io::ErrorKind::NotFound.into()),
+        };
+        let job = job(&import(Path::new("a.yaml"), &[], &read).unwrap());
+        job.data.datasets[0].data_files.as_ref().map(|files| files.0.clone())
+    };
+
+    assert_eq!((of("corpus"), of("d.json")), (Some(vec!["*".to_owned()]), None));
+}
+
+/// transformers takes it whenever DeepSpeed's file has one.
+#[test]
+fn schedule_of_deepspeed_goes_before_that_of_the_trainer() {
+    let ds = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_type": "linear"}}}"#;
+    let trainer =
+        "model_name_or_path: m\ndataset_name: d\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\ndeepspeed: ds.json\n";
+    let axolotl = "base_model: m\ndatasets: [{path: a, type: alpaca}]\nlr_scheduler: cosine\nwarmup_ratio: 0.1\ndeepspeed: ds.json\n";
+    for text in [trainer, axolotl] {
+        let found = imported(&[("a.yaml", text), ("ds.json", ds)]).unwrap();
+
+        let keys = shown_keys(&found);
+        assert!(keys.is_superset(&set(&["lr_scheduler: constant_with_warmup", "warmup_ratio: 0.1"])), "{keys:?}");
+        assert!(found.notes.join("\n").contains("the scheduler of DeepSpeed goes before"), "{:?}", found.notes);
+    }
+}
+
+#[test]
+fn texts_of_llama_factory_are_isolated_and_cut_which_is_told() {
+    let info = r#"{"d": {"file_name": "d.json"}}"#;
+    let of = |keys: &str| {
+        let text = format!("model_name_or_path: m\nstage: pt\ndataset: d\n{keys}");
+        imported(&[("a.yaml", &text), ("data/dataset_info.json", info)]).unwrap().notes.join("\n")
+    };
+
+    assert!(of("").contains("attention does not cross texts here"));
+    assert!(of("packing: false\n").contains("cut into several samples here"));
+    assert!(of("packing: true\n").contains("attention does not cross samples here"));
+}
+
 #[test]
 fn columns_of_llama_factory_keep_their_meaning() {
     let found = of_info(

@@ -539,6 +539,17 @@ fn steps_of_axolotl_go_before_its_epochs_and_are_divided_by_what_happens_in_each
 }
 
 #[test]
+fn nothing_decays_beside_two_rates_of_adapters_in_axolotl() {
+    let of = |keys: &str| {
+        let text = format!("{MINIMAL}adapter: lora\nlora_target_linear: true\nweight_decay: 0.1\n{keys}");
+        let imported = imported(&[("job.yaml", &text)]);
+        (imported.keys.contains_key("weight_decay"), imported.notes.join("\n").contains("decay nothing"))
+    };
+
+    assert_eq!((of("loraplus_lr_ratio: 16\n"), of("")), ((false, true), (true, false)));
+}
+
+#[test]
 fn file_of_another_tool_is_recognised_and_a_job_is_not() {
     let tool = |name: &str, text: &str| import::tool_of(Path::new(name), text);
 

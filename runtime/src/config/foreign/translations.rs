@@ -234,11 +234,24 @@ pub(super) fn fsdp_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
 
 /// A DeepSpeed configuration, or the path of one.
 pub(super) fn deepspeed_config(value: &Value, draft: &mut Draft<'_>) -> Outcome {
-    match value {
-        Value::Mapping(config) => draft.defaults(deepspeed::converted(config)),
-        path => match deepspeed::of_file(shown(path).as_ref(), draft.read) {
-            Ok(converted) => draft.defaults(converted),
-            Err(why) => Refused(why),
-        },
+    let converted = match value {
+        Value::Mapping(config) => Ok(deepspeed::converted(config)),
+        path => deepspeed::of_file(shown(path).as_ref(), draft.read),
+    };
+    let converted = match converted {
+        Ok(converted) => converted,
+        Err(why) => return Refused(why),
+    };
+    let own = draft.given("lr_scheduler").cloned();
+    let schedule =
+        converted.keys.get("lr_scheduler").cloned().filter(|schedule| own.is_some_and(|own| own != *schedule));
+    match (draft.defaults(converted), schedule) {
+        (Said(text), Some(schedule)) => {
+            let text = format!("{text}; {}", deepspeed::overruled("lr_scheduler", &schedule));
+            draft.keys.remove("cosine_min_lr_ratio");
+            draft.keys.insert("lr_scheduler".into(), schedule);
+            Said(text)
+        }
+        (outcome, _) => outcome,
     }
 }
