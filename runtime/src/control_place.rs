@@ -26,7 +26,7 @@ pub(crate) const CONTROL: &str = "control";
 pub(crate) const ADDRESS: &str = "address";
 /// File in that folder with the configuration of the job.
 pub(crate) const CONFIG: &str = "config.yaml";
-/// File in that folder with the place of the job's checkpoints, where the configuration names one.
+/// File in that folder with the place of the job's checkpoints, unless it is in `output_dir`, and the place from which it continues.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 /// File in that folder with the number of the job.
 pub(crate) const JOB: &str = "job";
@@ -194,8 +194,13 @@ fn as_folder(root: &Path) -> PathBuf {
 
 /// Where the checkpoints of a run's folder may be, the likeliest place first; or the folder is that of the checkpoints.
 pub(crate) fn checkpoint_places(folder: &Path) -> Vec<PathBuf> {
-    let named = fs::read_to_string(folder.join(CONTROL).join(CHECKPOINTS)).ok();
-    named.map(PathBuf::from).into_iter().chain([folder.join("checkpoints"), folder.to_owned()]).collect()
+    let noted = fs::read_to_string(folder.join(CONTROL).join(CHECKPOINTS)).unwrap_or_default();
+    listed_places(&noted).into_iter().chain([folder.join("checkpoints"), folder.to_owned()]).collect()
+}
+
+/// The places in the file [`CHECKPOINTS`].
+pub(crate) fn listed_places(text: &str) -> Vec<PathBuf> {
+    text.lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect()
 }
 
 /// Writes a file atomically and durably.

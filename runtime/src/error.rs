@@ -39,7 +39,7 @@ use phalanx_strategies::compile::CompileError;
 use phalanx_strategies::model::ModelError;
 use phalanx_strategies::sampler::SamplerError;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a job cannot start or continue. The text is one sentence that names the fault and its location.
 #[derive(Debug, thiserror::Error)]
@@ -104,10 +104,15 @@ pub enum JobError {
     Mismatch { path: PathBuf, reason: String },
     /// The newest checkpoint is of a run with another model, data, batch or learning rate.
     #[error(
-        "checkpoint {path} is of another run; this job has other values of {changed}: keep both by setting another `output_dir`, begin again with `--resume_from_checkpoint none`, or continue from it all the same with `--resume_from_checkpoint {named}`",
-        path = path.display(), named = quoted(path)
+        "checkpoint {path} is of another run; this job has other values of {changed}: keep both by setting another `output_dir`, {}",
+        ways_on(path, *has_state), path = path.display()
     )]
-    AnotherRun { path: PathBuf, changed: String },
+    AnotherRun {
+        path: PathBuf,
+        changed: String,
+        /// Whether the checkpoint holds the state that this job needs, so that it may continue from it.
+        has_state: bool,
+    },
     /// The checkpoint is of a later step than the last one of this job.
     #[error(
         "checkpoint {path} is of step {step}, but this job ends at step {last}: raise `max_steps` or `num_epochs`, set another `output_dir`, or begin again with `--resume_from_checkpoint none`",
@@ -235,6 +240,16 @@ pub enum JobError {
     ControlPlane(#[from] ControlPlaneError),
     #[error(transparent)]
     Command(#[from] CommandError),
+}
+
+/// How a job continues that has other values than the run of a checkpoint.
+fn ways_on(path: &Path, has_state: bool) -> String {
+    let again = "begin again with `--resume_from_checkpoint none`";
+    if has_state {
+        format!("{again}, or continue from it all the same with `--resume_from_checkpoint {}`", quoted(path))
+    } else {
+        format!("or {again}")
+    }
 }
 
 impl JobError {

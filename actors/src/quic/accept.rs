@@ -78,7 +78,7 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, unidentified: Arc<()>) {
     let peer = incoming.remote_address();
     let connection = match tokio::time::timeout(PATIENCE, handshake(&shared, incoming)).await {
         Ok(Ok(Some(connection))) => connection,
-        Ok(Ok(None)) => return tracing::debug!(%peer, why = NOT_LEADING, "refused a node"),
+        Ok(Ok(None)) => return tracing::debug!(%peer, why = NOT_LEADING, "refused a peer"),
         Ok(Err(err)) => return shared.complaints.refused(peer, &err),
         Err(_) => return shared.complaints.refused(peer, &"its handshake takes too long"),
     };
@@ -102,13 +102,17 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, unidentified: Arc<()>) {
     }
 }
 
-/// Completes the handshake; `None` if the peer is a node and the coordinator does not lead (`TP-5`). It is refused within the
-/// handshake, because a node stays with the first coordinator that completes one.
+/// Completes the handshake; `None` if the coordinator does not serve the peer: a node while it does not lead (`TP-5`), or a machine
+/// that joins while it admits none. It is refused within the handshake, because a node stays with the first coordinator that completes
+/// one.
 async fn handshake(shared: &Shared, incoming: Incoming) -> Result<Option<Connection>, ConnectionError> {
     let mut connecting = incoming.accept()?;
-    if !shared.leads() {
+    if !shared.leads() || !shared.config.admits {
         let data = connecting.handshake_data().await?.downcast::<HandshakeData>().ok();
-        if data.and_then(|data| data.protocol).as_deref() != Some(tls::OPERATOR) {
+        let protocol = data.and_then(|data| data.protocol);
+        let joins = protocol.as_deref() == Some(tls::JOIN);
+        let is_operator = protocol.as_deref() == Some(tls::OPERATOR);
+        if !shared.leads() && !is_operator || !shared.config.admits && joins {
             // Dropping the connection closes it.
             return Ok(None);
         }

@@ -56,6 +56,8 @@ pub struct ListenerConfig {
     pub lifetime: Duration,
     /// Job information that a node receives with its certificate.
     pub bootstrap: Vec<u8>,
+    /// Whether machines may join, and nodes renew their certificates. Default: yes.
+    pub admits: bool,
     /// How many events may wait. A full queue drops heartbeats and delays all other events. Default: 4,096.
     pub n_events_max: usize,
 }
@@ -70,6 +72,7 @@ impl ListenerConfig {
             timing: Timing::default(),
             lifetime: Validity::LIFETIME,
             bootstrap: Vec::new(),
+            admits: true,
             n_events_max: 4096,
         }
     }

@@ -18,6 +18,7 @@ use crate::train::plan::{self, ModelPlan};
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::programs::Programs;
 use crate::train::saving::Saving;
+use crate::train::saving::resuming::EarlyEnd;
 use crate::train::step_trace::check_writable;
 use crate::train::team::{Team, TeamPlan};
 use crate::train::threads::{Run, shared_world};
@@ -132,12 +133,9 @@ impl<'a> Checked<'a> {
         let lock = OutputLock::take(&config.output.folder())?;
         drop(preparing);
         config.output.trace.as_deref().map_or(Ok(()), check_writable)?;
-        let model_dir = config.output.folder().join("model");
-        let run = Saving::of_run(config, &inputs);
-        if let Some((steps, note)) = run.early_end(config.output.best_rule())?.filter(|_| model_dir.is_dir()) {
+        if let Some(EarlyEnd { report, note }) = Saving::of_run(config, &inputs).early_end(&config.output)? {
             on_event(&Event::Note(note));
-            let (last, checkpoint) = (None, None);
-            return Ok(Report { steps, finished: true, last, checkpoint, model_dir: Some(model_dir) });
+            return Ok(report);
         }
         if let Some(program) = program {
             drop((data, programs));

@@ -9,6 +9,8 @@ use crate::coordinate::serve::{CoordinatorEvent, Serve, serve};
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::train::fit::check;
+use crate::train::saving::Saving;
+use crate::train::saving::resuming::EarlyEnd;
 use phalanx_actors::trust::join::parse_addresses;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -50,6 +52,10 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
     let control = stopped_by_signals(console, false)?;
     let config = args.job.load()?;
+    if let Some(EarlyEnd { note, .. }) = Saving::of_configuration(&config).early_end(&config.output)? {
+        console.say(note);
+        return Ok(Ended::Finished);
+    }
     let model = check(&config)?;
     let advertise = match &args.advertise {
         Some(text) => parse_addresses(text).map_err(CommandError::Advertise)?,

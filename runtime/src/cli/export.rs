@@ -4,7 +4,6 @@ use super::{conclude, report_note};
 use crate::config::JobConfig;
 use crate::config::output::is_url;
 use crate::console::Console;
-use crate::control_place::checkpoint_places;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use crate::train::evaluation::yaml_of_run;
@@ -12,7 +11,8 @@ use crate::train::export::{ExportOptions, export_checkpoint};
 use crate::train::model_source::ModelSource;
 use crate::train::reexport::{reexport, to_gguf};
 use crate::train::run_folder::{best_instead_of, note_of_older_model};
-use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid};
+use crate::train::saving::places::newest_of_run;
+use phalanx_storage::checkpoint::catalog::CheckpointId;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::gguf::Encoding;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
@@ -150,13 +150,10 @@ pub(super) fn resolve(path: &std::path::Path) -> Result<(PathBuf, Vec<String>), 
     if CheckpointId::is_at(path) {
         return Ok((path.to_owned(), Vec::new()));
     }
-    let mut lines = Vec::new();
-    for root in checkpoint_places(path) {
-        let (found, skipped) = latest_valid(&root)?;
-        lines.extend(skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)));
-        if let Some(checkpoint) = found {
-            return Ok((checkpoint.id().path.clone(), lines));
-        }
+    let (found, skipped) = newest_of_run(path)?;
+    if let Some(checkpoint) = found {
+        let lines = skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)).collect();
+        return Ok((checkpoint.id().path.clone(), lines));
     }
     let why = if path.exists() || is_url(path) { "" } else { ": it does not exist" };
     Err(JobError::NoCheckpoint { path: path.to_owned(), why: why.into() })

@@ -51,9 +51,9 @@ pub(super) fn on_signal(
     act: impl FnOnce() + Send + 'static,
     saves: impl Fn() -> bool + Send + 'static,
 ) -> Result<(), JobError> {
-    // Under `nohup` the job outlives its terminal.
-    let outlives_terminal = is_ignored(SIGHUP);
-    let wanted = REQUESTS_TO_END.into_iter().filter(|signal| *signal != SIGHUP || !outlives_terminal);
+    // Under `nohup` the job outlives its terminal; in the background of a script, Ctrl-C is for the script.
+    let stays_ignored = |signal: &c_int| [SIGHUP, SIGINT].contains(signal) && is_ignored(*signal);
+    let wanted = REQUESTS_TO_END.into_iter().filter(|signal| !stays_ignored(signal));
     let mut signals = Signals::new(wanted).map_err(cannot_listen)?;
     let listen = move || {
         let mut seen = signals.forever();

@@ -57,7 +57,7 @@ section! {
         pub trace: Option<PathBuf> = None;
         /// auto resumes from the newest valid checkpoint, if there is one, and refuses one of a run with another model, data,
         /// batch or learning rate; none and the empty value start from scratch; a path names a checkpoint, from which the run
-        /// continues also with other keys.
+        /// continues also with other keys, unless they change what a checkpoint holds (the model, its adapters, the optimizer).
         pub resume_from_checkpoint: Resume = Resume::Auto;
     }
 }

@@ -4,9 +4,8 @@ use crate::config::JobConfig;
 use crate::control::{Bell, Control};
 use crate::control_place::CONTROL;
 use crate::coordinate::sentence::{self, sentence};
-use crate::coordinate::serve::{
-    Coordinated, Coordinating, CoordinatorEvent, Serve, admission, begin_alone, listen_alone, serve,
-};
+use crate::coordinate::serve::{Coordinated, Coordinating, CoordinatorEvent, Serve, admission, listen_alone, serve};
+use crate::coordinate::term::begin_alone;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};

@@ -7,7 +7,7 @@ use crate::control::Control;
 use crate::control_place::ControlPlace;
 use crate::coordinate::job_number::forget_job;
 use crate::coordinate::patience::patiently;
-use crate::coordinate::serve::take_alone;
+use crate::coordinate::term::take_alone;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::train::output_lock::OutputLock;

@@ -1,6 +1,6 @@
 //! The coordinator of a job, alone or together with a node in one process.
 //!
-//! - `serve`: the coordinator of a job; `standby`: waits until no other coordinator is active; `head_node`: coordinator and
+//! - `serve`: the coordinator of a job; `term`: how it begins; `survivors`: whether a job without a coordinator lives; `standby`: waits until no other coordinator is active; `head_node`: coordinator and
 //!   node in one process; `advertised`: the addresses of a coordinator; `job_number`: the number of a job; `folder_mark`: the
 //!   file that shows whose a folder is; `silent_stop`: a stop while the store is silent; `held_lease`: the lease of a job without
 //!   a coordinator; `rendezvous`: machines that a cluster launcher started.
@@ -21,3 +21,5 @@ pub(crate) mod sentence;
 pub(crate) mod serve;
 mod silent_stop;
 mod standby;
+mod survivors;
+mod term;

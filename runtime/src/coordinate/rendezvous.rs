@@ -17,6 +17,8 @@ use crate::launch::executable::Executable;
 use crate::node::folder::NodeFolder;
 use crate::node::join::{JoinAs, Leave, Outcome, enter, join, towards};
 use crate::train::fit::check;
+use crate::train::saving::Saving;
+use crate::train::saving::resuming::EarlyEnd;
 use phalanx_actors::trust::TrustError;
 use phalanx_actors::trust::join::{Address, JoinString};
 use std::cell::Cell;
@@ -52,6 +54,10 @@ impl Rendezvous<'_> {
         control: &Control,
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Option<Report>, JobError> {
+        if let Some(EarlyEnd { report, note }) = Saving::of_configuration(self.config).early_end(&self.config.output)? {
+            on_event(&Event::Note(note));
+            return Ok((self.launch_context.node == 0).then_some(report));
+        }
         let place = ControlPlace::of(&self.config.output.output_dir, &self.config.elastic.timing())?;
         if self.launch_context.node > 0 {
             return self.follow(&place, control, on_event);
@@ -78,19 +84,16 @@ impl Rendezvous<'_> {
         on_event: &mut (dyn FnMut(&Event) + Send),
     ) -> Result<Report, JobError> {
         let model = check(self.config)?;
-        let (listen, advertise) = listen_at(&self.launch_context.head, self.launch_context.port.unwrap_or(0), outward)?;
-        let named = Address { host: self.launch_context.head.clone(), port: listen.port() };
-        // Other machines cannot reach this one as `localhost`.
-        let reached = advertise.filter(|_| named.host == LOCALHOST);
-        let reached = reached.map(|ip| Address::from(SocketAddr::new(ip, listen.port())));
+        let head = Head::of(&self.launch_context.head, self.launch_context.port.unwrap_or(0), outward)?;
+        head.note.into_iter().for_each(|note| on_event(&Event::Note(note)));
         let how = Serve {
-            listen,
-            advertise: reached.into_iter().chain([named]).collect(),
+            listen: head.listen,
+            advertise: head.addresses,
             n_machines: 1024,
             token_lifetime: JOIN_LIFETIME,
             is_beside_node: false,
         };
-        let here = LocalNode { program: self.program.clone(), n_slots: self.n_slots, advertise };
+        let here = LocalNode { program: self.program.clone(), n_slots: self.n_slots, advertise: head.reached };
         let mut written = Ok(());
         let mut tell = |string: &str| {
             written = place.secrets().write(&self.join_file(), string.as_bytes());
@@ -214,6 +217,41 @@ impl Rendezvous<'_> {
     }
 }
 
+/// Where node 0 listens, and how others find it.
+#[derive(Debug, PartialEq, Eq)]
+struct Head {
+    listen: SocketAddr,
+    /// Its addresses for nodes and operators.
+    addresses: Vec<Address>,
+    /// The address at which other ranks reach its ranks, if it differs.
+    reached: Option<IpAddr>,
+    /// What the user should know.
+    note: Option<String>,
+}
+
+impl Head {
+    /// Node 0 needs no name of its own: the others read its addresses in the join string.
+    ///
+    /// # Errors
+    /// When its name has no address, and it has no route on which others could reach it.
+    fn of(head: &str, port: u16, outward: impl Fn(SocketAddr) -> Option<IpAddr>) -> Result<Head, ControlPlaneError> {
+        let named = Address { host: head.to_owned(), port };
+        let at = |ip: IpAddr| Address::from(SocketAddr::new(ip, port));
+        let (unknown, everywhere) = match listen_at(head, port, &outward) {
+            Ok((listen, reached)) => {
+                // Other machines cannot reach this one as `localhost`.
+                let first = reached.filter(|_| head == LOCALHOST).map(at);
+                return Ok(Head { listen, addresses: first.into_iter().chain([named]).collect(), reached, note: None });
+            }
+            Err(unknown) => (unknown, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)),
+        };
+        let Some(reached) = outward(everywhere) else { return Err(unknown) };
+        let note =
+            format!("{unknown}; this node is node 0 and listens at all its addresses, and others find it at {reached}");
+        Ok(Head { listen: everywhere, addresses: vec![at(reached)], reached: Some(reached), note: Some(note) })
+    }
+}
+
 /// The address on which node 0 listens, and the address at which other ranks reach its ranks if it differs.
 fn listen_at(
     head: &str,
@@ -242,10 +280,21 @@ mod tests {
 
     #[test]
     fn host_name_without_an_address_is_named_in_the_error() {
-        let error = listen_at("no such host", 1, |_| None).unwrap_err().to_string();
+        let error = Head::of("no such host", 1, |_| None).unwrap_err().to_string();
 
         assert!(error.starts_with("cannot resolve node 0, `no such host`: "), "{error}");
         assert_eq!(listen_at("127.0.0.1", 7, |_| None).unwrap(), ("127.0.0.1:7".parse().unwrap(), None));
+    }
+
+    #[test]
+    fn node_0_whose_name_has_no_address_is_found_at_its_route() {
+        let route = IpAddr::from([10, 1, 2, 3]);
+
+        let head = Head::of("no such host", 7, |_| Some(route)).unwrap();
+
+        assert_eq!((head.listen, head.reached), ("0.0.0.0:7".parse().unwrap(), Some(route)));
+        assert_eq!(head.addresses, ["10.1.2.3:7".parse::<Address>().unwrap()]);
+        assert!(head.note.unwrap().contains("others find it at 10.1.2.3"));
     }
 
     #[test]

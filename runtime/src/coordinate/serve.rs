@@ -3,27 +3,22 @@
 
 use crate::checkpoint_claim::CheckpointClaim;
 use crate::config::JobConfig;
-use crate::config::output::is_url;
 use crate::control::{Bell, Control, STOP_PATIENCE};
-use crate::control_place::{self, ADDRESS, CHECKPOINTS, CONFIG, CONTROL, ControlPlace, JOB};
+use crate::control_place::{self, ADDRESS, CONTROL, ControlPlace, JOB};
 use crate::coordinate::advertised::{advertised, outward};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::folder_mark::FolderMark;
-use crate::coordinate::held_lease::HeldLease;
-use crate::coordinate::job_number::{forget_job, job_id, job_of};
 use crate::coordinate::patience::patiently;
 use crate::coordinate::silent_stop::SilentStop;
-use crate::coordinate::standby::{self, ALONE, Watched};
+use crate::coordinate::standby::ALONE;
+use crate::coordinate::term::{Term, take_over};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::node::bootstrap::JobBootstrap;
 use crate::train::fit::{fits, fits_here};
-use crate::train::inputs::RunInputs;
-use crate::train::output_lock::{OutputLock, RankLock};
+use crate::train::output_lock::OutputLock;
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
-use crate::train::same_run::{Change, change_of_running_job};
-use crate::train::saving::Saving;
 use phalanx_actors::control::{ControlThread, RunError, block_on};
 use phalanx_actors::coordinator::{Checkpoints, Settings};
 use phalanx_actors::coordinator_handle::{Admission, CoordinatorHandle};
@@ -31,23 +26,19 @@ use phalanx_actors::events::{Event, What};
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::QuicError;
 use phalanx_actors::quic::listener::{Listener, ListenerConfig};
-use phalanx_actors::store::{SharedStore, Store};
 use phalanx_actors::transport::{Downlink, Inbox};
 use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::join::{Address, JoinString};
 use phalanx_storage::checkpoint::catalog::{CheckpointId, Skipped, latest_after};
-use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::coordinator::status::Status;
-use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Step};
+use phalanx_strategies::elastic::identity::{Generation, NodeId, Step};
 use phalanx_strategies::elastic::mesh_choice::Policy;
-use phalanx_strategies::elastic::message::{Ending, Record};
+use phalanx_strategies::elastic::message::Ending;
 use phalanx_strategies::elastic::snapshot;
-use phalanx_strategies::elastic::succession::Lease;
-use std::cell::{Cell, RefCell};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -77,198 +68,6 @@ pub(crate) enum CoordinatorEvent {
     Event(Event),
 }
 
-/// The start of a coordinator's term: the job's number, the lease, and the job's store.
-pub(super) struct Term {
-    job: JobId,
-    place: ControlPlace,
-    store: SharedStore,
-    candidate: u32,
-    lease: HeldLease,
-    /// The checkpoint from which the job starts, if any: its step and folder.
-    pub(super) start_from: Option<(u64, PathBuf)>,
-    /// The published addresses of the coordinator, once it listens.
-    addresses: Vec<Address>,
-    /// The claim on the checkpoints of the job, if they are outside its output.
-    claim: Option<CheckpointClaim>,
-    /// The lock of the job's folder, unless its caller holds it, or a coordinator that has lost its lease.
-    _lock: Option<OutputLock>,
-}
-
-impl Term {
-    /// The coordinated job.
-    pub(super) const fn job(&self) -> JobId {
-        self.job
-    }
-
-    /// The token of the claim on the checkpoints.
-    pub(super) fn claim(&self) -> Option<u64> {
-        self.claim.as_ref().map(CheckpointClaim::token)
-    }
-}
-
-/// The state of an earlier run of the job, if the store has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Earlier {
-    /// Its ranks may be alive, and this coordinator continues the run.
-    MayLive,
-    /// Its ranks died with their coordinator; only checkpoints remain.
-    IsOver,
-}
-
-/// Takes over a job on several machines once no other coordinator is active; `None` if this coordinator is not needed.
-/// `lock` is that of the job's folder, if the caller has taken it.
-fn take_over(
-    config: &JobConfig,
-    mut lock: Option<OutputLock>,
-    is_beside_node: bool,
-    is_over: &dyn Fn() -> bool,
-    stands_by: &mut dyn FnMut(),
-) -> Result<Option<Term>, JobError> {
-    let timing = config.elastic.timing();
-    let place = ControlPlace::of(&config.output.output_dir, &timing)?;
-    let store = place.store()?;
-    // Process ids are not unique across machines.
-    let candidate = (job_id().0 as u32).max(ALONE + 1);
-    let mut locked_since = None;
-    loop {
-        let other = RefCell::new(None);
-        let watched = patiently(&place, is_over, || {
-            standby::wait(&*store, &timing, &|| is_over() || other.borrow().is_some(), &mut || {
-                *other.borrow_mut() = other_configuration(config, &place);
-                stands_by();
-            })
-        })?;
-        if let Some(other) = other.take() {
-            return Err(other.into());
-        }
-        let seen = match watched {
-            Watched::Vacant(lease) => lease,
-            Watched::Occupied => return Err(JobError::InUse { path: config.output.output_dir.clone() }),
-            Watched::NotNeeded => return Ok(None),
-        };
-        // The node belongs to the job of the record: a standby that begins after its end must not start the job again.
-        let read = || Ok(store.read_record().map_err(ControlPlaneError::from)?);
-        let record = patiently(&place, is_over, read)?;
-        if is_beside_node && record.ending.is_some() {
-            return Ok(None);
-        }
-        if let Some(other) = may_live(&record).then(|| other_configuration(config, &place)).flatten() {
-            return Err(other.into());
-        }
-        if lock.is_none() {
-            lock = match OutputLock::take(&config.output.folder()) {
-                // The lease decides between coordinators: one that has lost it may still run.
-                Err(JobError::InUse { .. }) if seen.holder != ALONE => None,
-                // A coordinator locks the folder before it takes the lease: the lease shows whose the folder is.
-                Err(JobError::InUse { .. })
-                    if locked_since.get_or_insert_with(Instant::now).elapsed() < timing.lease * LEASES_OF_LOCK =>
-                {
-                    if is_over() {
-                        return Ok(None);
-                    }
-                    std::thread::sleep(timing.lease_renewal / 2);
-                    continue;
-                }
-                taken => Some(taken?),
-            };
-        }
-        let Some(lease) = patiently(&place, is_over, || claim(&*store, seen, candidate))? else { continue };
-        let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
-        let claim = CheckpointClaim::take(&config.output, &place, is_over)?;
-        let start_from = patiently(&place, is_over, || {
-            let warn = &mut |warning| tracing::warn!("{warning}");
-            begin(config, &Saving::new(config, Vec::new()), &place, &*store, lease.0, Earlier::MayLive, warn)
-        })?;
-        let job = patiently(&place, is_over, || job_of(&place))?;
-        let addresses = Vec::new();
-        return Ok(Some(Term { job, place, store, candidate, lease: held, start_from, addresses, claim, _lock: lock }));
-    }
-}
-
-/// Begins a job on this machine alone, in a folder that this process has locked.
-///
-/// # Errors
-/// As [`take_alone`], and when the store or a checkpoint cannot be used.
-pub(super) fn begin_alone(
-    config: &JobConfig,
-    inputs: &RunInputs,
-    lock: &OutputLock,
-    warn: &mut dyn FnMut(String),
-) -> Result<Term, JobError> {
-    let timing = config.elastic.timing();
-    let place = ControlPlace::of(&config.output.output_dir, &timing)?;
-    let (store, lease) = take_alone(config, &place, lock)?;
-    let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
-    let goes_on = || false;
-    let run = Saving::of_run(config, inputs);
-    let claim = CheckpointClaim::take(&config.output, &place, &goes_on)?;
-    let start_from =
-        patiently(&place, &goes_on, || begin(config, &run, &place, &*store, lease.0, Earlier::IsOver, &mut *warn))?;
-    let job = patiently(&place, &goes_on, || job_of(&place))?;
-    let addresses = Vec::new();
-    Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, addresses, claim, _lock: None })
-}
-
-/// Takes the lease of a folder, which this process has locked, for a job on this machine alone.
-///
-/// # Errors
-/// When a coordinator is active in the folder, or ranks of an earlier job are, or the store cannot be used.
-pub(super) fn take_alone(
-    config: &JobConfig,
-    place: &ControlPlace,
-    lock: &OutputLock,
-) -> Result<(SharedStore, (Lease, Instant)), JobError> {
-    let (store, goes_on) = (place.store()?, || false);
-    let in_use = || JobError::InUse { path: config.output.output_dir.clone() };
-    let read = || Ok(store.read_lease().map_err(ControlPlaneError::from)?);
-    let mut seen = patiently(place, &goes_on, read)?;
-    // A job on one machine holds the lock as long as it renews its lease, where the file system has locks. The lock of a folder
-    // says nothing about other machines that use the same object store.
-    let is_over = if seen.holder == ALONE {
-        seen == Lease::default() || lock.is_exclusive() && !config.output.is_remote()
-    } else {
-        patiently(place, &goes_on, || Ok(store.read_record().map_err(ControlPlaneError::from)?))?.ending.is_some()
-    };
-    if !is_over {
-        let is_alive = Cell::new(false);
-        let timing = config.elastic.timing();
-        let watched = patiently(place, &goes_on, || {
-            standby::wait(&*store, &timing, &|| is_alive.get(), &mut || is_alive.set(true))
-        })?;
-        let Watched::Vacant(lease) = watched else { return Err(in_use()) };
-        seen = lease;
-    }
-    RankLock::await_end_of_ranks(&config.output.folder())?;
-    // Without ranks, the record of a job on one machine tells nothing that its checkpoints do not.
-    let is_own = seen.holder == ALONE && lock.is_exclusive() && !config.output.is_remote();
-    if is_own && store.replace_damaged_record().map_err(ControlPlaneError::from)? {
-        tracing::warn!("the record of the last run was damaged and is replaced; no checkpoint is lost");
-    }
-    let lease = patiently(place, &goes_on, || claim(&*store, seen, ALONE))?.ok_or_else(in_use)?;
-    Ok((store, lease))
-}
-
-/// Whether ranks of the job on record may train.
-const fn may_live(record: &Record) -> bool {
-    record.ending.is_none() && record.world_plan.is_some()
-}
-
-/// Why a coordinator with this configuration cannot continue the job. A job without a recorded one accepts any.
-fn other_configuration(config: &JobConfig, place: &ControlPlace) -> Option<ControlPlaneError> {
-    let (recorded, path) = (place.read(CONFIG).ok().flatten()?, place.path(CONFIG));
-    match change_of_running_job(&recorded, config) {
-        Some(Change::Unreadable) => Some(ControlPlaneError::UnreadableConfiguration { path }),
-        Some(Change::Of(changed)) => Some(ControlPlaneError::OtherConfiguration { path, changed }),
-        None => None,
-    }
-}
-
-/// Takes the lease for the next term, unless another candidate took it first.
-fn claim(store: &dyn Store, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
-    let (asked, lease) = (Instant::now(), Lease { term: seen.term.next(), holder: candidate, beat: 0 });
-    Ok(store.replace_lease(seen, lease).map_err(ControlPlaneError::from)?.ok().map(|lease| (lease, asked)))
-}
-
 /// Coordinates a job on several machines to its end. Returns its last status, unless another coordinator has taken over.
 /// `lock` is that of the job's folder, if the caller has taken it. Polls `is_abandoned`: once it is true, the job is stopped,
 /// without waiting when no node is left.
@@ -295,9 +94,7 @@ fn try_serve(
     tell: &mut dyn FnMut(CoordinatorEvent),
 ) -> Result<Coordinated, JobError> {
     let stops = || control.stops() && !serve.is_beside_node || is_abandoned();
-    let Some(mut term) =
-        take_over(config, lock, serve.is_beside_node, &stops, &mut || tell(CoordinatorEvent::StandsBy))?
-    else {
+    let Some(mut term) = take_over(config, serve, lock, &stops, &mut || tell(CoordinatorEvent::StandsBy))? else {
         return Ok(Coordinated { status: Ok(None), notified: Vec::new() });
     };
     let (listener, inbox, invitation) = patiently(&term.place, &stops, || open(config, serve, &term))?;
@@ -329,20 +126,25 @@ fn open(config: &JobConfig, serve: &Serve, term: &Term) -> Result<(Listener, Inb
 /// File in the control folder of this machine with the port of the last coordinator.
 const PORT: &str = "port";
 
+/// The address with the port of the last coordinator on this machine, unless it has one of its own.
+pub(super) fn last_address(config: &JobConfig, at: SocketAddr) -> SocketAddr {
+    let path = config.output.folder().join(CONTROL).join(PORT);
+    let before = fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u16>().ok());
+    before.filter(|_| at.port() == 0).map_or(at, |port| SocketAddr::new(at.ip(), port))
+}
+
 /// Listens at an address. Without a port of its own, a coordinator listens at the port of its predecessor, where the nodes look
 /// for it, unless another program has that port now.
 fn listen_again(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
     let path = config.output.folder().join(CONTROL).join(PORT);
-    let before = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u16>().ok());
-    let listened = match before.filter(|_| at.port() == 0) {
-        Some(port) => match listen(config, SocketAddr::new(at.ip(), port), term) {
-            Err(JobError::ControlPlane(ControlPlaneError::Transport(QuicError::Bind { .. }))) => {
-                tracing::warn!(port, "the port of the last coordinator is in use; nodes need the new address");
-                listen(config, at, term)
-            }
-            listened => listened,
-        },
-        None => listen(config, at, term),
+    let before = last_address(config, at);
+    let listened = match listen(config, before, term) {
+        Err(JobError::ControlPlane(ControlPlaneError::Transport(QuicError::Bind { .. }))) if before != at => {
+            let port = before.port();
+            tracing::warn!(port, "the port of the last coordinator is in use; nodes need the new address");
+            listen(config, at, term)
+        }
+        listened => listened,
     }?;
     let port = listened.0.address().port().to_string();
     let written = fs::create_dir_all(config.output.folder().join(CONTROL))
@@ -383,7 +185,7 @@ pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Op
     })
 }
 
-fn write_address(place: &ControlPlace, addresses: &[Address]) -> Result<(), JobError> {
+pub(super) fn write_address(place: &ControlPlace, addresses: &[Address]) -> Result<(), JobError> {
     let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     place.write(ADDRESS, &text.join(","))
 }
@@ -487,7 +289,7 @@ impl<'a> Coordinating<'a> {
         let log = EventLog::open(&config.output.folder());
         let policy = config.elastic.policy(config.parallel.mesh()?, model.n_microbatches, state_bytes(model)?);
         let policy = Policy { one_model: config.parallel.reproducible, ..policy };
-        let Term { job, store, candidate, lease, place, addresses, claim, _lock: lock, .. } = term;
+        let Term { job, store, candidate, lease, place, addresses, claim, lock, .. } = term;
         let mark = (!config.output.is_remote()).then(|| FolderMark { path: place.path(JOB), job });
         let checkpoints = newest_checkpoint(config.output.checkpoints());
         let (holds, is_alone, timing) = (Some(lease.take()), candidate == ALONE, config.elastic.timing());
@@ -701,67 +503,8 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the end of a job waits for an object store that is silent; outages of some minutes are common.
 const STORE_PATIENCE: Duration = Duration::from_secs(600);
 
-/// For how many leases the folder may be locked by another coordinator that has no lease yet.
-const LEASES_OF_LOCK: u32 = 2;
-
 /// How long the control thread may take to end after its actors are gone.
 const END_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Prepares the store. A job that has ended starts again, from its last checkpoint if configured. Returns that checkpoint.
-fn begin(
-    config: &JobConfig,
-    run: &Saving,
-    place: &ControlPlace,
-    store: &dyn Store,
-    lease: Lease,
-    earlier: Earlier,
-    warn: &mut dyn FnMut(String),
-) -> Result<Option<(u64, PathBuf)>, JobError> {
-    let output = &config.output;
-    let found = store.read_record().map_err(ControlPlaneError::from)?;
-    let is_over = earlier == Earlier::IsOver || found.ending.is_some();
-    if is_over {
-        RankLock::await_end_of_ranks(&output.folder())?;
-    } else if found.world_plan.is_some() {
-        return Ok(None);
-    }
-    let (resume, warnings) = run.find(&output.resume_from_checkpoint, config.elastic.verify_steps)?;
-    let resume = resume.map(|path| Checkpoint::open(&path).map(|found| (path, found))).transpose()?;
-    // A refusal leaves the record of the earlier run as it is.
-    resume.as_ref().map_or(Ok(Vec::new()), |(_, checkpoint)| run.check_run(checkpoint))?;
-    if is_over {
-        // A later run gets a new job number, so that members of the earlier run cannot take part.
-        forget_job(place)?;
-    }
-    let kept = if is_over { Record { generation: found.generation, ..Record::default() } } else { found };
-    if earlier == Earlier::MayLive {
-        place.write(CONFIG, &config.to_yaml())?;
-    }
-    match &output.checkpoint_dir {
-        Some(dir) => place.write(CHECKPOINTS, &absolute(dir))?,
-        None => place.remove(CHECKPOINTS)?,
-    }
-    let mut record = Record { term: lease.term, ..kept };
-    warnings.into_iter().for_each(warn);
-    let mut start_from = None;
-    if let Some((path, checkpoint)) = resume {
-        record.checkpoint = as_snapshot(checkpoint.id());
-        record.generation = record.generation.max(record.checkpoint.generation);
-        start_from = Some((checkpoint.id().step, path));
-    }
-    // Worlds of this run have later generations than all checkpoints that were there before.
-    record.generation = record.generation.max(Generation(run.last_generation()?));
-    record.began = record.generation;
-    // If a later term has begun, the store does not take this record, and this coordinator steps down later.
-    store.write_record(&record).map_err(ControlPlaneError::from)?;
-    Ok(start_from)
-}
-
-/// A URL, or the absolute path of a folder.
-fn absolute(dir: &Path) -> String {
-    let path = if is_url(dir) { dir.to_owned() } else { std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()) };
-    path.to_string_lossy().into_owned()
-}
 
 /// Finds the newest checkpoint of a run that verifies, wherever its members have died after they had committed it.
 fn newest_checkpoint(root: PathBuf) -> Checkpoints {
@@ -775,6 +518,6 @@ fn newest_checkpoint(root: PathBuf) -> Checkpoints {
     })
 }
 
-fn as_snapshot(id: &CheckpointId) -> snapshot::Checkpoint {
+pub(super) fn as_snapshot(id: &CheckpointId) -> snapshot::Checkpoint {
     snapshot::Checkpoint { generation: Generation(id.generation), step: Step(id.step) }
 }

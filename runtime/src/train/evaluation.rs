@@ -6,10 +6,10 @@ use super::export::{CONFIG_JSON, JOB_YAML, packed_tensors, parse_job};
 use super::model_source::{ModelSource, forward_spec};
 use super::plan;
 use super::run_folder::{best_instead_of, note_of_older_model};
+use super::saving::places::{Places, newest_in, newest_of_run};
 use super::staging::{Staging, inputs};
 use crate::config::JobConfig;
 use crate::config::output::{folder_of, is_url};
-use crate::control_place::checkpoint_places;
 use crate::data::prepare::PrepareError;
 use crate::data::rows::Rows;
 use crate::data::tokenizer::Tokenizer;
@@ -18,7 +18,7 @@ use crate::error::export::ExportError;
 use crate::error::plan::PlanError;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, OpaqueModel, Run};
-use phalanx_storage::checkpoint::catalog::{CheckpointId, latest_valid, list};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, Skipped, list};
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
@@ -135,15 +135,8 @@ impl Subject {
             if is_model(&written) {
                 return Subject::find(&written, base_model);
             }
-            let mut lines = Vec::new();
-            for root in checkpoint_places(path) {
-                let (found, skipped) = latest_valid(&root)?;
-                lines.extend(skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)));
-                if let Some(newest) = found {
-                    let (checkpoint, note) = best_instead_of(newest);
-                    lines.extend(note);
-                    return Ok((Subject::of(checkpoint)?, lines));
-                }
+            if let Some(found) = Subject::of_newest(newest_of_run(path)?)? {
+                return Ok(found);
             }
             return Err(JobError::NoCheckpoint { path: path.to_owned(), why: ", and no model".into() });
         }
@@ -164,16 +157,19 @@ impl Subject {
         if ["config.json", ADAPTER_CONFIG].iter().any(|name| exported.join(name).symlink_metadata().is_ok()) {
             return Subject::find(&exported, job.model.base_model.as_deref());
         }
-        let (found, skipped) = latest_valid(&job.output.checkpoints())?;
-        let mut lines: Vec<String> =
-            skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason)).collect();
-        match found.map(best_instead_of) {
-            Some((checkpoint, note)) => {
-                lines.extend(note);
-                Ok((Subject::of(checkpoint)?, lines))
-            }
-            None => Err(PlanError::NothingTrained { dir: job.output.output_dir.clone() }.into()),
-        }
+        let Places { root, own, .. } = Places::of(&job.output);
+        let found = Subject::of_newest(newest_in([Some(root), own].into_iter().flatten())?)?;
+        found.ok_or_else(|| PlanError::NothingTrained { dir: job.output.output_dir.clone() }.into())
+    }
+
+    /// The best or newest checkpoint of a run, of which this one is the newest, and a line for each newer one that is skipped.
+    fn of_newest(
+        (newest, skipped): (Option<Checkpoint>, Vec<Skipped>),
+    ) -> Result<Option<(Subject, Vec<String>)>, JobError> {
+        let Some((checkpoint, note)) = newest.map(best_instead_of) else { return Ok(None) };
+        let skipped = skipped.iter().map(|s| format!("skipped {}: {}", s.path.display(), s.reason));
+        let lines = skipped.chain(note).collect();
+        Ok(Some((Subject::of(checkpoint)?, lines)))
     }
 
     fn of(checkpoint: Checkpoint) -> Result<Subject, JobError> {

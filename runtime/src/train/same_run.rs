@@ -85,6 +85,8 @@ const ELASTIC_WHILE_RUNNING: [&str; 8] = [
 pub(crate) struct Changes {
     /// Why the checkpoint is of another run, unless it is of the same run or the user has named it.
     pub(crate) of_another_run: Option<String>,
+    /// Whether keys differ that decide which state a checkpoint holds, so that no run continues from it with other values of them.
+    pub(crate) other_state: bool,
     /// Keys that differ and change how the run continues.
     pub(crate) notable: Vec<String>,
     /// The sequences per step before and now, if they differ.
@@ -118,7 +120,8 @@ pub(crate) fn changes(then: &[u8], now: &[u8]) -> Changes {
         Resume::Auto | Resume::Never => another_run((&before, &then), (&after, &now)),
     };
     let (n_before, n_after) = (before.sequences_per_step() as u64, after.sequences_per_step() as u64);
-    Changes { of_another_run, notable, batch: (n_before != n_after).then_some((n_before, n_after)) }
+    let other_state = keys_of_state().any(|key| !FREE.contains(&key) && then.get(key) != now.get(key));
+    Changes { of_another_run, other_state, notable, batch: (n_before != n_after).then_some((n_before, n_after)) }
 }
 
 /// Why a coordinator cannot continue a running job with its configuration.
@@ -156,6 +159,13 @@ pub(crate) fn change_of_running_job(recorded: &str, now: &JobConfig) -> Option<C
 fn differing(then: &Keys, now: &Keys) -> Vec<String> {
     let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
     keys.into_iter().filter(|k| !SHOWN.contains(&k.as_str()) && then.get(*k) != now.get(*k)).cloned().collect()
+}
+
+/// Keys that decide which tensors are trained, and which state their updates need.
+fn keys_of_state() -> impl Iterator<Item = &'static str> {
+    let sections = [ModelSection::keys(), AdapterSection::keys()];
+    let keys = sections.into_iter().flatten().map(|doc| doc.key).chain(["optimizer"]);
+    keys.filter(|key| !["lora_alpha", "lora_dropout", "loraplus_lr_ratio"].contains(key))
 }
 
 fn another_run((before, then): (&JobConfig, &Keys), (after, now): (&JobConfig, &Keys)) -> Option<String> {
@@ -238,6 +248,20 @@ mod tests {
             let found = refusal(then, now).unwrap_or_default();
             assert!(found.contains(expected), "{now}: {found}");
         }
+    }
+
+    #[test]
+    fn change_of_the_state_is_told_from_one_of_what_is_done_with_it() {
+        let lora = "adapter: lora\nlora_target_linear: true\n";
+        let changes = |then: &str, now: &str| changes(&job(then), &job(now)).other_state;
+
+        for now in ["optimizer: adamw_8bit", "optimizer: sgd", lora, "reinit_weights: true"] {
+            assert!(changes("", now), "{now}");
+        }
+        for now in ["learning_rate: 1e-2", "weight_decay: 0.5", "micro_batch_size: 7", "seed: 3"] {
+            assert!(!changes("", now), "{now}");
+        }
+        assert!(changes(lora, &format!("{lora}lora_r: 4")) && !changes(lora, &format!("{lora}lora_alpha: 4")));
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Checkpoints of a run: what belongs to its state, and which checkpoint it resumes from.
 
 pub(crate) mod elsewhere;
+pub(crate) mod places;
+pub(crate) mod resuming;
 
 use self::elsewhere::SavedElsewhere;
+use self::places::Places;
 use super::background::{Ballot, Ongoing, Waited};
 use super::best::Best;
 use super::export::JOB_YAML;
@@ -16,21 +19,17 @@ use super::team::Team;
 use super::verification::Compared;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
-use crate::config::elastic::VerifySteps;
-use crate::config::output::{BestRule, OutputSection, Resume};
+use crate::config::output::{Resume, is_url};
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
-use phalanx_storage::checkpoint::catalog::{
-    CheckpointId, Keep, Skipped, latest_compared, latest_valid, list, newest_committed,
-};
-use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
+use phalanx_storage::checkpoint::catalog::{CheckpointId, Keep, list};
+use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::fence::Fence;
 use phalanx_storage::checkpoint::given_up::Beginning;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::store::is_url;
 use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
@@ -63,12 +62,8 @@ pub(crate) const STATE: &str = "trainer.json";
 
 /// Saves and restores the state of one run.
 pub(crate) struct Saving {
-    root: PathBuf,
-    /// The place without `checkpoint_dir`, where a run's first checkpoints are to which it was added.
-    usual_root: Option<PathBuf>,
-    /// Folder of this machine for the state with which a run ends, if `root` does not take it; `None` if `root` is that folder.
-    elsewhere: Option<PathBuf>,
-    /// The state that is saved there.
+    places: Places,
+    /// The state that is saved in the folder of this machine.
     pub(crate) saved_elsewhere: Option<SavedElsewhere>,
     /// Whether the latest save in `root` failed, or still waits for its store.
     is_failing: bool,
@@ -170,18 +165,13 @@ impl Saving {
     pub(crate) fn new(config: &JobConfig, extras: Vec<(String, Vec<u8>)>) -> Saving {
         let output = &config.output;
         let job = output.output_dir.file_name().map_or("job".into(), |n| n.to_string_lossy().into_owned());
-        let (root, keep) = (output.checkpoints(), output.save_total_limit);
-        let usual = OutputSection { checkpoint_dir: None, ..output.clone() }.checkpoints();
         let (generation, progress_counter) = (0, ProgressCounter::default());
-        let elsewhere = Some(output.folder().join("checkpoints")).filter(|folder| *folder != root);
         Saving {
-            usual_root: Some(usual).filter(|usual| *usual != root && !is_url(usual)),
-            root,
-            elsewhere,
+            places: Places::of(output),
             saved_elsewhere: None,
             is_failing: false,
             job,
-            keep,
+            keep: output.save_total_limit,
             keeps_best: output.best_rule().keeps_best,
             extras,
             contents: Contents::of(config),
@@ -199,13 +189,24 @@ impl Saving {
 
     /// As far as it is known before there are ranks.
     pub(crate) fn of_run(config: &JobConfig, inputs: &RunInputs) -> Saving {
-        let (yaml, inputs) = (config.to_yaml().into_bytes(), inputs.encode());
-        Saving::new(config, vec![(JOB_YAML.to_owned(), yaml), (INPUTS_JSON.to_owned(), inputs)])
+        let mut run = Saving::of_configuration(config);
+        run.extras.push((INPUTS_JSON.to_owned(), inputs.encode()));
+        run
+    }
+
+    /// As far as it is known where nothing is trained.
+    pub(crate) fn of_configuration(config: &JobConfig) -> Saving {
+        Saving::new(config, vec![(JOB_YAML.to_owned(), config.to_yaml().into_bytes())])
     }
 
     /// The same saving on a device with this progress counter.
     pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Saving {
         Saving { progress_counter, ..self }
+    }
+
+    /// Where its checkpoints are.
+    pub(crate) const fn places(&self) -> &Places {
+        &self.places
     }
 
     /// Checks before the run begins that the object store for checkpoints answers, and that the checkpoint to resume from
@@ -217,12 +218,12 @@ impl Saving {
         if let Resume::Path(path) = resume {
             Checkpoint::open_lazily(path)?;
         }
-        if is_url(&self.root) {
-            list(&self.root)?;
+        if is_url(&self.places.root) {
+            list(&self.places.root)?;
         }
-        match self.root.read_link() {
-            Ok(target) if !self.root.exists() => {
-                Err(JobError::CheckpointsUnmounted { root: self.root.clone(), target })
+        match self.places.root.read_link() {
+            Ok(target) if !self.places.root.exists() => {
+                Err(JobError::CheckpointsUnmounted { root: self.places.root.clone(), target })
             }
             _ => Ok(()),
         }
@@ -243,7 +244,10 @@ impl Saving {
     /// When the directory of checkpoints cannot be read.
     pub(crate) fn of_threads(self) -> Result<Saving, JobError> {
         // A file in the place of the directory matters when a checkpoint is saved.
-        let earlier = if self.root.is_file() { Vec::new() } else { list(&self.root)? };
+        let mut earlier = if self.places.root.is_file() { Vec::new() } else { list(&self.places.root)? };
+        if let Some(own) = self.places.own.as_ref().filter(|own| own.is_dir()) {
+            earlier.extend(list(own)?);
+        }
         let latest = earlier.iter().map(|id| id.generation).max();
         Ok(Saving {
             generation: latest.map_or(0, |latest| latest + 1),
@@ -268,7 +272,7 @@ impl Saving {
     }
 
     fn writer(&self) -> Result<CheckpointWriter, CheckpointError> {
-        self.writer_at(&self.root)
+        self.writer_at(&self.places.root)
     }
 
     fn writer_at(&self, root: &Path) -> Result<CheckpointWriter, CheckpointError> {
@@ -305,112 +309,11 @@ impl Saving {
     /// # Errors
     /// When there is none.
     pub(crate) fn path_of(&self, step: u64, generation: u64) -> Result<PathBuf, JobError> {
-        let mut of_step = list(&self.root)?;
+        let mut of_step = list(&self.places.root)?;
         of_step.retain(|id| id.step == step);
         let found = of_step.iter().find(|id| id.generation == generation).or(of_step.first());
         let why = format!(" at step {step} of generation {generation}");
-        found.map(|id| id.path.clone()).ok_or(JobError::NoCheckpoint { path: self.root.clone(), why })
-    }
-
-    /// The checkpoint to resume from, with a sentence about each checkpoint that was skipped: the newest one that was saved
-    /// after a comparison of copies, unless the run compares none.
-    ///
-    /// # Errors
-    /// When the newest checkpoint cannot be read, or checkpoints exist and all are damaged: a run begins at its first step
-    /// only if no checkpoint was ever committed, or if told so.
-    pub(crate) fn find(&self, resume: &Resume, steps: VerifySteps) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
-        match resume {
-            Resume::Never => Ok((None, self.left_behind(None))),
-            Resume::Auto => {
-                let (found, mut warnings) = self.find_newest(&self.root, steps)?;
-                match (found, &self.usual_root) {
-                    (None, Some(usual)) if usual.is_dir() => {
-                        let (found, more) = self.find_newest(usual, steps)?;
-                        warnings.extend(more);
-                        warnings.extend(found.iter().map(|path| {
-                            let root = self.root.display();
-                            format!("{root} has no checkpoint yet; resuming from {}", path.display())
-                        }));
-                        Ok((found, warnings))
-                    }
-                    (found, _) => {
-                        let step = found.as_deref().and_then(CheckpointId::from_dir).map_or(0, |found| found.step);
-                        warnings.extend(self.newer_elsewhere(step));
-                        Ok((found, warnings))
-                    }
-                }
-            }
-            Resume::Path(path) => Ok((Some(path.clone()), self.left_behind(CheckpointId::from_dir(path).as_ref()))),
-        }
-    }
-
-    /// The newest checkpoint below `root`, and sentences.
-    fn find_newest(&self, root: &Path, steps: VerifySteps) -> Result<(Option<PathBuf>, Vec<String>), JobError> {
-        // A run that compares no copies has no reason to prefer one checkpoint.
-        let find = if steps == VerifySteps::Every(0) { latest_valid } else { latest_compared };
-        let (found, skipped) = find(root).map_err(|source| match source.read_failure() {
-            ReadFailure::Unreadable => JobError::UnreadableCheckpoint { source },
-            ReadFailure::Damaged | ReadFailure::Unfinished => source.into(),
-        })?;
-        let is_damage = |s: &&Skipped| s.reason.read_failure() == ReadFailure::Damaged;
-        let mut damaged = skipped.iter().filter(is_damage);
-        if let (None, Some(newest)) = (&found, damaged.next()) {
-            let (path, n, source) = (root.to_owned(), 1 + damaged.count(), Box::new(newest.reason.clone()));
-            return Err(JobError::NoIntactCheckpoint { path, n, source });
-        }
-        let (given_up, skipped): (Vec<_>, Vec<_>) =
-            skipped.into_iter().partition(|s| s.reason == CheckpointError::GivenUp);
-        let warn = |s: Skipped| format!("skipped checkpoint {}: {}", s.path.display(), s.reason);
-        let mut warnings: Vec<String> = skipped.into_iter().map(warn).collect();
-        warnings.extend(given_up.first().map(|newest| {
-            let (n, path) = (given_up.len(), newest.path.display());
-            format!("{n} checkpoints of a run that was given up do not count, the newest of them {path}")
-        }));
-        let is_unsure = |c: &&Checkpoint| steps != VerifySteps::Every(0) && !c.contents().compared;
-        warnings.extend(found.as_ref().filter(is_unsure).map(|c| {
-            let path = c.id().path.display();
-            format!("no checkpoint was saved after a comparison of copies; resuming from the newest one, {path}")
-        }));
-        Ok((found.map(|c| c.id().path.clone()), warnings))
-    }
-
-    /// A sentence about the checkpoints that a run gives up which begins here.
-    fn left_behind(&self, from: Option<&CheckpointId>) -> Vec<String> {
-        let listed = if self.root.is_file() { Vec::new() } else { list(&self.root).unwrap_or_default() };
-        let beginning = Beginning::new(u64::MAX, from, &self.root);
-        let mut newer = listed.iter().filter(|id| beginning.gives_up(id));
-        let Some(newest) = newer.next() else { return Vec::new() };
-        let (n, path) = (1 + newer.count(), newest.path.display());
-        vec![format!(
-            "this run does not continue from the newest checkpoint, {path}; once it has saved, {n} checkpoints count as given up"
-        )]
-    }
-
-    /// A sentence, if the run of the newest checkpoint is this one and evaluations have ended it early.
-    ///
-    /// # Errors
-    /// When the directory of checkpoints cannot be read.
-    pub(crate) fn early_end(&self, rule: BestRule) -> Result<Option<(u64, String)>, JobError> {
-        if rule.patience.is_none() || self.resume != Resume::Auto || self.root.is_file() {
-            return Ok(None);
-        }
-        let Some(checkpoint) = newest_committed(&self.root)? else { return Ok(None) };
-        let state = checkpoint.extra(STATE).ok().and_then(|state| serde_json::from_slice::<TrainerState>(&state).ok());
-        let Some(state) = state.filter(|state| state.best.has_ended(state.step, rule)) else { return Ok(None) };
-        let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
-        let changes = changes(&then, self.own_extra(JOB_YAML).unwrap_or_default());
-        // It is refused with the reason when a rank restores it.
-        if changes.of_another_run.is_some() || self.check_inputs(&checkpoint).is_err() {
-            return Ok(None);
-        }
-        let (step, n_worse) = (state.step, state.best.n_worse);
-        Ok(Some((
-            step,
-            format!(
-                "the run ended early after step {step}, because {n_worse} evaluations were no better than the best one; raise \
-                 `early_stopping_patience` to continue, or begin again with `--resume_from_checkpoint none`"
-            ),
-        )))
+        found.map(|id| id.path.clone()).ok_or(JobError::NoCheckpoint { path: self.places.root.clone(), why })
     }
 
     /// Files that make a checkpoint self-contained.
@@ -430,7 +333,7 @@ impl Saving {
         compared: &Compared,
         team: &mut Team,
     ) -> Result<SaveOutcome, JobError> {
-        self.save_at(&self.root, self.keep(state), machine, c, state, compared, team)
+        self.save_at(&self.places.root, self.keep(state), machine, c, state, compared, team)
     }
 
     /// Whether the latest save failed, or still waits for its store; the same on all ranks.
@@ -671,7 +574,7 @@ impl Saving {
 
     /// The latest generation of all checkpoints that are there; a file in their place matters when one is saved.
     pub(crate) fn last_generation(&self) -> Result<u64, CheckpointError> {
-        let earlier = if self.root.is_file() { Vec::new() } else { list(&self.root)? };
+        let earlier = if self.places.root.is_file() { Vec::new() } else { list(&self.places.root)? };
         Ok(earlier.iter().map(|id| id.generation).max().unwrap_or_default())
     }
 
@@ -685,7 +588,8 @@ impl Saving {
         let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
         let mut changes = changes(&then, now);
         if let Some(changed) = changes.of_another_run {
-            return Err(JobError::AnotherRun { path: checkpoint.id().path.clone(), changed });
+            let (path, has_state) = (checkpoint.id().path.clone(), !changes.other_state);
+            return Err(JobError::AnotherRun { path, changed, has_state });
         }
         changes.notable.extend([other_rows, changes.place_in_data(checkpoint.id().step)].into_iter().flatten());
         Ok(changes.notable)

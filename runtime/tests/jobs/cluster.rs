@@ -260,6 +260,20 @@ fn terminated_job_is_saved_and_resumes_later() {
 }
 
 #[test]
+fn job_all_of_whose_machines_died_may_begin_again_with_other_keys() {
+    let p = Project::new();
+    let launch = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &["--max_steps", "100000"]);
+    launch.until(0, "saved");
+    drop(launch);
+
+    let changed = ["--max_steps", "6", "--save_steps", "3", "--resume_from_checkpoint", "none"];
+    Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &changed).finish();
+
+    let steps: Vec<u64> = p.metrics("out").iter().map(|(step, ..)| *step).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
 fn invalid_variables_and_absent_nodes_are_refused_in_one_sentence() {
     let p = Project::new();
     let run = |args: &[&str], variables: Vec<(&str, String)>| {

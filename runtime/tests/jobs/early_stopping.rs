@@ -70,6 +70,8 @@ fn run_whose_loss_falls_no_more_ends_early_with_its_best_model() {
         again.stdout
     );
     assert_eq!((p.metrics("out").len() as u64, p.model_bytes("out") == model), (n_steps, true));
+    let of_several_machines = p.run(&[&["coordinator", "job.yaml"], &early[..]].concat()).succeeds();
+    assert!(of_several_machines.stdout.contains("ended early"), "{}", of_several_machines.stdout);
     let patient = [&KEYS[..], &["--early_stopping_patience", "5"]].concat();
     p.train(&patient).succeeds();
     assert!(p.metrics("out").len() as u64 > n_steps, "it continues");

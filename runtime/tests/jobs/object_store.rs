@@ -202,6 +202,7 @@ fn run_whose_store_takes_no_more_saves_its_last_state_in_its_folder() {
     let n_steps = p.metrics("out").len();
     let saved = p.checkpoints("out");
     s3.set(Fault::Nothing);
+    let exported = run(&p, &s3, &["export", "out", "m"]).succeeds();
     let steps = (n_steps + 2).to_string();
     let command =
         [&["train", "job.yaml"], &TWO_RANKS[..], &["--lr_scheduler", "constant", "--max_steps", &steps]].concat();
@@ -214,6 +215,7 @@ fn run_whose_store_takes_no_more_saves_its_last_state_in_its_folder() {
     let here = p.path(&format!("out/checkpoints/step-{n_steps:010}"));
     assert!(failed.contains(&format!("step {n_steps} is saved in {}", here.display())), "{failed}");
     assert_eq!(saved.len(), 1, "{saved:?}");
+    assert!(exported.stdout.contains(&format!("step-{n_steps:010}")), "{}", exported.stdout);
     assert!(again.stdout.contains(&format!("resuming at step {n_steps} ")), "{}", again.stdout);
     assert!(unnamed.stdout.contains("is newer than all checkpoints in s3://bucket"), "{}", unnamed.stdout);
 }

@@ -1,7 +1,7 @@
 //! A job depends neither on the reader of its output nor on its terminal.
 
 use crate::support::job::{PATIENCE, signal, until};
-use crate::support::{Project, Run, ranks_of};
+use crate::support::{Project, Run, hears, ranks_of};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -60,20 +60,6 @@ fn terminal() -> (OwnedFd, OwnedFd) {
     assert_eq!(made, 0);
     // SAFETY: both descriptors are new and unowned.
     unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
-}
-
-/// Undoes what `nohup` did for the test itself.
-#[allow(unsafe_code)] // the standard library does not change how signals are handled
-fn hears_hang_ups(command: &mut Command) -> &mut Command {
-    use std::os::unix::process::CommandExt;
-
-    // SAFETY: `signal` may be called between fork and exec; no handler is involved.
-    unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGHUP, libc::SIG_DFL);
-            Ok(())
-        })
-    }
 }
 
 #[test]
@@ -194,7 +180,7 @@ fn job_on_a_stopped_terminal_trains_to_its_end() {
 fn closed_terminal_saves_the_job_unless_it_runs_under_nohup() {
     let p = Project::new();
     let mut job = train(&p, &LONG);
-    let mut job = hears_hang_ups(&mut job).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut job = hears(libc::SIGHUP, &mut job).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until_step(&p, 5);
 
     // The kernel and the shell of a terminal both send one.
@@ -206,12 +192,13 @@ fn closed_terminal_saves_the_job_unless_it_runs_under_nohup() {
 
     let last = (n_steps + 200).to_string();
     let (program, long) = (env!("CARGO_BIN_EXE_phalanx"), LONG.join(" "));
-    let script = format!("trap '' HUP; exec {program} train job.yaml {long} --max_steps {last}");
+    // As under `nohup`, and in the background of a script, which Ctrl-C ends.
+    let script = format!("trap '' HUP INT; exec {program} train job.yaml {long} --max_steps {last}");
     let mut nohup = Command::new("bash");
     nohup.args(["-c", &script]).current_dir(p.dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut nohup = nohup.spawn().unwrap();
     until_step(&p, n_steps + 5);
-    signal(nohup.id(), libc::SIGHUP);
+    [libc::SIGHUP, libc::SIGINT].iter().for_each(|ignored| signal(nohup.id(), *ignored));
 
     assert_eq!((ends(&mut nohup), self::n_steps(&p)), (Some(0), n_steps + 200));
 }

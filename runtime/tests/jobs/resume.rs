@@ -170,7 +170,12 @@ fn checkpoint_of_another_run_is_refused_unless_it_is_named() {
         "`learning_rate`, 0.001 instead of 0.01",
         "--resume_from_checkpoint none",
         "`output_dir`",
+        "continue from it all the same",
     ]);
+    let several_machines = ["coordinator", "job.yaml", "--max_steps", "5", "--learning_rate", "1e-3"];
+    p.run(&several_machines).refuses(&["`learning_rate`, 0.001 instead of 0.01"]);
+    let status = p.run(&["status", "job.yaml"]);
+    assert!(!status.stdout.contains("`learning_rate`"), "the job has not begun: {status:?}");
     p.train(&["--max_steps", "5", "--micro_batch_size", "3"]).refuses(&["the sequences per step, 6 instead of 4"]);
     p.train(&["--max_steps", "8"]).refuses(&["`max_steps`, 8 instead of 5"]);
     let adafactor = ["--max_steps", "5", "--optimizer", "adafactor"];

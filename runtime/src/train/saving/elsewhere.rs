@@ -32,7 +32,7 @@ impl Saving {
         compared: &Compared,
         team: &mut Team,
     ) -> Result<Option<SaveOutcome>, JobError> {
-        let Some(root) = self.elsewhere.clone() else { return Ok(None) };
+        let Some(root) = self.places.own.clone() else { return Ok(None) };
         let has_state = self.saved_elsewhere.as_ref().is_some_and(|saved| saved.step == state.step);
         if team.sum(u64::from(has_state))? == team.n_ranks() as u64 {
             return Ok(None);
@@ -45,7 +45,7 @@ impl Saving {
 
     /// The folder of [`Saving::save_elsewhere`].
     pub(crate) fn elsewhere(&self) -> Option<&Path> {
-        self.elsewhere.as_deref()
+        self.places.own.as_deref()
     }
 
     /// Removes what [`Saving::save_elsewhere`] has saved, because the place of the checkpoints has it now.
@@ -59,9 +59,9 @@ impl Saving {
 
     /// Tells of a checkpoint after this step in the folder of this machine, where the last save of a run may be.
     pub(super) fn newer_elsewhere(&self, step: u64) -> Option<String> {
-        let folder = self.elsewhere.as_ref().filter(|folder| folder.is_dir())?;
+        let folder = self.places.own.as_ref().filter(|folder| folder.is_dir())?;
         let (newer, _) = latest_after(folder, step, 0).ok()?;
-        let (newer, root) = (newer?.id().path.display().to_string(), self.root.display());
+        let (newer, root) = (newer?.id().path.display().to_string(), self.places.root.display());
         Some(format!(
             "{newer} is newer than all checkpoints in {root}; `--resume_from_checkpoint {}` continues from it",
             quoted(&newer)

@@ -81,6 +81,7 @@ impl Project {
             command.args(["netns", "exec", place, program]);
         }
         command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
+        hears(libc::SIGINT, &mut command);
         // These tests may run in a batch job, where a stopped run has another exit code.
         ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"].iter().for_each(|name| _ = command.env_remove(name));
         command
@@ -112,6 +113,20 @@ impl Project {
         let mut paths: Vec<PathBuf> = dir.map(|e| e.unwrap().path()).collect();
         paths.sort();
         paths
+    }
+}
+
+/// Undoes what `nohup`, or a shell that runs the tests in its background, did for this signal.
+#[allow(unsafe_code)] // the standard library does not change how signals are handled
+pub fn hears(signal: i32, command: &mut Command) -> &mut Command {
+    use std::os::unix::process::CommandExt;
+
+    // SAFETY: `signal` may be called between fork and exec; no handler is involved.
+    unsafe {
+        command.pre_exec(move || {
+            libc::signal(signal, libc::SIG_DFL);
+            Ok(())
+        })
     }
 }
 
