@@ -208,6 +208,13 @@ impl ClaimedPlace {
         ClaimedPlace { root: output.checkpoints(), token, store: Arc::default() }
     }
 
+    /// Whether this machine sees the claim of the job.
+    pub(crate) fn is_here(&self) -> bool {
+        let store = self.store.get_or_init(|| documents_at(&self.root.join(CLAIM), ANSWER).ok());
+        let found = store.as_ref().and_then(|store| read(store).ok()?);
+        found.is_some_and(|claim| claim.token == self.token)
+    }
+
     /// Whether another job has the claim now. A place that does not answer has taken no other claim from this machine.
     pub(crate) fn is_lost(&self) -> bool {
         let store = self.store.get_or_init(|| documents_at(&self.root.join(CLAIM), ANSWER).ok());

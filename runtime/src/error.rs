@@ -189,6 +189,12 @@ pub enum JobError {
         path = path.display(), mark = mark.display()
     )]
     NotShared { path: PathBuf, expected: u64, mark: PathBuf, found: String },
+    /// The folder of checkpoints of a node is not that of the job.
+    #[error(
+        "checkpoint_dir {path} on this node is not that of the job, which has put its claim there; share it between all machines, or set it to an object store",
+        path = path.display()
+    )]
+    CheckpointsNotShared { path: PathBuf },
     /// A thread of the job panicked; its process continues.
     #[error("a thread of the job panicked: {0}")]
     Panicked(String),
@@ -346,8 +352,17 @@ impl JobError {
     }
 }
 
-/// What a disk reports that is full, over its quota or defective: later there may be room.
-const DISK_FAULTS: [i32; 3] = [libc::ENOSPC, libc::EDQUOT, libc::EIO];
+/// What a disk reports that is full, over its quota, defective, read-only after a defect, or away: later it may be better.
+const DISK_FAULTS: [i32; 8] = [
+    libc::ENOSPC,
+    libc::EDQUOT,
+    libc::EIO,
+    libc::EROFS,
+    libc::ESTALE,
+    libc::ENOTCONN,
+    libc::ETIMEDOUT,
+    libc::EHOSTDOWN,
+];
 
 impl JobError {
     /// Whether a disk is at fault. The errors of files of several crates keep the text of the system's error, which ends with its

@@ -182,7 +182,7 @@ pub(crate) fn join(
     };
     let bootstrap: JobBootstrap = serde_json::from_slice(credential.bootstrap()).map_err(ControlPlaneError::Decode)?;
     let config = JobConfig::from_yaml_str(&bootstrap.yaml, &[])?;
-    shared_folder::check(&config.output, job)?;
+    shared_folder::check(&config.output, job, bootstrap.claim)?;
     let timing = config.elastic.timing();
     let tokenizer = plan::tokenizer(&config)?;
     let model = plan::model_plan(&config, &tokenizer)?;

@@ -144,12 +144,20 @@ impl fmt::Display for Blocked {
                 }
             }
             Blocked::TooFew { have, need } => write!(f, "there are {have} members, but the smallest mesh needs {need}"),
-            Blocked::Replacements { have, want, remaining } => {
-                write!(f, "{have} of {want} members are present; waiting up to {remaining:?} for replacements")
+            Blocked::Replacements { have, want, .. } => {
+                write!(f, "{have} of {want} members are present; waiting ")?;
+                match self.remaining() {
+                    Some(remaining) => write!(f, "up to {} s for replacements", seconds(remaining)),
+                    None => {
+                        f.write_str("for replacements, until `phalanx drain --gone` declares the missing nodes gone")
+                    }
+                }
             }
-            Blocked::Unrecorded { remaining } => {
-                write!(f, "the last world is not on record; waiting up to {remaining:?} for reports of its members")
-            }
+            Blocked::Unrecorded { remaining } => write!(
+                f,
+                "the last world is not on record; waiting up to {} s for reports of its members",
+                seconds(*remaining)
+            ),
             Blocked::Crashes { n_crashes, remaining } => write!(
                 f,
                 "{n_crashes} worlds in a row failed before a step; the next one is formed in {} s",
@@ -161,8 +169,8 @@ impl fmt::Display for Blocked {
             Blocked::Listing => f.write_str("looking for the newest checkpoint, from which the job continues"),
             Blocked::StateElsewhere { n_shards, remaining } => write!(
                 f,
-                "{n_shards} shards are in no reachable memory; waiting for nodes that have not reported, \
-                 {remaining:?} more"
+                "{n_shards} shards are in no reachable memory; waiting for nodes that have not reported, {} s more",
+                seconds(*remaining)
             ),
         }
     }

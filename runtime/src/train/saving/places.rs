@@ -100,32 +100,30 @@ pub(crate) fn newest_in(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::JobConfig;
+    use std::slice::from_ref;
 
-    fn output(dir: &Path, more: &str) -> OutputSection {
-        let base = "model: {model_type: llama}\ndatasets: [{path: text.txt, type: completion}]\nmax_steps: 10\n";
-        let yaml =
-            format!("{base}output_dir: {}/out\n{}", dir.display(), more.replace("DIR", &dir.display().to_string()));
-        JobConfig::from_yaml_str(&yaml, &[]).unwrap().output
+    fn output(dir: &Path, checkpoint_dir: Option<&Path>) -> OutputSection {
+        let checkpoint_dir = checkpoint_dir.map(Path::to_owned);
+        OutputSection { output_dir: dir.join("out"), checkpoint_dir, ..OutputSection::default() }
     }
 
     #[test]
     fn place_of_a_run_is_found_after_its_key_was_changed_or_removed_until_it_has_saved_in_the_new_one() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
-        let first = output(dir.path(), "checkpoint_dir: DIR/one");
+        let first = output(dir.path(), Some(&one));
         let control = ControlPlace::of(&first.output_dir, &Timing::default()).unwrap();
         std::fs::create_dir_all(dir.path().join("out/control")).unwrap();
         Places::of(&first).note(&control, None).unwrap();
-        let moved = Places::of(&output(dir.path(), "checkpoint_dir: DIR/two"));
+        let moved = Places::of(&output(dir.path(), Some(&two)));
 
-        assert_eq!(moved.earlier().unwrap(), [one.clone()]);
-        assert_eq!(Places::of(&output(dir.path(), "")).earlier().unwrap(), [one.clone()]);
-        assert_eq!(Places::of(&first).earlier().unwrap(), [PathBuf::new(); 0]);
+        assert_eq!(moved.earlier().unwrap(), from_ref(&one));
+        assert_eq!(Places::of(&output(dir.path(), None)).earlier().unwrap(), from_ref(&one));
+        assert!(Places::of(&first).earlier().unwrap().is_empty());
         moved.note(&control, Some(&one.join("step-0000000003.g0001"))).unwrap();
-        assert_eq!(moved.earlier().unwrap(), [one.clone()], "killed before it has saved");
+        assert_eq!(moved.earlier().unwrap(), from_ref(&one), "killed before it has saved");
         assert_eq!(checkpoint_places(&first.output_dir)[..2], [two.clone(), one]);
         moved.note(&control, Some(&two.join("step-0000000006.g0002"))).unwrap();
-        assert_eq!(moved.earlier().unwrap(), [PathBuf::new(); 0]);
+        assert!(moved.earlier().unwrap().is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! The checkpoints below one directory: lists them, finds the newest valid one, removes old ones.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -185,8 +186,8 @@ impl From<usize> for Keep {
 }
 
 /// Keeps the newest valid checkpoint up to `saved`, that of the step `keep.also`, and `keep.newest - 1` others before it whose
-/// marker and manifest verify, and damaged ones among them; removes older ones and remains of unfinished saves before the
-/// newest. Those of a run that was given up count as the oldest. Newer ones stay: they are evidence of damage. A checkpoint that
+/// marker and manifest verify, and damaged ones among them; removes older ones, earlier saves of a step that is kept, and remains of
+/// unfinished saves before the newest. Those of a run that was given up count as the oldest. Newer ones stay: they are evidence of damage. A checkpoint that
 /// cannot be read stays, because it may be intact. Returns the removed directories. Removes nothing while no checkpoint is valid.
 ///
 /// Reads the whole newest checkpoint on the calling thread only, so that it can run beside training.
@@ -204,17 +205,19 @@ pub fn retain(
     let ids: Vec<_> = current.into_iter().filter(|id| id <= saved).collect();
     let (Some(newest), _) = newest_valid(store, ids.clone(), Hashing::ThisThread)? else { return Ok(Vec::new()) };
     let older = ids.into_iter().filter(|id| id < newest.id()).chain(given_up);
-    let mut kept = 1;
+    let (mut kept, mut steps) = (1, BTreeSet::from([newest.id().step]));
     let mut removed = Vec::new();
     for id in older {
         let failure = reader::read_manifest(&**store, &id.path).err().map(|error| error.read_failure());
         let stays = match failure {
             Some(ReadFailure::Unreadable) => true,
             Some(ReadFailure::Unfinished) => false,
+            None if steps.contains(&id.step) => false,
             Some(ReadFailure::Damaged) | None => kept < keep.newest || keep.also == Some(id.step),
         };
         if stays {
             kept += usize::from(failure.is_none() && keep.also != Some(id.step));
+            steps.extend(failure.is_none().then_some(id.step));
             continue;
         }
         store.remove(&id.path)?;

@@ -15,7 +15,7 @@
 //!   It is recorded at least once: in doubt, a new coordinator records it again, under the same generation and cause.
 //! - `COORDINATOR-5` If the coordinator itself was suspended, no member is blamed and no timeout counts as expired.
 //! - `COORDINATOR-6` An operator request is durable before it is announced. A drained node gets no further rank, and is
-//!   released once a world runs without it.
+//!   released once a world runs without it; started again after that, it takes part as any other.
 //! - `COORDINATOR-7` A job ends once: when all ranks are done, when a member has failed for good, or after too many
 //!   crashes in a row. The ending is durable, with its first reason, before it is announced, unless the store is gone for
 //!   good.
@@ -335,6 +335,7 @@ impl Coordinator {
             return Ok(());
         }
         let has_new_errors = self.has_new_errors(report);
+        self.note_new_start(report);
         self.membership.handle_report(now, report)?;
         self.take_news(now);
         self.find_dead_ranks(now, report.node);

@@ -13,7 +13,7 @@ use super::super::shadow::{Shard, place};
 use super::Coordinator;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Coordinator {
     /// The world to form now, or why there is none yet. The coordinator has been regrouping since `since`.
@@ -35,7 +35,8 @@ impl Coordinator {
         // A stopped job has no use for replacements, and little time: what stops it may kill it.
         let is_last = self.failing.is_some() || self.record.requests.stop;
         let policy = if is_last { self.policy.of_last_save() } else { self.policy };
-        let (choice, leaves) = match policy.choose(assigned, &eligible, waited) {
+        let for_replacements = self.waited_for_replacements(waited);
+        let (choice, leaves) = match policy.choose(assigned, &eligible, for_replacements) {
             // The leaving members first make their state durable (`COORDINATOR-8`).
             Err(Blocked::TooFew { .. }) if last.is_some() && (self.all_here() || waited >= self.timing.suspicion) => {
                 let candidates = self.candidates();
@@ -113,6 +114,16 @@ impl Coordinator {
         let step = if self.record.idle { last.base.step } else { committed()? };
         let voted_in = if step > last.base.step { last.generation } else { last.voted_in };
         Some((Version { step, ..last.base }, voted_in))
+    }
+
+    /// How long members that are missing have been waited for: long enough, if the operator has declared all of them gone.
+    fn waited_for_replacements(&self, waited: Duration) -> Duration {
+        let here: BTreeSet<Worker> = self.here().map(|member| member.worker).collect();
+        let is_gone =
+            |worker: &Worker| self.record.gone.get(&worker.member.node).is_some_and(|last| worker.incarnation <= *last);
+        let mut missing = self.assignments.iter().filter(|worker| !here.contains(worker)).peekable();
+        let are_gone = missing.peek().is_some() && missing.all(is_gone);
+        if are_gone { waited.max(self.policy.replace_patience) } else { waited }
     }
 
     fn address(&self, worker: Worker) -> Option<SocketAddr> {

@@ -5,7 +5,7 @@ use super::super::identity::{Generation, Incarnation, NodeId, Step, Worker};
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
 use super::super::mesh_choice::ResizeError;
-use super::super::message::{MemberPhase, Record, Requests, Unsaved, printable};
+use super::super::message::{DesiredStateId, MemberPhase, Record, Report, Requests, Unsaved, printable};
 use super::super::quorum::Blocked;
 use super::super::snapshot::Checkpoint;
 use super::change::GrowthCheck;
@@ -117,7 +117,16 @@ impl Coordinator {
 
     /// Whether a node is draining, by its own request or the operator's.
     pub(super) fn drains(&self, node: NodeId) -> bool {
-        self.membership.drains(node) || self.record.drained.contains(&node)
+        let is_drained = self.record.drained.contains(&node) && self.asked.drained.contains(&node);
+        self.membership.drains(node) || is_drained
+    }
+
+    /// Ends the drain of a node that is started again after it was released: it then takes part as any other.
+    pub(super) fn note_new_start(&mut self, report: &Report) {
+        let is_new = self.membership.boot(report.node).is_none_or(|before| before < report.boot);
+        if is_new && report.desired_state == DesiredStateId::default() && !self.takes_part(report.node) {
+            self.asked.drained.remove(&report.node);
+        }
     }
 
     /// Whether the current world trains no more, or not beyond the current step: it saves the state, so no node needs to move

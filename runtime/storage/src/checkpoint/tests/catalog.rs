@@ -167,7 +167,7 @@ fn retention_removes_nothing_while_the_newest_checkpoint_cannot_be_read() {
 }
 
 #[test]
-fn restarted_run_keeps_its_saves_beside_the_checkpoints_of_a_longer_run() {
+fn restarted_run_keeps_its_last_save_of_a_step_beside_the_checkpoints_of_a_longer_run() {
     let root = tempfile::tempdir().unwrap();
     let writer = quick_writer(root.path());
     (1..=3).for_each(|step| drop(save_state(&writer, step).unwrap()));
@@ -178,7 +178,7 @@ fn restarted_run_keeps_its_saves_beside_the_checkpoints_of_a_longer_run() {
         assert!(saved.path.join("COMMIT").exists());
     }
 
-    assert_eq!(steps(root.path()), [(3, 3), (2, 7), (2, 6)]);
+    assert_eq!(steps(root.path()), [(3, 3), (2, 7), (1, 3)]);
 }
 
 /// Saves the state of a step as a run of this generation that began here.

@@ -103,6 +103,25 @@ fn job_with_endless_patience_waits_for_lost_members_until_their_nodes_are_declar
 
 // QUORUM-4
 #[test]
+fn node_that_is_declared_gone_is_not_waited_for() {
+    for patience in [Duration::from_secs(600), crate::elastic::quorum::FOREVER] {
+        let mut job = Job::start(shards(2), 2, SAVES);
+        job.coordinator.policy.replace_patience = patience;
+        job.run_until("training", |job| job.step() >= Step(5));
+        job.lose(&[1]);
+        job.run_until("a wait", |job| matches!(job.coordinator.blocked(), Some(Blocked::Replacements { .. })));
+        let waiting = job.coordinator.blocked().unwrap().to_string();
+
+        job.coordinator.handle_gone(job.now, NodeId(1)).unwrap();
+
+        job.run_for(100);
+        assert!(job.running(shards(1)), "at once: {:?}", job.coordinator.status(job.now));
+        assert!(waiting.contains("drain --gone") || waiting.contains(" s for replacements"), "{waiting}");
+    }
+}
+
+// QUORUM-4
+#[test]
 fn node_that_was_declared_gone_is_refused_when_it_returns_and_takes_part_after_a_new_start() {
     let mut job = Job::start_with_a_spare_node(Duration::from_secs(2));
     let gone = job.nodes_of_world()[0];
