@@ -56,6 +56,11 @@ impl Block {
         self.marks.iter().any(|mark| mark == "run")
     }
 
+    /// Whether the block shows how a mistake is refused.
+    pub fn is_refused(&self) -> bool {
+        self.marks.iter().any(|mark| mark == "refused")
+    }
+
     /// The file that the block is written to.
     pub fn file(&self) -> Option<&str> {
         self.marks.iter().find_map(|mark| mark.strip_prefix("file="))
