@@ -36,21 +36,27 @@ fn call(words: &[String]) -> Option<&[String]> {
 /// Whether the parser takes the words, and the keys that they override exist.
 pub fn check(words: &[String]) -> Result<(), String> {
     let all = ["phalanx".to_owned()].into_iter().chain(words.iter().cloned());
-    let found = match phalanx::cli::command().try_get_matches_from(all) {
+    let command = phalanx::cli::command();
+    let found = match command.clone().try_get_matches_from(all) {
         Ok(found) => found,
         Err(error) if error.exit_code() == 0 => return Ok(()),
         Err(error) => return Err(error.to_string()),
     };
-    let overrides = found.subcommand().and_then(|(_, of)| of.try_get_many::<String>("overrides").ok().flatten());
+    let Some((name, of)) = found.subcommand() else { return Ok(()) };
+    let overrides = of.try_get_many::<String>("overrides").ok().flatten();
     let mut overrides = overrides.into_iter().flatten();
     while let Some(word) = overrides.next() {
         let word = word.strip_prefix("--").ok_or_else(|| format!("{word} is no key"))?;
-        if !word.contains('=') {
-            overrides.next().ok_or_else(|| format!("--{word} has no value"))?;
-        }
         let key = word.split(['=', '.']).next().unwrap_or_default();
-        if !reference().iter().any(|doc| doc.key == key || doc.aliases.contains(&key)) {
+        // Flags may follow the file, too.
+        let flags = command.find_subcommand(name).into_iter().flat_map(|of| of.get_arguments());
+        let flag = flags.into_iter().find(|flag| flag.get_long() == Some(key));
+        let is_key = reference().iter().any(|doc| doc.key == key || doc.aliases.contains(&key));
+        if flag.is_none() && !is_key {
             return Err(format!("there is no key {key}"));
+        }
+        if !word.contains('=') && flag.is_none_or(|flag| flag.get_action().takes_values()) {
+            overrides.next().ok_or_else(|| format!("--{word} has no value"))?;
         }
     }
     Ok(())
