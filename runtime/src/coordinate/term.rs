@@ -122,11 +122,9 @@ pub(super) fn take_over(
         }
         let Some(lease) = patiently(&place, is_over, || claim(&*store, seen, candidate))? else { continue };
         let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
-        let earlier = match () {
-            () if !may_live(&record) || serve.is_beside_node || was_led.get() => Earlier::MayLive,
-            // Its ranks died with the process that coordinated them.
-            () if seen.holder == ALONE => Earlier::IsOver,
-            () => earlier_run(config, serve, &place, &record, is_over)?,
+        let earlier = match may_live(&record) && !serve.is_beside_node && !was_led.get() {
+            true => earlier_run(config, serve, &place, (&record, seen.holder), is_over)?,
+            false => Earlier::MayLive,
         };
         let claim = CheckpointClaim::take(&config.output, &place, is_over)?;
         let start_from = patiently(&place, is_over, || {
@@ -211,9 +209,13 @@ fn earlier_run(
     config: &JobConfig,
     serve: &Serve,
     place: &ControlPlace,
-    record: &Record,
+    (record, holder): (&Record, u32),
     is_over: &dyn Fn() -> bool,
 ) -> Result<Earlier, JobError> {
+    // The ranks of a job on one machine died with the process that coordinated them.
+    if holder == ALONE {
+        return Ok(Earlier::IsOver);
+    }
     let changed = other_configuration(config, place);
     let begins = config.output.resume_from_checkpoint != Resume::Auto;
     let was_asked = record.requests.stop || !record.drained.is_empty() || !record.gone.is_empty();
