@@ -249,14 +249,16 @@ fn renew(store: &Conditional, mut claim: Claim, interval: Duration, lost: &OnceL
     }
 }
 
-/// The token of the job that leads in `control`, which its restarts share.
+/// The token of the job that leads in `control`, which its restarts share, but no run in a copy of its folder.
 fn token_of(control: &ControlPlace) -> Result<u64, JobError> {
-    if let Some(token) = control.read(TOKEN)?.and_then(|text| text.trim().parse().ok()) {
+    let is_copy = control.copied_from().is_some();
+    if let Some(token) = control.read(TOKEN)?.filter(|_| !is_copy).and_then(|text| text.trim().parse().ok()) {
         return Ok(token);
     }
     // The standard library seeds each hasher at random.
     let token = RandomState::new().hash_one(std::process::id());
     control.write(TOKEN, &token.to_string())?;
+    control.settle()?;
     Ok(token)
 }
 

@@ -16,6 +16,7 @@ use phalanx_strategies::elastic::identity::JobId;
 use phalanx_strategies::elastic::timing::Timing;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,9 @@ pub(crate) const CONFIG: &str = "config.yaml";
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 /// File in that folder with the number of the job.
 pub(crate) const JOB: &str = "job";
+
+/// File in that folder with the machine and path of a coordinator of the job: a copy of the folder is told by it.
+const HOME: &str = "home";
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
@@ -111,6 +115,32 @@ impl ControlPlace {
         self.store_as_it_is().read_record().is_ok_and(|record| record.ending.is_some()) && is_of_job()
     }
 
+    /// Notes that the job is in this folder, and in no folder that this one is a copy of.
+    ///
+    /// # Errors
+    /// When the note cannot be written.
+    pub(crate) fn settle(&self) -> Result<(), JobError> {
+        let ControlPlace::Folder(dir) = self else { return Ok(()) };
+        let Some(home) = fs::canonicalize(dir).ok().and_then(|home| Some(format!("{}\n{}", host(), home.to_str()?)))
+        else {
+            return Ok(());
+        };
+        match self.read(HOME)? {
+            Some(text) if text == home => Ok(()),
+            _ => self.write(HOME, &home),
+        }
+    }
+
+    /// The folder that this one is a copy of: it is on this machine, too, and the job is there. A folder that was moved is none.
+    pub(crate) fn copied_from(&self) -> Option<PathBuf> {
+        let ControlPlace::Folder(dir) = self else { return None };
+        let home = self.read(HOME).ok()??;
+        let (machine, home) = home.split_once('\n')?;
+        let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        let (own, other) = (identity(dir)?, identity(Path::new(home))?);
+        (machine == host() && own != other).then(|| PathBuf::from(home))
+    }
+
     /// The text of a file; `None` if there is none.
     ///
     /// # Errors
@@ -171,6 +201,10 @@ impl ControlPlace {
             ControlPlace::Objects(objects) => objects.location(name),
         }
     }
+}
+
+fn host() -> String {
+    sysinfo::System::host_name().unwrap_or_default()
 }
 
 /// Small documents below a path or URL. A writer replaces one only if nobody else has replaced it. `limit` bounds each answer of
@@ -246,5 +280,29 @@ impl Objects for Remote {
 
     fn location(&self, name: &str) -> PathBuf {
         Path::new(self.0.url()).join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copy_of_a_folder_is_told_from_a_moved_one_and_has_a_job_of_its_own_once_it_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| ControlPlace::Folder(dir.path().join(name));
+        fs::create_dir(dir.path().join("first")).unwrap();
+        place("first").settle().unwrap();
+        std::os::unix::fs::symlink("first", dir.path().join("link")).unwrap();
+
+        fs::create_dir(dir.path().join("copy")).unwrap();
+        fs::copy(dir.path().join("first").join(HOME), dir.path().join("copy").join(HOME)).unwrap();
+        let copied = place("copy").copied_from();
+        place("copy").settle().unwrap();
+
+        assert_eq!(copied, fs::canonicalize(dir.path().join("first")).ok());
+        assert_eq!((place("copy").copied_from(), place("link").copied_from()), (None, None));
+        fs::rename(dir.path().join("first"), dir.path().join("moved")).unwrap();
+        assert_eq!(place("moved").copied_from(), None);
     }
 }

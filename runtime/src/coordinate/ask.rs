@@ -21,6 +21,11 @@ use std::path::Path;
 pub(crate) fn ask(output_dir: &Path, request: &Request) -> Result<Answer, JobError> {
     let place = ControlPlace::of(output_dir, &Timing::default())?;
     let no_job = || ControlPlaneError::NoJob { output_dir: output_dir.to_owned() };
+    if let Some(original) = place.copied_from() {
+        // The coordinator of that folder would take the request for one from its own.
+        let original = original.parent().unwrap_or(&original).to_owned();
+        return Err(ControlPlaneError::Copied { output_dir: output_dir.to_owned(), original }.into());
+    }
     let addresses = place.read(ADDRESS)?.ok_or_else(no_job)?;
     let addresses = parse_addresses(addresses.trim());
     let addresses =

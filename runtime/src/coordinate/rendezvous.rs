@@ -1,6 +1,6 @@
 //! Rendezvous of machines that a cluster started with the same command: node 0 coordinates and writes the join string to a
 //! private file in the shared job folder, or in the job's object store; the other nodes wait for that file. Node 1 also runs a
-//! standby of the coordinator, so that the job outlives node 0.
+//! standby of the coordinator, so that the job outlives node 0; a node 0 that comes back later is a node with a standby, too.
 
 use crate::config::JobConfig;
 use crate::control::Control;
@@ -59,7 +59,7 @@ impl Rendezvous<'_> {
             return Ok((self.launch_context.node == 0).then_some(report));
         }
         let place = ControlPlace::of(&self.config.output.output_dir, &self.config.elastic.timing())?;
-        if self.launch_context.node > 0 {
+        if self.launch_context.node > 0 || self.is_led_by_the_standby(&place) {
             return self.follow(&place, control, on_event);
         }
         // The file may remain from an earlier launch.
@@ -67,6 +67,16 @@ impl Rendezvous<'_> {
         let report = self.lead(&place, control, on_event);
         let _ = place.remove(&self.join_file());
         report.map(Some)
+    }
+
+    /// Whether this launch has a join string, and a coordinator that renews its lease: node 0 has died, and this machine in its place
+    /// is a node as any other.
+    fn is_led_by_the_standby(&self, place: &ControlPlace) -> bool {
+        let join_string = place.secrets().read(&self.join_file()).ok().flatten().filter(|text| !text.is_empty());
+        let store = place.store_as_it_is();
+        let Some(before) = join_string.and_then(|_| store.read_lease().ok()) else { return false };
+        std::thread::sleep(self.config.elastic.timing().lease);
+        store.read_lease().is_ok_and(|lease| lease != before)
     }
 
     /// Name of the file with the join string of this launch.
@@ -162,7 +172,7 @@ impl Rendezvous<'_> {
         Ok(None)
     }
 
-    /// Runs this node; on node 1, beside a standby of the coordinator, which ends with the job. If it has taken over, this
+    /// Runs this node; on nodes 0 and 1, beside a standby of the coordinator, which ends with the job. If it has taken over, this
     /// machine stays until the job ends, and returns the report.
     fn beside_standby(
         &self,
@@ -170,7 +180,7 @@ impl Rendezvous<'_> {
         control: &Control,
         node: impl FnOnce() -> Result<Outcome, JobError>,
     ) -> Result<Option<Report>, JobError> {
-        let Some(here) = here.filter(|_| self.launch_context.node == 1) else { return node().map(|_| None) };
+        let Some(here) = here.filter(|_| self.launch_context.node <= 1) else { return node().map(|_| None) };
         let model = check(self.config)?;
         // Nodes read its address where it publishes it.
         let how = Serve {

@@ -187,6 +187,7 @@ pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Op
 
 pub(super) fn write_address(place: &ControlPlace, addresses: &[Address]) -> Result<(), JobError> {
     let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    place.settle()?;
     place.write(ADDRESS, &text.join(","))
 }
 

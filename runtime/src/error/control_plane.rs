@@ -86,6 +86,9 @@ pub enum ControlPlaneError {
     /// The folder is not the output folder of a coordinated job.
     #[error("{} contains no coordinated job", output_dir.display())]
     NoJob { output_dir: PathBuf },
+    /// The folder was copied, and its job is elsewhere.
+    #[error("{} is a copy of {}, where the job is: name that folder", output_dir.display(), original.display())]
+    Copied { output_dir: PathBuf, original: PathBuf },
     /// The job has no coordinator yet.
     #[error("the job in {} prepares its data; it answers once that is done", output_dir.display())]
     Preparing { output_dir: PathBuf },
@@ -140,6 +143,7 @@ impl ControlPlaneError {
             ControlPlaneError::NoAdvertise { .. } | ControlPlaneError::OtherConfiguration { .. } => true,
             ControlPlaneError::UnreadableConfiguration { .. } | ControlPlaneError::DamagedEntry { .. } => true,
             ControlPlaneError::NoAddress | ControlPlaneError::JobFile { .. } | ControlPlaneError::NoJob { .. } => true,
+            ControlPlaneError::Copied { .. } => true,
             ControlPlaneError::Resolve { .. } | ControlPlaneError::NoHeadAddress { .. } => true,
             // The user named a job that nobody coordinates.
             ControlPlaneError::NoAnswer { .. } | ControlPlaneError::NoJoinString { .. } => true,
