@@ -166,6 +166,7 @@ fn damaged_and_uncommitted_checkpoints_are_skipped_with_a_warning() {
     let shard = shard.into_iter().find(|f| f.extension().is_some_and(|e| e == "safetensors")).unwrap();
     flip(&shard, |n| n - 5);
     flip(&ten.join("MANIFEST"), |n| n / 2);
+    p.run(&["train", "job.yaml", "--resume_from_checkpoint", &fifteen.display().to_string()]).refuses(&["damaged"]);
 
     let run = p.train(&[]).succeeds();
 
@@ -177,7 +178,6 @@ fn damaged_and_uncommitted_checkpoints_are_skipped_with_a_warning() {
         run.stdout.contains("resuming at step 5 ") && run.stdout.contains(five.file_name().unwrap().to_str().unwrap())
     );
     assert_eq!(p.model_bytes("out"), p.model_bytes("straight"));
-    p.run(&["train", "job.yaml", "--resume_from_checkpoint", &fifteen.display().to_string()]).refuses(&["damaged"]);
 }
 
 #[test]
