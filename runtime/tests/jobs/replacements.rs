@@ -58,7 +58,8 @@ impl<'a> Training<'a> {
 
     /// Stops the job; its exit code and the error of the job.
     fn stop(self) -> Run {
-        signal(self.child.id(), libc::SIGINT);
+        // SIGINT would be ignored, as it is by programs that a script starts in the background.
+        signal(self.child.id(), libc::SIGTERM);
         self.end()
     }
 
