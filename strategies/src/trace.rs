@@ -5,7 +5,7 @@
 //! of awaits, the lengths of uneven parts, and the sums of key/value heads that several tensor-parallel ranks hold.
 
 use crate::mesh::{Axis, Coord, Group, Mesh, MeshRank};
-use crate::program::{Collective, CollectiveKind, Instr, Op, Phase, Program};
+use crate::program::{Collective, CollectiveKind, Instr, Op, Phase, Program, op};
 use crate::world::{
     self, GroupId, GroupSlot, Kind, Post, Rank, Span, Step, Tensor, TraceId, What, WorldError, WorldTraces,
 };
@@ -73,11 +73,11 @@ impl Trace {
         let mut trace = Trace { steps: Vec::new(), groups: Vec::new() };
         for instr in &program.instrs {
             match &instr.op {
-                Op::Start(c) => {
+                Op::Start(op::Start(c)) => {
                     let post = trace.post(program, c, instr);
                     trace.steps.push(Step::Start(post));
                 }
-                Op::Await(c) => {
+                Op::Await(op::Await(c)) => {
                     let collective = trace.collective(c);
                     trace.steps.push(Step::Await(collective));
                 }
@@ -101,12 +101,12 @@ impl Trace {
             let start = end;
             end += *took;
             let what = match &instr.op {
-                Op::Start(c) => {
+                Op::Start(op::Start(c)) => {
                     let post = trace.post(program, c, instr);
                     size_bytes.insert(post.collective, post.size_bytes());
                     continue;
                 }
-                Op::Await(c) => {
+                Op::Await(op::Await(c)) => {
                     let collective = trace.collective(c);
                     let pair = matches!(collective.kind, Kind::Send { .. } | Kind::Recv { .. });
                     let n_members = if pair { 2 } else { program.mesh_rank.group_size(c.group) };

@@ -6,16 +6,15 @@
 //!   there from the start);
 //! - VERIFY-3 a value, or each column of one, is written once; of the values there from the start, only parameters, optimizer
 //!   state and caches are written;
-//! - VERIFY-4 operands and results have the number, shapes and element types of the operation (`shapes`);
+//! - VERIFY-4 operands and results have the number, shapes and element types of the operation;
 //! - VERIFY-5 the sequence numbers of each stream count from 0, every started collective is awaited once, and until
 //!   then its results are not touched and its operands not written;
 //! - VERIFY-6 every output that the host reads is written;
 //! - VERIFY-7 a view has the bytes of a parameter that no instruction writes, or of an activation, or is the first part of a split
 //!   weight that only updates and embeddings access; VERIFY-2 and VERIFY-5 hold for the viewed value when the view is used.
 
-mod shapes;
-
-use crate::program::{Collective, Columns, DType, Instr, Kind, MatMul, Op, Program, Stream, Value, ValueId};
+use crate::program::op::signature::Signature;
+use crate::program::{Collective, Columns, DType, Instr, Kind, MatMul, Op, Program, Stream, Value, ValueId, op};
 use std::collections::BTreeMap;
 
 /// Why a program cannot run.
@@ -84,7 +83,7 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
 }
 
 fn views(program: &Program) -> Result<(), VerifyError> {
-    let is_known = |op: &Op| matches!(op, Op::Update(_) | Op::Embedding { .. });
+    let is_known = |op: &Op| matches!(op, Op::Update(_) | Op::Embedding(_));
     let n = program.values.len();
     let (mut is_written, mut has_others) = (vec![false; n], vec![false; n]);
     let mark = |of: &mut Vec<bool>, v: &ValueId| of.get_mut(v.0 as usize).into_iter().for_each(|marked| *marked = true);
@@ -145,7 +144,7 @@ impl<'a> State<'a> {
         if !self.in_flight.is_empty() && !matches!(instr.op, Op::Await(_)) {
             self.untouched(instr)?;
         }
-        shapes::check(p, instr)?;
+        check(p, instr)?;
         self.write_columns(instr)?;
         self.collective(instr)?;
         for v in &instr.writes {
@@ -208,7 +207,7 @@ impl<'a> State<'a> {
 
     fn collective(&mut self, instr: &'a Instr) -> Result<(), String> {
         match instr.op {
-            Op::Start(c) => {
+            Op::Start(op::Start(c)) => {
                 let next = self.next.entry(c.stream()).or_default();
                 if c.sequence != *next {
                     return Err(format!("{c} is out of sequence, expected #{next}"));
@@ -218,7 +217,7 @@ impl<'a> State<'a> {
                 self.in_flight.insert((c.stream(), c.sequence), flight);
                 Ok(())
             }
-            Op::Await(c) => match self.in_flight.remove(&(c.stream(), c.sequence)) {
+            Op::Await(op::Await(c)) => match self.in_flight.remove(&(c.stream(), c.sequence)) {
                 Some(f) if f.results == instr.reads && f.collective == c => Ok(()),
                 Some(f) => Err(format!("{} was started with other results", f.collective)),
                 None => Err(format!("{c} is not in flight")),
@@ -226,6 +225,14 @@ impl<'a> State<'a> {
             _ => Ok(()),
         }
     }
+}
+
+/// Checks operands and results against the signature of the operation.
+fn check(program: &Program, instr: &Instr) -> Result<(), String> {
+    let reads: Vec<&Value> = instr.reads.iter().map(|v| program.value(*v)).collect();
+    let writes: Vec<&Value> = instr.writes.iter().map(|v| program.value(*v)).collect();
+    let signature = Signature { reads: &reads, writes: &writes, mesh_rank: &program.mesh_rank };
+    instr.op.operation().check(&signature)
 }
 
 #[cfg(test)]
@@ -273,7 +280,7 @@ mod tests {
         p.values[view.0 as usize].shape = vec![3, 15];
         assert_eq!(view_of(&p, Kind::View(w)), refused.clone().map_err(|e: String| e.replace("16]", "15]")));
         p.values[view.0 as usize].shape = vec![3, 16];
-        p.push(Op::Add, vec![w, w], vec![w], SITE);
+        p.push(Op::Add(op::Add), vec![w, w], vec![w], SITE);
         assert_eq!(view_of(&p, Kind::View(w)), refused, "a parameter that is updated");
     }
 
@@ -289,7 +296,7 @@ mod tests {
         assert_eq!(verify(&p), Ok(()));
 
         let sum = p.add_value("sum", &[3, 8], DType::F32, Kind::Activation);
-        p.push(Op::Add, vec![w, w], vec![sum], SITE);
+        p.push(Op::Add(op::Add), vec![w, w], vec![sum], SITE);
         assert!(verify(&p).is_err(), "a sum reads it");
     }
 
@@ -314,7 +321,8 @@ mod tests {
             }
             verify(&p).map_err(|error| error.to_string())
         };
-        let [start, product, wait] = [Op::Start(gather), Op::MatMul(MatMul::nt()), Op::Await(gather)];
+        let [start, product, wait] =
+            [Op::Start(op::Start(gather)), Op::MatMul(MatMul::nt()), Op::Await(op::Await(gather))];
 
         assert_eq!(with(&[start.clone(), wait.clone(), product.clone()]), Ok(()));
         let early = with(&[product.clone(), start.clone(), wait.clone()]).unwrap_err();
@@ -359,7 +367,7 @@ mod tests {
             p.push(product_into(0, false), vec![x, w], vec![left], SITE);
             p.push(product_into(second, true), vec![x, w, left], vec![both], SITE);
             let read = if reads_early { left } else { both };
-            p.push(Op::Add, vec![read, read], vec![sum], SITE);
+            p.push(Op::Add(op::Add), vec![read, read], vec![sum], SITE);
             verify(&p).map_err(|error| error.to_string())
         };
 
@@ -383,12 +391,12 @@ mod tests {
         let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
         let twice = p.add_value("twice", &[4, 3], DType::F32, Kind::Activation);
         let start = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Tp]));
-        p.push(Op::Start(start), vec![ValueId(2)], vec![sum], SITE);
-        let wait = Op::Await(start);
+        p.push(Op::Start(op::Start(start)), vec![ValueId(2)], vec![sum], SITE);
+        let wait = Op::Await(op::Await(start));
         let mut good = p.clone();
         good.push(wait.clone(), vec![sum], vec![], SITE);
-        good.push(Op::Add, vec![sum, sum], vec![twice], SITE);
-        p.push(Op::Add, vec![sum, sum], vec![twice], SITE);
+        good.push(Op::Add(op::Add), vec![sum, sum], vec![twice], SITE);
+        p.push(Op::Add(op::Add), vec![sum, sum], vec![twice], SITE);
         p.push(wait, vec![sum], vec![], SITE);
 
         assert_eq!(verify(&good), Ok(()));
@@ -400,7 +408,7 @@ mod tests {
         let mut p = product(8);
         let sum = p.add_value("sum", &[4, 3], DType::F32, Kind::Activation);
         let start = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Tp]));
-        p.push(Op::Start(start), vec![ValueId(2)], vec![sum], SITE);
+        p.push(Op::Start(op::Start(start)), vec![ValueId(2)], vec![sum], SITE);
         assert!(verify(&p).unwrap_err().to_string().contains("never awaited"));
     }
 }

@@ -13,7 +13,7 @@ use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{
-    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId,
+    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId, op,
 };
 use phalanx_strategies::target::{Nowhere, Target};
 use proptest::prelude::*;
@@ -94,7 +94,8 @@ fn products_of_a_target_with_half_copies_read_no_f32_values() {
         let products = p.instrs.iter().filter(|i| matches!(i.op, Op::MatMul(_)));
         let factors: Vec<DType> = products.flat_map(|i| i.reads[..2].iter().map(|v| p.value(*v).dtype)).collect();
         assert!(factors.len() > 20 && factors.iter().all(|dtype| *dtype == DType::Bf16), "{factors:?}");
-        let casts_of_weights = p.instrs.iter().filter(|i| matches!(i.op, Op::Cast) && p.param_of(i.reads[0]).is_some());
+        let casts_of_weights =
+            p.instrs.iter().filter(|i| matches!(i.op, Op::Cast(op::Cast)) && p.param_of(i.reads[0]).is_some());
         let n_matrices = p.params.iter().filter(|param| p.value(param.value).shape.len() == 2).count();
         // Each small matrix once, without the embedding, which no product reads.
         assert_eq!(casts_of_weights.count(), n_matrices - 1);
@@ -111,7 +112,7 @@ fn logits_of_a_target_with_half_copies_and_their_gradient_are_in_half_width_unle
         let forward =
             || model("llama", 1, 2, false).forward(BatchShape { n_rows: 1, seq_len: 16 }, Head::Loss).unwrap();
         let types = |c: &Compiled| {
-            let loss = c.program.instrs.iter().find(|i| matches!(i.op, Op::CrossEntropy { .. })).unwrap();
+            let loss = c.program.instrs.iter().find(|i| matches!(i.op, Op::CrossEntropy(_))).unwrap();
             let values = loss.reads.iter().take(1).chain(loss.writes.get(1));
             values.map(|v| c.program.value(*v).dtype).collect::<Vec<_>>()
         };
@@ -159,7 +160,7 @@ fn logits_of_a_target_with_chunks_have_the_tokens_of_a_chunk() {
 }
 
 fn rows_of_logits(c: &Compiled) -> Vec<usize> {
-    let losses = c.program.instrs.iter().filter(|i| matches!(i.op, Op::CrossEntropy { .. }));
+    let losses = c.program.instrs.iter().filter(|i| matches!(i.op, Op::CrossEntropy(_)));
     losses.map(|i| c.program.value(i.reads[0]).n_rows()).collect()
 }
 
@@ -220,9 +221,10 @@ fn adjoints_recompute_norms_and_activations() {
         (0..instrs.len()).filter(is).collect()
     };
     let recomputed =
-        in_backward(|op| matches!(op, Op::MatMul(m) if m.trans_b) || matches!(op, Op::Norm { .. } | Op::Activation(_)));
-    let norms = in_backward(|op| matches!(op, Op::NormBackward { again: true, .. }));
-    let activations = in_backward(|op| matches!(op, Op::ActivationBackward { again: true, .. }));
+        in_backward(|op| matches!(op, Op::MatMul(m) if m.trans_b) || matches!(op, Op::Norm(_) | Op::Activation(_)));
+    let norms = in_backward(|op| matches!(op, Op::NormBackward(op::NormBackward { again: true, .. })));
+    let activations =
+        in_backward(|op| matches!(op, Op::ActivationBackward(op::ActivationBackward { again: true, .. })));
     assert_eq!((recomputed.len(), norms.len(), activations.len()), (0, 12, 6));
     for i in norms.into_iter().chain(activations) {
         let y = instrs[i].writes.last().unwrap();
@@ -408,7 +410,7 @@ fn user_defined() -> Program {
     let params = [param("weight", &[8, 4], true), param("bias", &[8], true)];
     param("running_mean", &[8], false);
     let loss = p.add_value("loss_sum", &[], DType::F64, Kind::Output);
-    let op = Op::Opaque { model: 0, n_inputs: 2, n_params: 2, residual: false, gradient: false };
+    let op = Op::Opaque(op::Opaque { model: 0, n_inputs: 2, n_params: 2, residual: false, gradient: false });
     let reads = inputs.into_iter().chain(params).chain([hyper]).collect();
     p.push(op, reads, vec![loss], Site { phase: Phase::Forward, block: None, microbatch: 0 });
     p.bindings.push(Binding::new(Role::LossSum, loss));
@@ -423,10 +425,11 @@ fn user_defined_model_accumulates_clips_and_updates_like_any_other() {
 
         assert_no_live_buffer_is_overwritten(&step);
         let p = &step.program;
-        let runs: Vec<&Instr> = p.instrs.iter().filter(|i| matches!(i.op, Op::Opaque { .. })).collect();
+        let runs: Vec<&Instr> = p.instrs.iter().filter(|i| matches!(i.op, Op::Opaque(_))).collect();
         assert_eq!(runs.len(), n);
         for (k, run) in runs.iter().enumerate() {
-            let carries = matches!(run.op, Op::Opaque { residual, gradient: true, .. } if residual == (k > 0));
+            let carries =
+                matches!(run.op, Op::Opaque(op::Opaque { residual, gradient: true, .. }) if residual == (k > 0));
             assert!(carries, "run {k} is {}", p.describe_instr(run));
             // It continues the results of the previous run, at the same locations.
             let carried = &run.reads[5..];
@@ -440,7 +443,7 @@ fn user_defined_model_accumulates_clips_and_updates_like_any_other() {
         let reads_of = |matches: fn(&Op) -> bool, i: usize| {
             p.instrs.iter().filter(|x| matches(&x.op)).map(|x| x.reads[i]).collect::<Vec<_>>()
         };
-        assert_eq!(reads_of(|op| matches!(op, Op::SumSquares { .. }), 0), last[1..]);
+        assert_eq!(reads_of(|op| matches!(op, Op::SumSquares(_)), 0), last[1..]);
         assert_eq!(reads_of(|op| matches!(op, Op::Update(_)), 3), last[1..]);
         let updated: Vec<&str> =
             reads_of(|op| matches!(op, Op::Update(_)), 0).iter().map(|v| p.value(*v).name.as_str()).collect();
@@ -453,7 +456,7 @@ fn evaluating_a_user_defined_model_computes_no_gradients() {
     let eval = compile_forward(user_defined(), &spec(2, Precision::F32, Recompute::None), &Nowhere::default()).unwrap();
 
     let [instr] = eval.program.instrs.as_slice() else { panic!("{} instructions", eval.program.instrs.len()) };
-    assert!(matches!(instr.op, Op::Opaque { gradient: false, .. }));
+    assert!(matches!(instr.op, Op::Opaque(op::Opaque { gradient: false, .. })));
     assert_eq!(instr.writes.len(), 1);
 }
 

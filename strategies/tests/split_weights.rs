@@ -9,7 +9,7 @@ use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Kind, Op};
+use phalanx_strategies::program::{Kind, Op, op};
 use phalanx_strategies::target::Nowhere;
 use proptest::prelude::*;
 use support::{any_parallel, assert_no_live_buffer_is_overwritten, families, model, spec};
@@ -91,7 +91,7 @@ fn step_in_bf16_converts_no_weight_unless_ranks_gather_updated_ones() {
 
         let is_weight =
             |v| step.program.value(v).kind == Kind::Parameter || step.program.value(v).name.contains("embed");
-        let casts = step.program.instrs.iter().filter(|i| i.op == Op::Cast && is_weight(i.reads[0]));
+        let casts = step.program.instrs.iter().filter(|i| i.op == Op::Cast(op::Cast) && is_weight(i.reads[0]));
         assert_eq!(casts.count(), expected, "{tied} {stage:?} {shards}");
     }
 }

@@ -10,7 +10,7 @@ use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::pipeline::ScheduleKind;
-use phalanx_strategies::program::{Instr, Op, Program, Role, ValueId};
+use phalanx_strategies::program::{Instr, Op, Program, Role, ValueId, op};
 use phalanx_strategies::target::Nowhere;
 use phalanx_strategies::trace::{Ranks, Trace, verify_world, world};
 use phalanx_strategies::world::{Collective, Links, Mover, Post, Rank, Step, Tensor, WorldError};
@@ -85,7 +85,7 @@ impl Case {
 /// kind: where parts are uneven, a tensor may fall into the next bucket of gradients, after another start. Sums of
 /// key/value heads that several tensor-parallel ranks hold are omitted, since only the shards with such heads have them.
 fn starts(mut program: Program) -> Vec<(Collective, usize)> {
-    program.instrs.retain(|i| matches!(i.op, Op::Start(c) if c.group.run.is_none()));
+    program.instrs.retain(|i| matches!(i.op, Op::Start(op::Start(c)) if c.group.run.is_none()));
     let mut starts: Vec<(Collective, usize)> = Vec::new();
     for step in Trace::of(&program).steps {
         let Step::Start(post) = step else { continue };
@@ -200,7 +200,7 @@ proptest! {
 fn exchanged_starts_of_two_groups_in_one_rank_are_found() {
     let case = tiny(Mesh { tp: 2, dp_shard: 2, ..Mesh::ONE });
     let mut program = case.step(3);
-    let stream = |i: usize| if let Op::Start(c) = program.instrs[i].op { Some(c.stream()) } else { None };
+    let stream = |i: usize| if let Op::Start(op::Start(c)) = program.instrs[i].op { Some(c.stream()) } else { None };
     let starts: Vec<usize> = (0..program.instrs.len()).filter(|i| stream(*i).is_some()).collect();
     let with_rank_2 = |i: &usize| stream(*i).is_some_and(|s| case.mesh.members(s.group, 3).contains(&2));
     let starts: Vec<usize> = starts.into_iter().filter(with_rank_2).collect();
@@ -223,11 +223,11 @@ fn fault(program: &mut Program, at: prop::sample::Index, which: usize) -> bool {
         return false;
     }
     let first = *at.get(&starts);
-    let Op::Start(c) = program.instrs[first].op else { return false };
+    let Op::Start(op::Start(c)) = program.instrs[first].op else { return false };
     match which {
         0 => swap(program, &starts, first),
         1 => {
-            program.instrs.retain(|i| i.op != Op::Start(c) && i.op != Op::Await(c));
+            program.instrs.retain(|i| i.op != Op::Start(op::Start(c)) && i.op != Op::Await(op::Await(c)));
             true
         }
         _ => {
@@ -241,9 +241,9 @@ fn fault(program: &mut Program, at: prop::sample::Index, which: usize) -> bool {
 
 /// Exchanges the buffers of a collective and of the next one of its stream with different tensors.
 fn swap(program: &mut Program, starts: &[usize], first: usize) -> bool {
-    let Op::Start(c) = program.instrs[first].op else { return false };
+    let Op::Start(op::Start(c)) = program.instrs[first].op else { return false };
     let unlike = starts.iter().copied().find(|i| {
-        let Op::Start(other) = program.instrs[*i].op else { return false };
+        let Op::Start(op::Start(other)) = program.instrs[*i].op else { return false };
         other.stream() == c.stream() && *i > first && wholes(program, *i) != wholes(program, first)
     });
     let Some(second) = unlike else { return false };
@@ -294,8 +294,8 @@ fn one_faulty_rank_among_four_thousand_is_named() {
         let mut program = stages[mesh_rank.on(Axis::Pp)].clone();
         if mesh_rank.rank == victim {
             let last = program.instrs.iter().rposition(|i| matches!(i.op, Op::Start(_))).unwrap();
-            let Op::Start(c) = program.instrs[last].op else { unreachable!("it is a start") };
-            program.instrs.retain(|i| i.op != Op::Start(c) && i.op != Op::Await(c));
+            let Op::Start(op::Start(c)) = program.instrs[last].op else { unreachable!("it is a start") };
+            program.instrs.retain(|i| i.op != Op::Start(op::Start(c)) && i.op != Op::Await(op::Await(c)));
         }
         Ok(Trace::of(&program))
     };

@@ -1,8 +1,8 @@
 //! How long an instruction may take on a GPU, from its shapes: an upper estimate, for the watch on hung GPUs.
 
 use crate::gpu_info::GpuInfo;
-use phalanx_strategies::cost::{Cost, instr_cost};
-use phalanx_strategies::program::{DType, Instr, Program};
+use phalanx_strategies::cost::instr_cost;
+use phalanx_strategies::program::{Cost, DType, Instr, Program};
 use std::time::Duration;
 
 /// The share of its highest rate that a GPU surely reaches: in products of large matrices, in attention, and in reading memory.

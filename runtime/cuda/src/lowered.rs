@@ -255,7 +255,7 @@ fn marks(starts: &[usize], times: impl Iterator<Item = Duration>) -> (Vec<bool>,
 /// The longest runs of instructions that are commands on the GPU alone, within a phase.
 fn segments(c: &Compiled) -> Vec<Range<usize>> {
     let instrs = &c.program.instrs;
-    let is_command = |i: usize| !matches!(instrs[i].op, Op::Start(_) | Op::Await(_) | Op::Opaque { .. });
+    let is_command = |i: usize| !matches!(instrs[i].op, Op::Start(_) | Op::Await(_) | Op::Opaque(_));
     let mut segments: Vec<Range<usize>> = Vec::new();
     for i in (0..instrs.len()).filter(|i| is_command(*i)) {
         let is_boundary = i == c.phases.apply || i == c.phases.gather;
@@ -271,6 +271,7 @@ fn segments(c: &Compiled) -> Vec<Range<usize>> {
 mod tests {
     use super::*;
     use phalanx_strategies::mesh::{Mesh, MeshRank};
+    use phalanx_strategies::program::op;
     use phalanx_strategies::program::{DType, Kind, Phase, Site};
 
     #[test]
@@ -291,7 +292,7 @@ mod tests {
         let program = |mesh, is_tree: bool| {
             let mut p = Program { mesh_rank: MeshRank { mesh, rank: 0 }, ..Program::default() };
             let x = p.add_value("x", &[2, 8], DType::F32, Kind::Activation);
-            let op = if is_tree { Op::TreeSum { n_leaves: 2, n_ranks: 1 } } else { Op::Cast };
+            let op = if is_tree { Op::TreeSum(op::TreeSum { n_leaves: 2, n_ranks: 1 }) } else { Op::Cast(op::Cast) };
             p.push(op, vec![x], vec![x], Site { phase: Phase::Backward, block: None, microbatch: 0 });
             p
         };

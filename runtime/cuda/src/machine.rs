@@ -24,7 +24,7 @@ use phalanx_device::{AllocError, Backing, ElementType, ExecError, Machine, Opera
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::program::{
-    Collective, CollectiveKind, Compute, DType, Instr, Kind, MatMul, Op, Program, ValueId,
+    Collective, CollectiveKind, Compute, DType, Instr, Kind, MatMul, Op, Program, ValueId, op,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -264,9 +264,9 @@ impl CudaMachine {
         match &instr.op {
             // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
             // memory pass keeps their places.
-            Op::Start(collective) => unsafe { self.start(c, instr, collective, with.groups) }?,
-            Op::Await(collective) => with.groups.finish(collective)?,
-            Op::Opaque { model, .. } => {
+            Op::Start(op::Start(collective)) => unsafe { self.start(c, instr, collective, with.groups) }?,
+            Op::Await(op::Await(collective)) => with.groups.finish(collective)?,
+            Op::Opaque(op::Opaque { model, .. }) => {
                 let reason = "user-defined models run on the CPU only".into();
                 return Err(ExecError::Opaque { model: *model, reason });
             }
@@ -342,7 +342,9 @@ fn address(regions: &BTreeMap<Region, DeviceMemory>, c: &Compiled, v: ValueId) -
 /// Tokens of a row, and the starts of documents, of every attention over whole rows.
 fn doc_starts(program: &Program) -> impl Iterator<Item = (usize, ValueId)> {
     program.instrs.iter().filter_map(|instr| match &instr.op {
-        Op::Attention(heads) | Op::AttentionBackward(heads) => Some((heads.seq_len, instr.reads[1])),
+        Op::Attention(heads) | Op::AttentionBackward(op::AttentionBackward(heads)) => {
+            Some((heads.seq_len, instr.reads[1]))
+        }
         _ => None,
     })
 }

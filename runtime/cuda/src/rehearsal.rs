@@ -13,7 +13,7 @@ use crate::lowered::choice_of;
 use crate::product::Choice;
 use crate::shared::Shared;
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::program::{Instr, Op, Program, ValueId};
+use phalanx_strategies::program::{Instr, Op, Program, ValueId, op};
 use std::collections::VecDeque;
 
 /// An address for the value or the scratch with this number, which no command accesses.
@@ -69,7 +69,7 @@ fn rehearse(shared: &Shared, command: Command, choice: Choice, stream: Stream) -
 /// The packing of batches whose rows are whole, if the instruction is attention over them.
 fn whole_rows(program: &Program, instr: &Instr) -> Packing {
     match &instr.op {
-        Op::Attention(heads) | Op::AttentionBackward(heads) => {
+        Op::Attention(heads) | Op::AttentionBackward(op::AttentionBackward(heads)) => {
             let n_tokens = program.value(instr.reads[1]).n_elements();
             Packing::Whole { rows: n_tokens / heads.seq_len, seq_len: heads.seq_len }
         }

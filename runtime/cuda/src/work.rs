@@ -7,7 +7,7 @@ use crate::kernels::Source;
 use crate::lower::{Engines, Lowering, cudnn_shape, lower, lower_all};
 use crate::product;
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::program::{Attention, DType, Instr, Op, Program, ValueId};
+use phalanx_strategies::program::{Attention, DType, Instr, Op, Program, ValueId, op};
 
 pub use crate::cudnn::TensorId;
 
@@ -137,7 +137,7 @@ pub fn work_beside_cudnn(
     place: impl Fn(ValueId) -> u64,
     scratch: u64,
 ) -> Option<WorkOfInstr> {
-    let (Op::Attention(heads) | Op::AttentionBackward(heads)) = &instr.op else { return None };
+    let (Op::Attention(heads) | Op::AttentionBackward(op::AttentionBackward(heads))) = &instr.op else { return None };
     let shape = cudnn_shape(program, instr, Packing::of(doc_start, heads.seq_len))?;
     Some(work(lower(program, instr, place, scratch, Engines { cudnn: Some(shape), ..Engines::WIDE })))
 }

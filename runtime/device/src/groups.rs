@@ -8,7 +8,7 @@ use crate::progress_counter::ProgressCounter;
 use crate::{Collective as Communicator, CollectiveError, Operand, Operation, OperationKind, Ticket};
 use phalanx_strategies::elastic::progress::{At, Wait};
 use phalanx_strategies::mesh::{Group, Mesh, MeshRank};
-use phalanx_strategies::program::{Collective, CollectiveKind, Op, Program, Stream};
+use phalanx_strategies::program::{Collective, CollectiveKind, Op, Program, Stream, op};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,8 @@ pub type GroupKey = (Group, Option<u32>);
 /// summed by the ranks whose shard has elements of them.
 pub fn group_keys(program: &Program) -> BTreeSet<GroupKey> {
     let of = |c: &Collective| (c.group, channel(c.kind));
-    let used = program.instrs.iter().filter_map(|i| if let Op::Start(c) = &i.op { Some(of(c)) } else { None });
+    let used =
+        program.instrs.iter().filter_map(|i| if let Op::Start(op::Start(c)) = &i.op { Some(of(c)) } else { None });
     let sums = program.params.iter().flat_map(|p| &p.sums).map(|sum| (sum.group, None));
     used.chain(sums).collect()
 }

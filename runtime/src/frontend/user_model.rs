@@ -3,7 +3,7 @@
 use phalanx_device::{OpaqueModel, ThreadError};
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::program::{
-    Binding, DType, Hyper, Init, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId,
+    Binding, DType, Hyper, Init, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId, op,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -161,7 +161,8 @@ impl UserTable {
         reads.push(input(&mut p, Role::Hyper, Hyper::LEN, DType::F64));
         let loss = p.add_value("loss_sum", &[], DType::F64, Kind::Output);
         let n_inputs = UserModel::INPUTS.len();
-        let op = Op::Opaque { model: 0, n_inputs, n_params: params.len(), residual: false, gradient: false };
+        let op =
+            Op::Opaque(op::Opaque { model: 0, n_inputs, n_params: params.len(), residual: false, gradient: false });
         p.push(op, reads, vec![loss], Site { phase: Phase::Forward, block: None, microbatch: 0 });
         p.bindings.push(Binding::new(Role::LossSum, loss));
         p

@@ -270,7 +270,7 @@ struct Matrices {
 
 /// Whether a tensor is the table of an embedding.
 fn is_table(c: &Compiled, w: &Tensor) -> bool {
-    c.program.instrs.iter().any(|i| matches!(i.op, Op::Embedding { .. }) && i.reads.get(1) == Some(&w.value))
+    c.program.instrs.iter().any(|i| matches!(i.op, Op::Embedding(_)) && i.reads.get(1) == Some(&w.value))
 }
 
 /// Whether a product uses a tensor.

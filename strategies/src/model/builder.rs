@@ -20,7 +20,7 @@
 use super::BatchShape;
 use crate::program::{
     ActivationFn, Attention, Binding, DType, Hyper, Init, Kind, MatMul, NormKind, Op, Param, ParamPart, Phase, Program,
-    QkColumns, QkNorm, Role, Site, ValueId,
+    QkColumns, QkNorm, Role, Site, ValueId, op,
 };
 
 /// A value under construction.
@@ -95,7 +95,7 @@ impl ForwardBuilder {
         let shape = [self.batch.n_tokens(), self.columns(table)];
         self.program.params.iter_mut().filter(|param| param.value == table).for_each(|param| param.is_table = true);
         let reads = [ids, table].into_iter().chain(residual).collect();
-        self.emit("embedding", Op::Embedding { residual: residual.is_some(), first: 0 }, reads, &shape)
+        self.emit("embedding", Op::Embedding(op::Embedding { residual: residual.is_some(), first: 0 }), reads, &shape)
     }
 
     /// `x W^T + bias` with `W [out, in]`, as Hugging Face stores linear layers.
@@ -135,7 +135,7 @@ impl ForwardBuilder {
         if kind == NormKind::Layer {
             writes.push(self.program.add_value("mean", &rows, DType::F32, Kind::Activation));
         }
-        self.push(Op::Norm { kind, eps }, reads, writes);
+        self.push(Op::Norm(op::Norm { kind, eps }), reads, writes);
         y
     }
 
@@ -145,7 +145,7 @@ impl ForwardBuilder {
         let y = self.program.add_value("qk_norm", &shape, DType::F32, Kind::Activation);
         let rstd_shape = [self.batch.n_tokens(), heads.n_heads + heads.n_kv_heads];
         let rstd = self.program.add_value("qk_rstd", &rstd_shape, DType::F32, Kind::Activation);
-        self.push(Op::HeadNorm { heads, eps }, vec![qkv, gain_q, gain_k], vec![y, rstd]);
+        self.push(Op::HeadNorm(op::HeadNorm { heads, eps }), vec![qkv, gain_q, gain_k], vec![y, rstd]);
         y
     }
 
@@ -153,7 +153,7 @@ impl ForwardBuilder {
     pub fn qk_norm(&mut self, qkv: Tensor, gain_q: Tensor, gain_k: Tensor, eps: f32) -> Tensor {
         let shape = self.program.value(qkv).shape.clone();
         let columns = QkColumns { q: self.columns(gain_q), k: self.columns(gain_k) };
-        let squares = self.emit("qk_squares", Op::QkSquares(columns), vec![qkv], &[shape[0], 2]);
+        let squares = self.emit("qk_squares", Op::QkSquares(op::QkSquares(columns)), vec![qkv], &[shape[0], 2]);
         let norm = QkNorm { columns, summed: columns, eps };
         self.emit("qk_norm", Op::QkNorm(norm), vec![qkv, gain_q, gain_k, squares], &shape)
     }
@@ -162,7 +162,7 @@ impl ForwardBuilder {
     pub fn rotary(&mut self, qkv: Tensor, table: Tensor, heads: Attention) -> Tensor {
         let positions = self.input(Role::Positions);
         let shape = self.program.value(qkv).shape.clone();
-        self.emit("rotary", Op::Rotary { heads, inverse: false }, vec![qkv, positions, table], &shape)
+        self.emit("rotary", Op::Rotary(op::Rotary { heads, inverse: false }), vec![qkv, positions, table], &shape)
     }
 
     /// Causal attention within documents over packed `qkv [N, (H + 2 K) D]` → `[N, H D]`.
@@ -178,13 +178,13 @@ impl ForwardBuilder {
     /// `silu(gate) * up` of packed `[N, 2 F]` → `[N, F]`.
     pub fn swiglu(&mut self, gate_up: Tensor) -> Tensor {
         let shape = [self.program.value(gate_up).n_rows(), self.columns(gate_up) / 2];
-        self.emit("swiglu", Op::Activation(ActivationFn::SwiGlu), vec![gate_up], &shape)
+        self.emit("swiglu", Op::Activation(op::Activation(ActivationFn::SwiGlu)), vec![gate_up], &shape)
     }
 
     /// GELU, tanh form.
     pub fn gelu_tanh(&mut self, x: Tensor) -> Tensor {
         let shape = self.program.value(x).shape.clone();
-        self.emit("gelu", Op::Activation(ActivationFn::GeluTanh), vec![x], &shape)
+        self.emit("gelu", Op::Activation(op::Activation(ActivationFn::GeluTanh)), vec![x], &shape)
     }
 
     /// `factor x`; `x` itself where the factor is 1.
@@ -193,13 +193,13 @@ impl ForwardBuilder {
             return x;
         }
         let shape = self.program.value(x).shape.clone();
-        self.emit("scaled", Op::Scale { factor }, vec![x], &shape)
+        self.emit("scaled", Op::Scale(op::Scale { factor }), vec![x], &shape)
     }
 
     /// Elementwise sum.
     pub fn add(&mut self, a: Tensor, b: Tensor) -> Tensor {
         let shape = self.program.value(a).shape.clone();
-        self.emit("add", Op::Add, vec![a, b], &shape)
+        self.emit("add", Op::Add(op::Add), vec![a, b], &shape)
     }
 
     /// Ends the program at the logits.
@@ -213,7 +213,7 @@ impl ForwardBuilder {
     pub fn finish_loss(mut self, logits: Tensor) -> Program {
         let (labels, hyper) = (self.input(Role::Labels), self.input(Role::Hyper));
         let loss = self.program.add_value("loss_sum", &[], DType::F64, Kind::Output);
-        let op = Op::CrossEntropy { residual: false, gradient: false, vocab: None };
+        let op = Op::CrossEntropy(op::CrossEntropy { residual: false, gradient: false, vocab: None });
         self.push(op, vec![logits, labels, hyper], vec![loss]);
         self.program.bindings.push(Binding::new(Role::LossSum, loss));
         self.program

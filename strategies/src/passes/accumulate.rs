@@ -3,7 +3,7 @@
 
 use super::backward::Differentiated;
 use crate::pipeline::{Slot, Work};
-use crate::program::{Binding, Instr, Kind, Op, Phase, Program, Role, ValueId};
+use crate::program::{Binding, Instr, Kind, Op, Phase, Program, Role, ValueId, op};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A chunk of the model, differentiated: for the first microbatch, and for the others, which continue it.
@@ -192,7 +192,7 @@ fn weight_grads(template: &Differentiated) -> Vec<bool> {
     let mut needed = vec![false; program.values.len()];
     let mut waits = vec![false; program.instrs.len()];
     for (i, instr) in program.instrs.iter().enumerate().rev() {
-        let leaves = matches!(instr.op, Op::Start(c) if c.is_message());
+        let leaves = matches!(instr.op, Op::Start(op::Start(c)) if c.is_message());
         let awaited = matches!(instr.op, Op::Await(_)) && (instr.reads.is_empty() || any(&needed, &instr.reads));
         if leaves || awaited || any(&needed, &instr.writes) {
             instr.reads.iter().for_each(|v| needed[v.0 as usize] = true);

@@ -5,7 +5,7 @@
 //! reads it. Where the gradient that the adjoint reads does not exist there yet, both instructions stay. They also stay where that
 //! gradient comes from a collective: the product then runs while ranks exchange it.
 
-use crate::program::{Instr, NormKind, Op, Phase, Program, ValueId};
+use crate::program::{Instr, NormKind, Op, Phase, Program, ValueId, op};
 
 /// Lets adjoints write recomputed results. Results do not change.
 pub fn again(program: &mut Program) {
@@ -30,7 +30,7 @@ struct Fusion {
 fn fusion(program: &Program, i: usize) -> Option<Fusion> {
     let instrs = &program.instrs;
     let recomputed = &instrs[i];
-    let is_recomputed = matches!(recomputed.op, Op::Norm { .. } | Op::Activation(_));
+    let is_recomputed = matches!(recomputed.op, Op::Norm(_) | Op::Activation(_));
     if recomputed.site.phase != Phase::Backward || !is_recomputed {
         return None;
     }
@@ -52,10 +52,13 @@ fn fusion(program: &Program, i: usize) -> Option<Fusion> {
 /// Whether `adjoint` belongs to the same operation on the same operands, and can write its result.
 fn is_adjoint(recomputed: &Instr, adjoint: &Instr) -> bool {
     let same_op = match (&recomputed.op, &adjoint.op) {
-        (Op::Norm { kind, .. }, Op::NormBackward { kind: of, again: false, .. }) => {
+        (Op::Norm(op::Norm { kind, .. }), Op::NormBackward(op::NormBackward { kind: of, again: false, .. })) => {
             kind == of && adjoint.reads[1] == recomputed.reads[1]
         }
-        (Op::Activation(f), Op::ActivationBackward { function, again: false }) => f == function,
+        (
+            Op::Activation(op::Activation(f)),
+            Op::ActivationBackward(op::ActivationBackward { function, again: false }),
+        ) => f == function,
         _ => false,
     };
     same_op && adjoint.site == recomputed.site && adjoint.reads[0] == recomputed.reads[0]
@@ -64,9 +67,9 @@ fn is_adjoint(recomputed: &Instr, adjoint: &Instr) -> bool {
 /// The gradient of the result that an adjoint reads.
 fn gradient(adjoint: &Instr) -> Option<ValueId> {
     match adjoint.op {
-        Op::ActivationBackward { .. } => Some(adjoint.reads[1]),
-        Op::NormBackward { kind: NormKind::Rms, .. } => Some(adjoint.reads[3]),
-        Op::NormBackward { kind: NormKind::Layer, .. } => Some(adjoint.reads[4]),
+        Op::ActivationBackward(_) => Some(adjoint.reads[1]),
+        Op::NormBackward(op::NormBackward { kind: NormKind::Rms, .. }) => Some(adjoint.reads[3]),
+        Op::NormBackward(op::NormBackward { kind: NormKind::Layer, .. }) => Some(adjoint.reads[4]),
         _ => None,
     }
 }
@@ -75,7 +78,8 @@ fn fuse(program: &mut Program, i: usize, Fusion { adjoint, to }: Fusion) {
     let mut fused = program.instrs.remove(adjoint);
     let recomputed = program.instrs[i].clone();
     match &mut fused.op {
-        Op::NormBackward { again, .. } | Op::ActivationBackward { again, .. } => *again = true,
+        Op::NormBackward(op::NormBackward { again, .. })
+        | Op::ActivationBackward(op::ActivationBackward { again, .. }) => *again = true,
         other => unreachable!("{} is not an adjoint that writes results again", other.name()),
     }
     // The bias of a layer norm.
@@ -129,8 +133,13 @@ mod tests {
     /// The backward pass of the block, by names of operations; those that also write a result end with `+`.
     fn names(program: &Program) -> Vec<String> {
         let in_block = |i: &&Instr| i.site.phase == Phase::Backward && i.site.block.is_some();
-        let is_again =
-            |op: &Op| matches!(op, Op::ActivationBackward { again: true, .. } | Op::NormBackward { again: true, .. });
+        let is_again = |op: &Op| {
+            matches!(
+                op,
+                Op::ActivationBackward(op::ActivationBackward { again: true, .. })
+                    | Op::NormBackward(op::NormBackward { again: true, .. })
+            )
+        };
         let name = |i: &Instr| format!("{}{}", i.op.name(), if is_again(&i.op) { "+" } else { "" });
         program.instrs.iter().filter(in_block).map(name).collect()
     }
@@ -178,7 +187,7 @@ mod tests {
     #[test]
     fn adjoint_of_a_gradient_that_ranks_sum_stays_after_the_product() {
         let mut program = block(1, NormKind::Rms, Recompute::None);
-        let at = program.instrs.iter().position(|i| matches!(i.op, Op::ActivationBackward { .. })).unwrap();
+        let at = program.instrs.iter().position(|i| matches!(i.op, Op::ActivationBackward(_))).unwrap();
         let dy = program.instrs[at].reads[1];
         let value = program.value(dy).clone();
         let sum = program.add_value("sum", &value.shape, value.dtype, value.kind);
@@ -186,8 +195,8 @@ mod tests {
         let c = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Tp]));
         let site = program.instrs[at].site;
         let made = program.instrs.iter().position(|i| i.writes.contains(&dy)).unwrap();
-        let start = Instr { op: Op::Start(c), reads: vec![dy], writes: vec![sum], site };
-        let wait = Instr { op: Op::Await(c), reads: vec![sum], writes: vec![], site };
+        let start = Instr { op: Op::Start(op::Start(c)), reads: vec![dy], writes: vec![sum], site };
+        let wait = Instr { op: Op::Await(op::Await(c)), reads: vec![sum], writes: vec![], site };
         program.instrs.splice(made + 1..=made, [start, wait]);
 
         again(&mut program);

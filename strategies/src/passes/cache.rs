@@ -7,7 +7,7 @@
 //!
 //! Source: Pope et al. 2022, Efficiently Scaling Transformer Inference, §2.1 (arXiv:2211.05102): prefill and decode.
 
-use crate::program::{Binding, CachedAttention, DType, Instr, Kind, Op, Program, Role, ValueId};
+use crate::program::{Binding, CachedAttention, DType, Instr, Kind, Op, Program, Role, ValueId, op};
 
 /// How a program uses the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +69,13 @@ pub fn cache(program: &mut Program, use_of_cache: CacheUse) -> Result<(), CacheE
                 let positions = positions(program, program.value(qkv).n_rows());
                 let cache = add_cache(program, &op, qkv);
                 let reads = vec![qkv, positions, cache];
-                program.push(Op::CacheWrite(op), reads.clone(), vec![cache], instr.site);
+                program.push(Op::CacheWrite(op::CacheWrite(op)), reads.clone(), vec![cache], instr.site);
                 if sees == Sees::Cache {
                     instr = Instr { op: Op::CachedAttention(op), reads, ..instr };
                 }
             }
             // Tables have a row for each position, and programs of all lengths share them.
-            Op::Rotary { .. } => program.values[instr.reads[2].0 as usize].shape[1] = capacity,
+            Op::Rotary(_) => program.values[instr.reads[2].0 as usize].shape[1] = capacity,
             _ => {}
         }
         program.instrs.push(instr);

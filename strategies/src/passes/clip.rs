@@ -7,7 +7,7 @@
 
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::{
-    Binding, Collective, CollectiveKind, DType, Kind, Op, Param, Phase, Program, Role, Site, ValueId,
+    Binding, Collective, CollectiveKind, DType, Kind, Op, Param, Phase, Program, Role, Site, ValueId, op,
 };
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<
         for elements in counted(program, &program.params[*index]) {
             // An output, so that the host can report a non-finite gradient by the name of its parameter.
             let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
-            program.push(Op::SumSquares { elements }, vec![*grad], vec![sum], SITE);
+            program.push(Op::SumSquares(op::SumSquares { elements }), vec![*grad], vec![sum], SITE);
             let binding = Binding::new(Role::GradSumSquares, sum);
             program.bindings.push(Binding { microbatch: *index as u32, ..binding });
             sums.push(sum);
@@ -37,7 +37,7 @@ pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<
 pub(super) fn coefficient(program: &mut Program, sums: Vec<ValueId>, max_norm: Option<f64>) -> ValueId {
     let norm = program.add_value("grad_norm", &[], DType::F64, Kind::Output);
     let coefficient = program.add_value("clip_coefficient", &[], DType::F64, Kind::Output);
-    program.push(Op::ClipCoefficient { max_norm }, sums, vec![norm, coefficient], SITE);
+    program.push(Op::ClipCoefficient(op::ClipCoefficient { max_norm }), sums, vec![norm, coefficient], SITE);
     program.bindings.push(Binding::new(Role::GradNorm, norm));
     program.bindings.push(Binding::new(Role::ClipCoefficient, coefficient));
     coefficient
@@ -83,14 +83,14 @@ fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
     let loss: Vec<ValueId> = loss.into_iter().filter(|_| mesh_rank.on(Axis::Tp) == 0).collect();
     let partial = [loss, sums].map(|terms| {
         let sum = program.add_value("partial_sum", &[], DType::F64, Kind::Activation);
-        program.push(Op::Sum, terms, vec![sum], SITE);
+        program.push(Op::Sum(op::Sum), terms, vec![sum], SITE);
         sum
     });
     let totals = [("loss_sum", Kind::Output), ("sum_squares", Kind::Activation)]
         .map(|(name, kind)| program.add_value(name, &[], DType::F64, kind));
     let c = Collective::new(CollectiveKind::AllReduce, group);
-    program.push(Op::Start(c), partial.to_vec(), totals.to_vec(), SITE);
-    program.push(Op::Await(c), totals.to_vec(), vec![], SITE);
+    program.push(Op::Start(op::Start(c)), partial.to_vec(), totals.to_vec(), SITE);
+    program.push(Op::Await(op::Await(c)), totals.to_vec(), vec![], SITE);
     program.bindings.push(Binding::new(Role::OwnLoss, partial[0]));
     program.bindings.push(Binding::new(Role::LossSum, totals[0]));
     vec![totals[1]]

@@ -72,6 +72,7 @@ fn writes_state(program: &Program, instr: &Instr) -> bool {
 mod tests {
     use super::*;
     use crate::mesh::{Axis, Group};
+    use crate::program::op;
     use crate::program::{Collective, CollectiveKind, DType, Phase, Site};
 
     #[test]
@@ -83,11 +84,11 @@ mod tests {
         let out = program.add_value("out", &[4], DType::F32, Kind::Output);
         let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
         let c = Collective::new(CollectiveKind::AllGather, Group::over(&[Axis::DpShard]));
-        program.push(Op::Add, vec![weight, grad], vec![weight], site);
-        program.push(Op::Start(c), vec![weight], vec![weight], site);
-        program.push(Op::Await(c), vec![weight], vec![], site);
-        program.push(Op::Add, vec![grad, grad], vec![out], site);
-        program.push(Op::Add, vec![other, out], vec![other], site);
+        program.push(Op::Add(op::Add), vec![weight, grad], vec![weight], site);
+        program.push(Op::Start(op::Start(c)), vec![weight], vec![weight], site);
+        program.push(Op::Await(op::Await(c)), vec![weight], vec![], site);
+        program.push(Op::Add(op::Add), vec![grad, grad], vec![out], site);
+        program.push(Op::Add(op::Add), vec![other, out], vec![other], site);
 
         let phases = commit(&mut program);
 

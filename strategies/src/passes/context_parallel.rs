@@ -8,7 +8,9 @@
 //! The pass has two steps, with tensor parallelism between them: [`shard_tokens`] before, [`exchange_keys`] after.
 
 use crate::mesh::{Axis, Group};
-use crate::program::{Attention, AttentionPart, Collective, CollectiveKind, DType, Instr, Kind, Op, Program, ValueId};
+use crate::program::{
+    Attention, AttentionPart, Collective, CollectiveKind, DType, Instr, Kind, Op, Program, ValueId, op,
+};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -68,7 +70,7 @@ pub fn shard_tokens(program: &mut Program) -> Result<(), CpError> {
     for instr in &mut program.instrs {
         match &mut instr.op {
             Op::Attention(a) => a.seq_len /= cp,
-            Op::Rotary { heads, .. } | Op::HeadNorm { heads, .. } => heads.seq_len /= cp,
+            Op::Rotary(op::Rotary { heads, .. }) | Op::HeadNorm(op::HeadNorm { heads, .. }) => heads.seq_len /= cp,
             _ => {}
         }
     }
@@ -110,11 +112,11 @@ fn attention(program: &mut Program, instr: &Instr, a: Attention, comm: CpComm) {
     let part = AttentionPart { heads: a, n_ranks: cp, q_rank: me, kv_rank: me, n_kv_ranks: 1, carried: false };
     let mut b = Emit { n, kv_columns: 2 * a.n_kv_heads * a.head_dim, dtype: program.value(qkv).dtype, program, instr };
     let (q, kv) = (b.value("q", n, a.n_heads * a.head_dim), b.keys(n));
-    b.push(Op::SplitColumns, vec![qkv], vec![q, kv]);
+    b.push(Op::SplitColumns(op::SplitColumns), vec![qkv], vec![q, kv]);
     if comm == CpComm::AllGather {
         let all = b.keys(cp * n);
         let gather = b.start(CollectiveKind::AllGather, kv, all);
-        b.push(Op::Await(gather), vec![all], vec![]);
+        b.push(Op::Await(op::Await(gather)), vec![all], vec![]);
         let part = AttentionPart { kv_rank: 0, n_kv_ranks: cp, ..part };
         return b.part(part, vec![q, all, doc_start], instr.writes.clone());
     }
@@ -134,7 +136,7 @@ fn attention(program: &mut Program, instr: &Instr, a: Attention, comm: CpComm) {
         b.part(part, reads, writes.clone());
         merged = writes;
         if let Some((next, shift)) = next {
-            b.push(Op::Await(shift), vec![next], vec![]);
+            b.push(Op::Await(op::Await(shift)), vec![next], vec![]);
             here = next;
         }
     }
@@ -165,7 +167,7 @@ impl Emit<'_> {
     fn start(&mut self, kind: CollectiveKind, from: ValueId, to: ValueId) -> Collective {
         // One part is the keys and values of one rank.
         let c = Collective { unit: self.n * self.kv_columns, ..Collective::new(kind, Group::over(&[Axis::Cp])) };
-        self.push(Op::Start(c), vec![from], vec![to]);
+        self.push(Op::Start(op::Start(c)), vec![from], vec![to]);
         c
     }
 

@@ -7,7 +7,7 @@
 
 use super::fully_sharded::{GROUP as SHARDS, ZeroStage};
 use crate::mesh::{Axis, Group};
-use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Phase, Program, Site, ValueId};
+use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Phase, Program, Site, ValueId, op};
 use std::collections::BTreeMap;
 
 const REPLICAS: Group = Group::over(&[Axis::DpReplicate]);
@@ -117,11 +117,11 @@ fn some_elements(program: &mut Program, param: usize, grad: &mut ValueId) {
         let start = start - updated.start;
         let len = end - updated.start - start;
         let part = program.add_value("copied_heads", &[len], DType::F32, Kind::Gradient);
-        program.push(Op::Slice { start }, vec![*grad], vec![part], SITE);
+        program.push(Op::Slice(op::Slice { start }), vec![*grad], vec![part], SITE);
         let total = like(program, part);
         emit(program, Collective::new(CollectiveKind::AllReduce, sum.group), vec![part], vec![total]);
         let pasted = like(program, *grad);
-        program.push(Op::Paste { start }, vec![*grad, total], vec![pasted], SITE);
+        program.push(Op::Paste(op::Paste { start }), vec![*grad, total], vec![pasted], SITE);
         *grad = pasted;
     }
 }
@@ -146,10 +146,10 @@ fn over_stages(program: &mut Program, param: usize, grad: &mut ValueId) {
         if *other < me {
             starts.reverse();
         }
-        starts.into_iter().for_each(|(c, reads, writes)| program.push(Op::Start(c), reads, writes, SITE));
+        starts.into_iter().for_each(|(c, reads, writes)| program.push(Op::Start(op::Start(c)), reads, writes, SITE));
     }
-    theirs.iter().for_each(|(s, v)| program.push(Op::Await(recv(*s)), vec![*v], vec![], SITE));
-    others.iter().for_each(|s| program.push(Op::Await(send(*s)), vec![], vec![], SITE));
+    theirs.iter().for_each(|(s, v)| program.push(Op::Await(op::Await(recv(*s))), vec![*v], vec![], SITE));
+    others.iter().for_each(|s| program.push(Op::Await(op::Await(send(*s))), vec![], vec![], SITE));
     let mut sum: Option<ValueId> = None;
     for stage in stages {
         let term = theirs.get(&stage).copied().unwrap_or(*grad);
@@ -157,7 +157,7 @@ fn over_stages(program: &mut Program, param: usize, grad: &mut ValueId) {
             None => term,
             Some(before) => {
                 let next = like(program, *grad);
-                program.push(Op::Add, vec![before, term], vec![next], SITE);
+                program.push(Op::Add(op::Add), vec![before, term], vec![next], SITE);
                 next
             }
         });
@@ -220,8 +220,8 @@ pub(super) fn like(program: &mut Program, v: ValueId) -> ValueId {
 }
 
 fn emit(program: &mut Program, c: Collective, reads: Vec<ValueId>, writes: Vec<ValueId>) {
-    program.push(Op::Start(c), reads, writes.clone(), SITE);
-    program.push(Op::Await(c), writes, vec![], SITE);
+    program.push(Op::Start(op::Start(c)), reads, writes.clone(), SITE);
+    program.push(Op::Await(op::Await(c)), writes, vec![], SITE);
 }
 
 /// Instructions to insert after existing ones.
@@ -236,14 +236,14 @@ impl Insertions {
     }
 
     fn collective(&mut self, at: usize, c: Collective, reads: Vec<ValueId>, writes: Vec<ValueId>) {
-        self.push(at, Op::Start(c), reads, writes.clone());
-        self.push(at, Op::Await(c), writes, vec![]);
+        self.push(at, Op::Start(op::Start(c)), reads, writes.clone());
+        self.push(at, Op::Await(op::Await(c)), writes, vec![]);
     }
 
     pub(super) fn add(&mut self, program: &mut Program, at: usize, before: Option<ValueId>, term: ValueId) -> ValueId {
         let Some(before) = before else { return term };
         let sum = like(program, term);
-        self.push(at, Op::Add, vec![before, term], vec![sum]);
+        self.push(at, Op::Add(op::Add), vec![before, term], vec![sum]);
         sum
     }
 

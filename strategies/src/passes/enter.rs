@@ -8,7 +8,7 @@ pub fn erase(program: &mut Program) {
     let instrs = std::mem::take(&mut program.instrs);
     for mut instr in instrs {
         instr.reads.iter_mut().for_each(|v| *v = stands_for[v.0 as usize]);
-        if let Op::Enter { .. } = instr.op {
+        if let Op::Enter(_) = instr.op {
             stands_for[instr.writes[0].0 as usize] = instr.reads[0];
         } else {
             program.instrs.push(instr);

@@ -10,7 +10,7 @@
 
 use crate::mesh::{Axis, Group};
 use crate::program::collective::part;
-use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Phase, Program, Site, ValueId};
+use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Phase, Program, Site, ValueId, op};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -140,10 +140,10 @@ fn gather(program: &mut Program, whole: &BTreeMap<ValueId, Vec<usize>>, uses: &[
                 let value = program.value(*param).clone();
                 gathered[u].push(program.add_value(value.name, &whole[param], value.dtype, Kind::Activation));
             }
-            program.push(Op::Start(c), uses[u].params.clone(), gathered[u].clone(), instr.site);
+            program.push(Op::Start(op::Start(c)), uses[u].params.clone(), gathered[u].clone(), instr.site);
         }
         if let Some(u) = needed.remove(&i) {
-            program.push(Op::Await(c), gathered[u].clone(), vec![], instr.site);
+            program.push(Op::Await(op::Await(c)), gathered[u].clone(), vec![], instr.site);
             let pairs = uses[u].params.iter().zip(&gathered[u]);
             current.extend(pairs.map(|(param, value)| (*param, (*value, uses[u].span.1))));
         }
@@ -171,7 +171,7 @@ pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: us
     let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
     for bucket in super::data_parallel::buckets(program, trained, |p| p, bucket_bytes) {
         let values: Vec<ValueId> = bucket.iter().map(|p| program.params[*p].value).collect();
-        program.push(Op::Start(c), values.clone(), values.clone(), site);
-        program.push(Op::Await(c), values, vec![], site);
+        program.push(Op::Start(op::Start(c)), values.clone(), values.clone(), site);
+        program.push(Op::Await(op::Await(c)), values, vec![], site);
     }
 }

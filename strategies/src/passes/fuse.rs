@@ -1,7 +1,7 @@
 //! Folds `y = a b; z = x + y` into one product that adds to the residual stream, and `y = a b; z = factor y` into one that
 //! scales as it multiplies. Each saves a pass over memory.
 
-use crate::program::{MatMul, Op, Program, ValueId};
+use crate::program::{MatMul, Op, Program, ValueId, op};
 
 /// Rewrites every product whose only reader is an addition or a scaling.
 pub fn fuse(program: &mut Program) {
@@ -14,7 +14,7 @@ pub fn fuse(program: &mut Program) {
     program.bindings.iter().for_each(|b| n_reads[b.value.0 as usize] += 1);
     let mut dead = vec![false; program.instrs.len()];
     for i in 0..program.instrs.len() {
-        if let Op::Scale { factor } = program.instrs[i].op {
+        if let Op::Scale(op::Scale { factor }) = program.instrs[i].op {
             let at = fusable(program, &n_reads, &writer, program.instrs[i].reads[0]);
             // A bias would have to be scaled too.
             if let Some((at, m)) = at.filter(|(_, m)| !m.bias) {
@@ -24,7 +24,7 @@ pub fn fuse(program: &mut Program) {
             }
             continue;
         }
-        if program.instrs[i].op != Op::Add {
+        if program.instrs[i].op != Op::Add(op::Add) {
             continue;
         }
         let [x, y] = program.instrs[i].reads[..] else { continue };

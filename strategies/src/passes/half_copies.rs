@@ -20,7 +20,7 @@
 //! as state: state that follows from other state would have to be kept consistent through healing and checkpoints.
 
 use crate::program::{
-    Collective, CollectiveKind, Compute, DType, Instr, Kind, NormKind, Op, Phase, Program, Site, ValueId,
+    Collective, CollectiveKind, Compute, DType, Instr, Kind, NormKind, Op, Phase, Program, Site, ValueId, op,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,11 +76,11 @@ fn small_weights(program: &Program, instrs: &[Instr]) -> Vec<(ValueId, DType)> {
 
 /// Stores logits and their gradients in half width where all products that write and read them work in it.
 fn narrow_logits(program: &mut Program) {
-    let is_loss = |op: &Op| matches!(op, Op::CrossEntropy { .. } | Op::CrossEntropyStats(_));
+    let is_loss = |op: &Op| matches!(op, Op::CrossEntropy(_) | Op::CrossEntropyStats(_));
     let mut pairs: Vec<[ValueId; 2]> = Vec::new();
     let mut pair_of: BTreeMap<ValueId, usize> = BTreeMap::new();
     for instr in &program.instrs {
-        if let (Op::CrossEntropy { .. }, [_, gradient]) = (&instr.op, &instr.writes[..]) {
+        if let (Op::CrossEntropy(_), [_, gradient]) = (&instr.op, &instr.writes[..]) {
             pair_of.extend([(instr.reads[0], pairs.len()), (*gradient, pairs.len())]);
             pairs.push([instr.reads[0], *gradient]);
         }
@@ -108,7 +108,7 @@ fn narrow_logits(program: &mut Program) {
 fn gather_copies(program: &mut Program) {
     let narrow = read_in_half_width(program);
     for mut instr in std::mem::take(&mut program.instrs) {
-        if matches!(instr.op, Op::Start(Collective { kind: CollectiveKind::AllGather, .. })) {
+        if matches!(instr.op, Op::Start(op::Start(Collective { kind: CollectiveKind::AllGather, .. }))) {
             for (shard, whole) in instr.reads.iter_mut().zip(&instr.writes) {
                 let is_weight = program.value(*shard).kind == Kind::Parameter && shard != whole;
                 if let Some(dtype) = narrow[whole.0 as usize].filter(|_| is_weight) {
@@ -154,11 +154,11 @@ fn copy(program: &mut Program, wide: ValueId, narrow: DType, site: Site) -> Valu
     let (name, shape) = (format!("{} in {narrow}", value.name), value.shape.clone());
     let copy = program.add_value(name, &shape, narrow, Kind::Activation);
     let Some(adjoint) = adjoint_of_norm(program, wide, narrow, site) else {
-        program.push(Op::Cast, vec![wide], vec![copy], site);
+        program.push(Op::Cast(op::Cast), vec![wide], vec![copy], site);
         return copy;
     };
     let Instr { op, writes, .. } = &mut program.instrs[adjoint];
-    if let Op::NormBackward { narrow, .. } = op {
+    if let Op::NormBackward(op::NormBackward { narrow, .. }) = op {
         *narrow = true;
         writes.push(copy);
     }
@@ -170,8 +170,8 @@ fn adjoint_of_norm(program: &Program, wide: ValueId, narrow: DType, site: Site) 
     let writer = program.instrs.iter().rposition(|instr| instr.writes.first() == Some(&wide))?;
     let instr = &program.instrs[writer];
     let dy = match instr.op {
-        Op::NormBackward { kind: NormKind::Rms, narrow: false, .. } => instr.reads[3],
-        Op::NormBackward { kind: NormKind::Layer, narrow: false, .. } => instr.reads[4],
+        Op::NormBackward(op::NormBackward { kind: NormKind::Rms, narrow: false, .. }) => instr.reads[3],
+        Op::NormBackward(op::NormBackward { kind: NormKind::Layer, narrow: false, .. }) => instr.reads[4],
         _ => return None,
     };
     let is_near = (instr.site.phase, instr.site.microbatch) == (site.phase, site.microbatch);
@@ -199,7 +199,7 @@ mod tests {
         let y = p.add_value("y", &[8, 8], DType::F32, Kind::Activation);
         p.push(Op::MatMul(BF16), vec![x, w], vec![y], SITE);
         p.push(Op::MatMul(BF16), vec![x, w], vec![y], SITE);
-        p.push(Op::Add, vec![w, y], vec![w], SITE);
+        p.push(Op::Add(op::Add), vec![w, y], vec![w], SITE);
         p.push(Op::MatMul(BF16), vec![x, w], vec![y], SITE);
 
         half_copies(&mut p);
@@ -255,11 +255,11 @@ mod tests {
         let [x, y] = ["x", "y"].map(|name| p.add_value(name, &[8, 8], DType::F32, Kind::Activation));
         let [all_w, all_v] = ["all w", "all v"].map(|name| p.add_value(name, &[8, 8], DType::F32, Kind::Activation));
         let c = Collective::new(CollectiveKind::AllGather, crate::passes::fully_sharded::GROUP);
-        p.push(Op::Start(c), vec![w, v], vec![all_w, all_v], SITE);
-        p.push(Op::Await(c), vec![all_w, all_v], vec![], SITE);
+        p.push(Op::Start(op::Start(c)), vec![w, v], vec![all_w, all_v], SITE);
+        p.push(Op::Await(op::Await(c)), vec![all_w, all_v], vec![], SITE);
         p.push(Op::MatMul(BF16), vec![x, all_w], vec![y], SITE);
         p.push(Op::MatMul(BF16), vec![x, all_v], vec![y], SITE);
-        p.push(Op::Add, vec![x, all_v], vec![y], SITE);
+        p.push(Op::Add(op::Add), vec![x, all_v], vec![y], SITE);
 
         half_copies(&mut p);
 
@@ -297,7 +297,13 @@ mod tests {
             let mut value = |name, shape: &[usize]| p.add_value(name, shape, DType::F32, Kind::Activation);
             let (dx, dgain, y) = (value("dx", &[8, 8]), value("dgain", &[8]), value("y", &[8, 8]));
             let (kind, rest) = (NormKind::Rms, false);
-            let op = Op::NormBackward { kind, residual_x: rest, residual_params: rest, again: rest, narrow: rest };
+            let op = Op::NormBackward(op::NormBackward {
+                kind,
+                residual_x: rest,
+                residual_params: rest,
+                again: rest,
+                narrow: rest,
+            });
             p.push(op, vec![x, gain, rstd, dy], vec![dx, dgain], SITE);
             p.push(Op::MatMul(BF16), vec![dx, w], vec![y], SITE);
 
@@ -324,11 +330,11 @@ mod tests {
                 (value("labels", &[8], DType::I32), value("hyper", &[6], DType::F64), value("loss", &[], DType::F64));
             let reads = if has_bias { vec![x, w, bias] } else { vec![x, w] };
             p.push(Op::MatMul(MatMul { bias: has_bias, ..BF16 }), reads, vec![logits], SITE);
-            let op = Op::CrossEntropy { residual: false, gradient: true, vocab: None };
+            let op = Op::CrossEntropy(op::CrossEntropy { residual: false, gradient: true, vocab: None });
             p.push(op, vec![logits, labels, hyper], vec![loss, gradient], SITE);
             p.push(Op::MatMul(BF16), vec![gradient, w], vec![dx], SITE);
             if is_added {
-                p.push(Op::Add, vec![gradient, dx], vec![dx], SITE);
+                p.push(Op::Add(op::Add), vec![gradient, dx], vec![dx], SITE);
             }
 
             half_copies(&mut p);

@@ -13,7 +13,7 @@
 //! Source: Hsu et al. 2024, Liger Kernel, fused linear cross-entropy (arXiv:2410.10989). We differ in that the chunks are plain
 //! instructions of the program, so they work with every mesh and device.
 
-use crate::program::{Instr, Kind, MatMul, Op, Program, Site, ValueId};
+use crate::program::{Instr, Kind, MatMul, Op, Program, Site, ValueId, op};
 use std::ops::Range;
 
 /// Cuts the head of a program into chunks of about `tokens` tokens. A head whose logits or input have other uses stays whole.
@@ -59,7 +59,7 @@ impl Head {
     /// The head of a program, if nothing but the instructions of a head uses its input and its logits.
     fn find(program: &Program) -> Option<Head> {
         let instrs = &program.instrs;
-        let loss = instrs.iter().position(|i| matches!(i.op, Op::CrossEntropy { .. }))?;
+        let loss = instrs.iter().position(|i| matches!(i.op, Op::CrossEntropy(_)))?;
         let logits_value = instrs[loss].reads[0];
         let logits = instrs.iter().position(|i| i.writes.contains(&logits_value))?;
         let is_plain =
@@ -69,7 +69,7 @@ impl Head {
         let readers =
             |v: ValueId| -> Vec<usize> { (0..instrs.len()).filter(|i| instrs[*i].reads.contains(&v)).collect() };
         let statistics: Vec<usize> = match instrs[loss].op {
-            Op::CrossEntropy { vocab: Some(_), .. } => {
+            Op::CrossEntropy(op::CrossEntropy { vocab: Some(_), .. }) => {
                 let gathered = instrs[loss].reads[3];
                 let start = instrs.iter().position(|i| i.writes.contains(&gathered))?;
                 let own = instrs.iter().position(|i| i.writes.contains(&instrs[start].reads[0]))?;
@@ -105,7 +105,8 @@ impl Head {
     /// The loss of an earlier microbatch, which this one continues.
     fn carried_loss(&self, program: &Program) -> Option<ValueId> {
         let loss = &program.instrs[self.loss];
-        matches!(loss.op, Op::CrossEntropy { residual: true, .. }).then(|| loss.reads[loss.reads.len() - 1])
+        matches!(loss.op, Op::CrossEntropy(op::CrossEntropy { residual: true, .. }))
+            .then(|| loss.reads[loss.reads.len() - 1])
     }
 }
 
@@ -131,9 +132,11 @@ impl Chunks {
         self.push(product.op, vec![x, product.reads[1]], vec![logits]);
         let mut reads = vec![logits, labels, loss.reads[2]];
         reads.extend(self.statistics(program, &statistics, logits, labels, &tokens));
-        let Op::CrossEntropy { gradient, vocab, .. } = loss.op else { unreachable!("it is the loss") };
+        let Op::CrossEntropy(op::CrossEntropy { gradient, vocab, .. }) = loss.op else {
+            unreachable!("it is the loss")
+        };
         reads.extend(self.loss);
-        let op = Op::CrossEntropy { residual: self.loss.is_some(), gradient, vocab };
+        let op = Op::CrossEntropy(op::CrossEntropy { residual: self.loss.is_some(), gradient, vocab });
         let sum = if is_last { loss.writes[0] } else { of_chunk(program, loss.writes[0]) };
         let dlogits = loss.writes.get(1).map(|whole| of_tokens(program, *whole, &tokens));
         self.loss = Some(sum);
@@ -147,7 +150,7 @@ impl Chunks {
             self.push(whole.op, vec![dlogits, whole.reads[1]], vec![dx]);
             let pasted = if is_last { whole.writes[0] } else { of_chunk(program, whole.writes[0]) };
             let start = tokens.start * program.value(pasted).n_columns();
-            self.push(Op::Paste { start }, vec![self.input, dx], vec![pasted]);
+            self.push(Op::Paste(op::Paste { start }), vec![self.input, dx], vec![pasted]);
             self.input = pasted;
         }
     }
@@ -172,7 +175,7 @@ impl Chunks {
         tokens: &Range<usize>,
     ) -> Option<ValueId> {
         let [statistics, start, end] = whole else { return None };
-        let (Op::Start(mut c), own) = (start.op.clone(), statistics.writes[0]) else {
+        let (Op::Start(op::Start(mut c)), own) = (start.op.clone(), statistics.writes[0]) else {
             unreachable!("statistics are gathered")
         };
         // The part of a rank: its statistics of each token.
@@ -183,8 +186,8 @@ impl Chunks {
             program.add_value(value.name, &[n_shards, tokens.len(), 3], value.dtype, value.kind)
         });
         self.push(statistics.op.clone(), vec![logits, labels], vec![own]);
-        self.push(Op::Start(c), vec![own], vec![all]);
-        self.push(Op::Await(c), vec![all], vec![]);
+        self.push(Op::Start(op::Start(c)), vec![own], vec![all]);
+        self.push(Op::Await(op::Await(c)), vec![all], vec![]);
         Some(all)
     }
 
@@ -192,7 +195,7 @@ impl Chunks {
     fn rows(&mut self, program: &mut Program, whole: ValueId, tokens: &Range<usize>) -> ValueId {
         let rows = of_tokens(program, whole, tokens);
         let start = tokens.start * program.value(rows).n_elements() / tokens.len();
-        self.push(Op::Slice { start }, vec![whole], vec![rows]);
+        self.push(Op::Slice(op::Slice { start }), vec![whole], vec![rows]);
         rows
     }
 

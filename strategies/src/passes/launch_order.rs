@@ -10,7 +10,7 @@
 //! order of whole meshes (`WORLD-4`).
 
 use crate::pipeline::Message;
-use crate::program::{CollectiveKind, Instr, Op, Program};
+use crate::program::{CollectiveKind, Instr, Op, Program, op};
 use std::collections::BTreeMap;
 
 /// Moves the starts of receives before the messages that come after them in `order`.
@@ -41,7 +41,7 @@ pub fn launch_order(program: &mut Program, order: &[Message]) {
 
 /// The message that an instruction starts, and whether it receives the message.
 fn message(instr: &Instr) -> Option<(Message, bool)> {
-    let Op::Start(c) = instr.op else { return None };
+    let Op::Start(op::Start(c)) = instr.op else { return None };
     let (channel, is_receive) = match c.kind {
         CollectiveKind::Send { channel, .. } => (channel, false),
         CollectiveKind::Recv { channel, .. } => (channel, true),
@@ -68,7 +68,7 @@ mod tests {
                 _ => CollectiveKind::Recv { from: 1, channel: 1 },
             };
             let site = Site { phase: Phase::Forward, block: None, microbatch: *microbatch };
-            program.push(Op::Start(Collective::new(kind, Group::over(&[Axis::Pp]))), vec![], vec![], site);
+            program.push(Op::Start(op::Start(Collective::new(kind, Group::over(&[Axis::Pp])))), vec![], vec![], site);
         }
         program
     }

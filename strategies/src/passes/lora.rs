@@ -13,7 +13,7 @@
 use crate::program::blocks::can_be_stacked;
 use crate::program::{
     AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Measured, Op, Packing, Param,
-    ParamPart, Program, Role, Site, ValueId,
+    ParamPart, Program, Role, Site, ValueId, op,
 };
 use std::collections::BTreeSet;
 use std::slice;
@@ -314,7 +314,7 @@ fn last_names<S: AsRef<str>>(paths: impl Iterator<Item = S>) -> Vec<String> {
 
 /// Whether a parameter is the table of an embedding.
 fn is_table(program: &Program, param: &Param) -> bool {
-    let reads = |instr: &Instr| matches!(instr.op, Op::Embedding { .. }) && instr.reads.get(1) == Some(&param.value);
+    let reads = |instr: &Instr| matches!(instr.op, Op::Embedding(_)) && instr.reads.get(1) == Some(&param.value);
     program.instrs.iter().any(reads)
 }
 
@@ -426,20 +426,25 @@ fn adapt_with_magnitudes(program: &mut Program, targets: &[Target], instr: Instr
         }
         let lengths = program.add_value("row_lengths", &[target.columns.len], DType::F32, Kind::Activation);
         let rows = AdaptedRows { columns: target.columns, factor: target.scale, trans_b: m.trans_b };
-        program.push(Op::RowLengths(rows), vec![w, a, b], vec![lengths], site);
+        program.push(Op::RowLengths(op::RowLengths(rows)), vec![w, a, b], vec![lengths], site);
         let u = down(program, [x, a], site);
         let adapted = up(program, target, [u, b, sum], None, site);
         let scaled = if is_last(at) { y } else { like(program, "scaled") };
-        program.push(Op::Magnitude(target.columns), vec![adapted, magnitude, lengths], vec![scaled], site);
+        program.push(
+            Op::Magnitude(op::Magnitude(target.columns)),
+            vec![adapted, magnitude, lengths],
+            vec![scaled],
+            site,
+        );
         sum = scaled;
     }
     if m.bias {
         let with_bias = if m.residual { like(program, "with_bias") } else { y };
-        program.push(Op::AddBias, vec![sum, reads[2]], vec![with_bias], site);
+        program.push(Op::AddBias(op::AddBias), vec![sum, reads[2]], vec![with_bias], site);
         sum = with_bias;
     }
     if m.residual {
-        program.push(Op::Add, vec![reads[reads.len() - 1], sum], vec![y], site);
+        program.push(Op::Add(op::Add), vec![reads[reads.len() - 1], sum], vec![y], site);
     }
 }
 

@@ -7,7 +7,7 @@
 //! [`crate::program::Op::in_place_pairs`] permits. Placement is in program order, by best fit or by first fit, whichever needs less
 //! memory for the program; free neighbours coalesce.
 
-use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Program, Stream, Value, ValueId};
+use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Program, Stream, Value, ValueId, op};
 use crate::target::{ALIGN_BYTES, Target};
 use std::collections::BTreeMap;
 
@@ -185,7 +185,7 @@ fn purposes(program: &Program) -> Vec<Purpose> {
     let mut purposes: Vec<Purpose> = program.values.iter().map(of_kind).collect();
     for instr in &program.instrs {
         let logits = match instr.op {
-            Op::CrossEntropy { .. } => instr.reads.iter().take(1).chain(instr.writes.get(1)).collect(),
+            Op::CrossEntropy(_) => instr.reads.iter().take(1).chain(instr.writes.get(1)).collect(),
             _ => Vec::new(),
         };
         logits.into_iter().for_each(|v| purposes[v.0 as usize] = Purpose::Logits);
@@ -208,13 +208,15 @@ fn moved(op: &Op, from: Option<(Kind, Purpose)>, to: &Value) -> Option<Purpose> 
     };
     let weight = if to.dtype == DType::F32 { Purpose::GatheredWeight } else { Purpose::HalfWeight };
     match op {
-        Op::Cast => from.and_then(|from| match from.1 {
+        Op::Cast(op::Cast) => from.and_then(|from| match from.1 {
             Purpose::Logits => Some(Purpose::Logits),
             _ => is_weight(&from).then_some(weight),
         }),
         Op::Unpack(_) => Some(weight),
         // Sums over ranks take the place of their terms.
-        Op::Start(Collective { kind: CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, .. }) => None,
+        Op::Start(op::Start(Collective {
+            kind: CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, ..
+        })) => None,
         Op::Start(_) => Some(if from.as_ref().is_some_and(is_weight) { weight } else { Purpose::Received }),
         _ => None,
     }
@@ -250,7 +252,7 @@ impl Work {
         let mut awaited_at = BTreeMap::new();
         for (i, instr) in program.instrs.iter().enumerate() {
             instr.reads.iter().chain(&instr.writes).for_each(|v| last_use[program.storage(*v).0 as usize] = i);
-            if let Op::Await(c) = instr.op {
+            if let Op::Await(op::Await(c)) = instr.op {
                 awaited_at.insert((c.stream(), c.sequence), i);
             }
         }
@@ -292,7 +294,7 @@ impl Work {
         if self.live.live() > self.peak.live() {
             self.peak = self.live;
         }
-        if let Op::Start(c) = instr.op {
+        if let Op::Start(op::Start(c)) = instr.op {
             self.keep_operands(program, instr, (c.stream(), c.sequence), &taken_over);
         }
         let freed = self.in_use.remove(&i).unwrap_or_default();
@@ -412,16 +414,16 @@ mod tests {
         let mut values: BTreeMap<&str, ValueId> = BTreeMap::new();
         for (name, units) in script {
             if *units == 0 {
-                p.push(Op::Cast, vec![values[name]], vec![to], site);
+                p.push(Op::Cast(op::Cast), vec![values[name]], vec![to], site);
                 continue;
             }
             let value = p.add_value(*name, &[16 * units], DType::F32, Kind::Activation);
-            p.push(Op::Cast, vec![from], vec![value], site);
+            p.push(Op::Cast(op::Cast), vec![from], vec![value], site);
             values.insert(name, value);
         }
         // All that is not freed lives to the end.
         let rest = values.iter().filter(|(name, _)| !script.contains(&(**name, 0))).map(|(_, v)| *v).collect();
-        p.push(Op::Sum, rest, vec![to], site);
+        p.push(Op::Sum(op::Sum), rest, vec![to], site);
         p
     }
 

@@ -16,6 +16,7 @@ pub fn offload(program: &mut Program) {
 mod tests {
     use super::*;
     use crate::passes::memory::{Region, memory};
+    use crate::program::op;
     use crate::program::{DType, Op, Phase, Site};
     use crate::target::Nowhere;
 
@@ -25,7 +26,7 @@ mod tests {
         let p = program.add_value("p", &[100], DType::F32, Kind::Parameter);
         let m = program.add_value("m", &[100], DType::F32, Kind::OptimizerState);
         let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
-        program.push(Op::Add, vec![p, m], vec![m], site);
+        program.push(Op::Add(op::Add), vec![p, m], vec![m], site);
 
         offload(&mut program);
         let layout = memory(&program, &Nowhere::default());

@@ -6,7 +6,7 @@
 //! - A sum of gradients overlaps the rest of the backward pass: its await moves down to the first use of the sum, or to the
 //!   second later sum of its group, which bounds the number of gradients kept for it.
 
-use crate::program::{Collective, CollectiveKind, Instr, Op, Program, Stream};
+use crate::program::{Collective, CollectiveKind, Instr, Op, Program, Stream, op};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Sums of gradients of one group that may be in flight at once.
@@ -20,7 +20,7 @@ pub fn overlap(program: &mut Program, messages: usize) {
     for instr in instrs {
         release(program, &mut delayed, &instr, messages);
         match instr.op {
-            Op::Await(c) if may_wait(&c) => delayed.entry(c.stream()).or_default().push_back(instr),
+            Op::Await(op::Await(c)) if may_wait(&c) => delayed.entry(c.stream()).or_default().push_back(instr),
             _ => program.instrs.push(instr),
         }
     }
@@ -39,7 +39,7 @@ fn release(program: &mut Program, delayed: &mut BTreeMap<Stream, VecDeque<Instr>
         // Awaits of one stream stay in order.
         let last = awaits.iter().rposition(touched).map_or(0, |i| i + 1);
         program.instrs.extend(awaits.drain(..last));
-        let begins = matches!(instr.op, Op::Start(c) if c.stream() == *stream);
+        let begins = matches!(instr.op, Op::Start(op::Start(c)) if c.stream() == *stream);
         let room = if stream.peer.is_some() { messages } else { SUMS_IN_FLIGHT };
         if begins && awaits.len() >= room {
             program.instrs.extend(awaits.pop_front());
@@ -53,13 +53,13 @@ fn number(program: &mut Program) {
     let mut awaited: BTreeMap<Stream, VecDeque<(Vec<crate::program::ValueId>, Collective)>> = BTreeMap::new();
     for instr in &mut program.instrs {
         match &mut instr.op {
-            Op::Start(c) => {
+            Op::Start(op::Start(c)) => {
                 let sequence = next.entry(c.stream()).or_default();
                 c.sequence = *sequence;
                 *sequence += 1;
                 awaited.entry(c.stream()).or_default().push_back((instr.writes.clone(), *c));
             }
-            Op::Await(c) => {
+            Op::Await(op::Await(c)) => {
                 let open = awaited.entry(c.stream()).or_default();
                 let at = open.iter().position(|(results, _)| *results == instr.reads).unwrap_or(0);
                 if let Some((_, started)) = open.remove(at) {

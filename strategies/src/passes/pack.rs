@@ -15,6 +15,7 @@
 use crate::passes::precision::Precision;
 use crate::program::{
     CollectiveKind, Compute, DType, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart, Program, Site, ValueId,
+    op,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -95,7 +96,7 @@ pub fn unpack(program: &mut Program, widens: bool) {
     let mut views = BTreeMap::new();
     let mut last: Option<(ValueId, DType, Site, ValueId)> = None;
     for mut instr in std::mem::take(&mut program.instrs) {
-        if let Op::Start(c) = &instr.op
+        if let Op::Start(op::Start(c)) = &instr.op
             && c.kind == CollectiveKind::AllGather
         {
             for (shard, whole) in instr.reads.iter().zip(&instr.writes) {
@@ -151,7 +152,7 @@ fn uses(program: &Program) -> BTreeMap<ValueId, Use> {
             let here = match (&instr.op, i) {
                 (Op::MatMul(_), 1) | (Op::RowLengths(_), 0) if instr.site.block.is_some() => Use::InBlock,
                 (Op::MatMul(_), 1) | (Op::RowLengths(_), 0) => Use::Outside,
-                (Op::Embedding { .. }, 1) => Use::Table,
+                (Op::Embedding(_), 1) => Use::Table,
                 _ => Use::Other,
             };
             let known = uses.entry(*v).or_insert(here);
@@ -263,7 +264,7 @@ fn unpack_one(program: &mut Program, (weight, packing): (ValueId, Packing), dtyp
     let shape = [value.n_rows(), packing.weights(value.n_columns())];
     let name = format!("{} in {dtype}", value.name);
     let unpacked = program.add_value(name, &shape, dtype, Kind::Activation);
-    program.push(Op::Unpack(packing), vec![weight], vec![unpacked], site);
+    program.push(Op::Unpack(op::Unpack(packing)), vec![weight], vec![unpacked], site);
     unpacked
 }
 

@@ -2,6 +2,7 @@ use super::*;
 use crate::mesh::{Mesh, MeshRank};
 use crate::passes::compact::compact;
 use crate::passes::memory::{Region, memory};
+use crate::program::op;
 use crate::program::{AdaptedRows, Collective, CollectiveKind, Columns, Init, MatMul, Phase};
 use crate::target::Nowhere;
 use std::slice;
@@ -57,7 +58,7 @@ fn other_reads_than_products_keep_a_weight_as_it_is() {
     let tied = frozen(&mut p, "tied", &[128, 128]);
     product(&mut p, tied, None);
     let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
-    p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, tied], vec![x], site(None));
+    p.push(Op::Embedding(op::Embedding { residual: false, first: 0 }), vec![ids, tied], vec![x], site(None));
 
     pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
     unpack(&mut p, false);
@@ -79,10 +80,10 @@ fn frozen_matrices_that_only_products_in_bf16_read_are_stored_in_bf16() {
         [head, tied].into_iter().for_each(|weight| product(&mut p, weight, None));
         let lengths = p.add_value("lengths", &[64], DType::F32, Kind::Activation);
         let rows = AdaptedRows { columns: Columns { start: 0, len: 64 }, factor: 1.0, trans_b: true };
-        p.push(Op::RowLengths(rows), vec![measured], vec![lengths], site(Some(0)));
+        p.push(Op::RowLengths(op::RowLengths(rows)), vec![measured], vec![lengths], site(Some(0)));
         let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
         for of in [table, tied] {
-            p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, of], vec![x], site(None));
+            p.push(Op::Embedding(op::Embedding { residual: false, first: 0 }), vec![ids, of], vec![x], site(None));
         }
 
         pack(&mut p, None, precision).unwrap();
@@ -120,7 +121,7 @@ fn frozen_table_is_packed_as_bf16_beside_weights_of_fewer_bits() {
         let mut p = Program::default();
         let table = frozen(&mut p, "table", &[128, 128]);
         let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
-        p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, table], vec![x], site(None));
+        p.push(Op::Embedding(op::Embedding { residual: false, first: 0 }), vec![ids, table], vec![x], site(None));
 
         pack(&mut p, Some(packing), precision).unwrap();
         unpack(&mut p, false);
@@ -138,7 +139,7 @@ fn weights_that_are_numbers_of_bf16_are_stored_so_and_read_where_they_are() {
         let [tied, inside, other] = ["tied", "in", "other"].map(|name| frozen(&mut p, name, &[128, 128]));
         p.params.iter_mut().for_each(|param| param.trainable = true);
         let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
-        p.push(Op::Embedding { residual: false, first: 0 }, vec![ids, tied], vec![x], site(None));
+        p.push(Op::Embedding(op::Embedding { residual: false, first: 0 }), vec![ids, tied], vec![x], site(None));
         product(&mut p, inside, Some(0));
         product(&mut p, other, Some(0));
         product(&mut p, tied, None);
@@ -256,7 +257,8 @@ fn gathered_words_are_unpacked_where_they_are_gathered() {
     let whole = p.add_value("w", &[128, 18], DType::I32, Kind::Activation);
     let gather = Collective::new(CollectiveKind::AllGather, crate::passes::fully_sharded::GROUP);
     p.instrs[0].reads[1] = whole;
-    let start = Instr { op: Op::Start(gather), reads: vec![weight], writes: vec![whole], site: site(Some(0)) };
+    let start =
+        Instr { op: Op::Start(op::Start(gather)), reads: vec![weight], writes: vec![whole], site: site(Some(0)) };
     p.instrs.insert(0, start);
 
     unpack(&mut p, false);
@@ -278,8 +280,8 @@ fn weight_in_bf16_is_read_where_it_was_gathered_and_its_memory_is_free_after_the
         pack(&mut p, None, Precision::Bf16).unwrap();
         let whole = p.add_value("whole", &[128, 64], DType::I32, Kind::Activation);
         let products = p.instrs.split_off(p.instrs.len() - 2);
-        p.push(Op::Start(gather), vec![weight], vec![whole], site(Some(block)));
-        p.push(Op::Await(gather), vec![whole], vec![], site(Some(block)));
+        p.push(Op::Start(op::Start(gather)), vec![weight], vec![whole], site(Some(block)));
+        p.push(Op::Await(op::Await(gather)), vec![whole], vec![], site(Some(block)));
         p.instrs.extend(products.into_iter().map(|i| Instr { reads: vec![i.reads[0], whole], ..i }));
         gathered.push(whole);
     }

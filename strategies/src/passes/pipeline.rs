@@ -6,7 +6,7 @@
 //! direction. [`crate::pipeline`] decides when each chunk runs; [`super::accumulate`] applies that order.
 
 use crate::mesh::{Axis, Group};
-use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Program, Role, Site, ValueId};
+use crate::program::{Collective, CollectiveKind, Instr, Kind, Op, Program, Role, Site, ValueId, op};
 use std::ops::Range;
 
 /// Why a model cannot be cut into this many chunks.
@@ -126,15 +126,15 @@ fn cut(
         let (values, site): (_, Site) = (crossing.sent_after(chunk - 1), site(own.first()));
         let c =
             Collective::new(CollectiveKind::Recv { from: stage_of(chunk - 1), channel: 2 * chunk as u32 - 2 }, group);
-        program.push(Op::Start(c), vec![], values.clone(), site);
-        program.push(Op::Await(c), values, vec![], site);
+        program.push(Op::Start(op::Start(c)), vec![], values.clone(), site);
+        program.push(Op::Await(op::Await(c)), values, vec![], site);
     }
     program.instrs.extend(own.iter().map(|i| (*i).clone()));
     if chunk + 1 < n_chunks {
         let (values, site) = (crossing.sent_after(chunk), site(own.last()));
         let c = Collective::new(CollectiveKind::Send { to: stage_of(chunk + 1), channel: 2 * chunk as u32 }, group);
-        program.push(Op::Start(c), values, vec![], site);
-        program.push(Op::Await(c), vec![], vec![], site);
+        program.push(Op::Start(op::Start(c)), values, vec![], site);
+        program.push(Op::Await(op::Await(c)), vec![], vec![], site);
     }
     let is_last = chunk + 1 == n_chunks;
     let mut touched = vec![false; program.values.len()];

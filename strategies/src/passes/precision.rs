@@ -6,7 +6,7 @@
 //! Source: Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019 for bf16 (arXiv:1905.12322).
 //! We differ in that no half-width copy of the weights is kept: the machine rounds them as it multiplies.
 
-use crate::program::{Compute, DType, Kind, MatMul, Op, Program};
+use crate::program::{Compute, DType, Kind, MatMul, Op, Program, op};
 use serde::{Deserialize, Serialize};
 
 /// Precision of a run.
@@ -62,12 +62,9 @@ pub fn precision(program: &mut Program, precision: Precision) {
                 }
                 m.residual.then(|| instr.reads[instr.reads.len() - 1])
             }
-            Op::Norm { .. }
-            | Op::HeadNorm { .. }
-            | Op::QkNorm(_)
-            | Op::Rotary { .. }
-            | Op::Attention(_)
-            | Op::Activation(_) => None,
+            Op::Norm(_) | Op::HeadNorm(_) | Op::QkNorm(_) | Op::Rotary(_) | Op::Attention(_) | Op::Activation(_) => {
+                None
+            }
             _ => continue,
         };
         let y = instr.writes[0];
@@ -83,7 +80,7 @@ pub fn precision(program: &mut Program, precision: Precision) {
 /// Whether an operation's results have the element types of its operands.
 fn is_moved(op: &Op) -> bool {
     use Op::{AddBias, Dropout, Enter, Magnitude, Scale, SplitColumns, Start};
-    matches!(op, Start(_) | AddBias | Scale { .. } | Dropout(_) | Enter { .. } | SplitColumns | Magnitude(_))
+    matches!(op, Start(_) | AddBias(_) | Scale(_) | Dropout(_) | Enter(_) | SplitColumns(_) | Magnitude(_))
 }
 
 /// Values that are only moved, summed or split keep their element type.
@@ -102,8 +99,8 @@ fn read_as_f32(program: &Program) -> Vec<bool> {
     let mut wide = vec![false; program.values.len()];
     for instr in program.instrs.iter().rev() {
         use Op::{AddBias, Enter, Magnitude, Scale, Start};
-        let passes_on = matches!(instr.op, Start(_) | AddBias | Scale { .. } | Enter { .. } | Magnitude(_));
-        if matches!(instr.op, Op::CrossEntropy { .. } | Op::CrossEntropyStats(_) | Op::Add | Op::Embedding { .. }) {
+        let passes_on = matches!(instr.op, Start(_) | AddBias(_) | Scale(_) | Enter(_) | Magnitude(_));
+        if matches!(instr.op, Op::CrossEntropy(_) | Op::CrossEntropyStats(_) | Op::Add(op::Add) | Op::Embedding(_)) {
             instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
         } else if passes_on && instr.writes.iter().any(|v| wide[v.0 as usize]) {
             // A sum over ranks is as wide as its terms.

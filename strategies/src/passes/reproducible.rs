@@ -13,7 +13,7 @@
 use super::clip::coefficient;
 use super::data_parallel::{Insertions, buckets, last_writes, like};
 use crate::mesh::{Axes, Axis, Group};
-use crate::program::{Binding, Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Role, Site, ValueId};
+use crate::program::{Binding, Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Role, Site, ValueId, op};
 use crate::tree::{Step, leaves_of, nodes_of, steps};
 
 const DATA: Group = Group::over(&[Axis::DpReplicate, Axis::DpShard]);
@@ -44,7 +44,7 @@ pub fn sum_along_tree(
             None => kept.push((param, total)),
             Some((_, sum)) => {
                 let both = like(program, total);
-                program.push(Op::Add, vec![*sum, total], vec![both], SITE);
+                program.push(Op::Add(op::Add), vec![*sum, total], vec![both], SITE);
                 *sum = both;
             }
         }
@@ -116,20 +116,20 @@ fn exchange(
                 received.push(value);
                 writes.push(value);
             }
-            program.push(Op::Start(send), reads, writes.clone(), SITE);
-            program.push(Op::Await(send), writes, vec![], SITE);
+            program.push(Op::Start(op::Start(send)), reads, writes.clone(), SITE);
+            program.push(Op::Await(op::Await(send)), writes, vec![], SITE);
         }
         let mut parts = Vec::new();
         for (i, received) in bucket.iter().zip(received) {
             let len = part_len(program, *i);
             let part = program.add_value("d.part", &[len], DType::F32, Kind::Gradient);
-            program.push(Op::TreeSum { n_leaves, n_ranks }, received, vec![part], SITE);
+            program.push(Op::TreeSum(op::TreeSum { n_leaves, n_ranks }), received, vec![part], SITE);
             parts.push(part);
         }
         if mesh_rank.mesh.dp_replicate > 1 {
             let whole: Vec<ValueId> = bucket.iter().map(|i| like(program, own[*i].1[0])).collect();
-            program.push(Op::Start(gather), parts, whole.clone(), SITE);
-            program.push(Op::Await(gather), whole.clone(), vec![], SITE);
+            program.push(Op::Start(op::Start(gather)), parts, whole.clone(), SITE);
+            program.push(Op::Await(op::Await(gather)), whole.clone(), vec![], SITE);
             parts = bucket.iter().zip(whole).map(|(i, whole)| shard_of(program, own[*i].0, whole)).collect();
         }
         totals.extend(bucket.iter().map(|i| own[*i].0).zip(parts));
@@ -144,7 +144,7 @@ fn shard_of(program: &mut Program, param: usize, whole: ValueId) -> ValueId {
         return whole;
     }
     let shard = program.add_value("d.shard", &[updated.len()], DType::F32, Kind::Gradient);
-    program.push(Op::Slice { start: updated.start }, vec![whole], vec![shard], SITE);
+    program.push(Op::Slice(op::Slice { start: updated.start }), vec![whole], vec![shard], SITE);
     shard
 }
 
@@ -174,7 +174,12 @@ pub fn clip_and_loss(
     let vectors = [(n_leaves, losses), (n_params, squares)].map(|(len, terms)| {
         let vector = program.add_value("terms", &[len], DType::F64, Kind::Activation);
         let places = terms.iter().map(|(at, _)| *at).collect();
-        program.push(Op::Assemble { places }, terms.into_iter().map(|(_, v)| v).collect(), vec![vector], SITE);
+        program.push(
+            Op::Assemble(op::Assemble { places }),
+            terms.into_iter().map(|(_, v)| v).collect(),
+            vec![vector],
+            SITE,
+        );
         vector
     });
     if mesh_rank.mesh.size() > 1 {
@@ -182,7 +187,7 @@ pub fn clip_and_loss(
     }
     let totals = over_world(program, vectors);
     let loss = program.add_value("loss_sum", &[], DType::F64, Kind::Output);
-    program.push(Op::Sum, vec![totals[0]], vec![loss], SITE);
+    program.push(Op::Sum(op::Sum), vec![totals[0]], vec![loss], SITE);
     program.bindings.push(Binding::new(Role::LossSum, loss));
     coefficient(program, vec![totals[1], hyper], max_norm)
 }
@@ -192,17 +197,17 @@ fn squares(program: &mut Program, param: usize, grad: ValueId) -> ValueId {
     let shards = super::fully_sharded::GROUP;
     let n_blocks = program.value(grad).n_elements().div_ceil(BLOCK);
     let mut blocks = program.add_value("squares", &[n_blocks], DType::F64, Kind::Activation);
-    program.push(Op::SumSquaresBlocks { block: BLOCK }, vec![grad], vec![blocks], SITE);
+    program.push(Op::SumSquaresBlocks(op::SumSquaresBlocks { block: BLOCK }), vec![grad], vec![blocks], SITE);
     let n_all = program.params[param].shape.iter().product::<usize>().div_ceil(BLOCK);
     if n_all != n_blocks || program.mesh_rank.group_size(shards) > 1 {
         let all = program.add_value("squares", &[n_all], DType::F64, Kind::Activation);
         let gather = Collective::new(CollectiveKind::AllGather, shards);
-        program.push(Op::Start(gather), vec![blocks], vec![all], SITE);
-        program.push(Op::Await(gather), vec![all], vec![], SITE);
+        program.push(Op::Start(op::Start(gather)), vec![blocks], vec![all], SITE);
+        program.push(Op::Await(op::Await(gather)), vec![all], vec![], SITE);
         blocks = all;
     }
     let sum = program.add_value("sum_squares", &[], DType::F64, Kind::Output);
-    program.push(Op::Sum, vec![blocks], vec![sum], SITE);
+    program.push(Op::Sum(op::Sum), vec![blocks], vec![sum], SITE);
     let binding = Binding::new(Role::GradSumSquares, sum);
     program.bindings.push(Binding { microbatch: param as u32, ..binding });
     sum
@@ -217,8 +222,8 @@ fn over_world(program: &mut Program, vectors: [ValueId; 2]) -> [ValueId; 2] {
     }
     let totals = vectors.map(|v| like(program, v));
     let c = Collective::new(CollectiveKind::AllReduce, Group { axes: Axes::of(&axes), run: None });
-    program.push(Op::Start(c), vectors.to_vec(), totals.to_vec(), SITE);
-    program.push(Op::Await(c), totals.to_vec(), vec![], SITE);
+    program.push(Op::Start(op::Start(c)), vectors.to_vec(), totals.to_vec(), SITE);
+    program.push(Op::Await(op::Await(c)), totals.to_vec(), vec![], SITE);
     totals
 }
 

@@ -9,7 +9,7 @@
 //! truncated; a tie is rounded away from zero, because the number to the other side could not be told from the next one.
 
 use super::half_copies::{half_width, read_in_half_width};
-use crate::program::{CollectiveKind, DType, Instr, Kind, Op, Program, ValueId};
+use crate::program::{CollectiveKind, DType, Instr, Kind, Op, Program, ValueId, op};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Stores weights in two parts, and lets their readers read the first one.
@@ -47,7 +47,7 @@ fn splittable(program: &Program, narrow: &[Option<DType>]) -> BTreeSet<ValueId> 
         let is_product = half_width(program, instr) == Some(DType::Bf16);
         let permits = |i: usize, v: ValueId| match instr.writes.get(i) {
             Some(whole) if is_gather(instr) => *whole != v && narrow[whole.0 as usize] == Some(DType::Bf16),
-            _ => is_product && i < 2 || matches!(instr.op, Op::Embedding { .. }) && i == 1,
+            _ => is_product && i < 2 || matches!(instr.op, Op::Embedding(_)) && i == 1,
         };
         let others = instr.reads.iter().enumerate().filter(|(i, v)| !permits(*i, **v)).map(|(_, v)| v);
         for v in others.chain(&instr.writes) {
@@ -61,7 +61,7 @@ fn splittable(program: &Program, narrow: &[Option<DType>]) -> BTreeSet<ValueId> 
 }
 
 fn is_gather(instr: &Instr) -> bool {
-    matches!(instr.op, Op::Start(c) if c.kind == CollectiveKind::AllGather)
+    matches!(instr.op, Op::Start(op::Start(c)) if c.kind == CollectiveKind::AllGather)
 }
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
         let z = p.add_value("z", &[8, 8], DType::F32, Kind::Output);
         p.push(Op::MatMul(BF16), vec![w, x], vec![z], SITE);
         let again = p.add_value("again", &[8, 8], DType::F32, Kind::Output);
-        p.push(Op::Add, vec![v, z], vec![again], SITE);
+        p.push(Op::Add(op::Add), vec![v, z], vec![again], SITE);
 
         split_weights(&mut p);
 
@@ -127,10 +127,13 @@ mod tests {
             let gathered = weights.iter().position(|w| *w == instr.reads[1]).unwrap();
             instr.reads[1] = whole[gathered];
         }
-        p.instrs.insert(0, Instr { op: Op::Start(c), reads: weights.to_vec(), writes: whole.to_vec(), site: SITE });
-        p.instrs.insert(1, Instr { op: Op::Await(c), reads: whole.to_vec(), writes: vec![], site: SITE });
+        p.instrs.insert(
+            0,
+            Instr { op: Op::Start(op::Start(c)), reads: weights.to_vec(), writes: whole.to_vec(), site: SITE },
+        );
+        p.instrs.insert(1, Instr { op: Op::Await(op::Await(c)), reads: whole.to_vec(), writes: vec![], site: SITE });
         let y = p.add_value("y", &[8, 8], DType::F32, Kind::Activation);
-        p.push(Op::Add, vec![whole[1], whole[1]], vec![y], SITE);
+        p.push(Op::Add(op::Add), vec![whole[1], whole[1]], vec![y], SITE);
 
         split_weights(&mut p);
 

@@ -18,7 +18,7 @@ use super::optimizer::{Pending, SITE};
 use crate::mesh::{Axis, Group};
 use crate::optimizer::Extent;
 use crate::program::tiles::{Tiles, is_shared};
-use crate::program::{Collective, CollectiveKind, DType, Kind, Op, Program, Update, ValueId};
+use crate::program::{Collective, CollectiveKind, DType, Kind, Op, Program, Update, ValueId, op};
 use std::collections::BTreeMap;
 
 /// Maximum number of tensors in one collective.
@@ -111,8 +111,8 @@ fn gather(program: &mut Program, updates: &[Pending], bucket: &[usize], unit: us
     }
     let c = Collective { unit, ..Collective::new(CollectiveKind::AllGather, SHARDS) };
     for (shards, wholes) in shards.chunks(TENSORS_MAX).zip(wholes.chunks(TENSORS_MAX)) {
-        program.push(Op::Start(c), shards.to_vec(), wholes.to_vec(), SITE);
-        program.push(Op::Await(c), wholes.to_vec(), vec![], SITE);
+        program.push(Op::Start(op::Start(c)), shards.to_vec(), wholes.to_vec(), SITE);
+        program.push(Op::Await(op::Await(c)), wholes.to_vec(), vec![], SITE);
     }
     sources
 }
@@ -136,7 +136,7 @@ fn sums_of_elements(
         .collect();
     let state = std::iter::once(source.param).chain(pending.state[1..].iter().copied());
     let reads = state.chain([source.grad]).chain(pending.sums.iter().copied()).chain(scalars).collect();
-    program.push(Op::UpdateSums(update), reads, sums.clone(), SITE);
+    program.push(Op::UpdateSums(op::UpdateSums(update)), reads, sums.clone(), SITE);
     sums
 }
 
@@ -162,8 +162,8 @@ fn add_up(program: &mut Program, group: Group, sums: Vec<ValueId>) -> Vec<(Value
     let totals: Vec<ValueId> = sums.iter().map(|sum| like(program, *sum)).collect();
     let c = Collective::new(CollectiveKind::AllReduce, group);
     for (sums, totals) in sums.chunks(TENSORS_MAX).zip(totals.chunks(TENSORS_MAX)) {
-        program.push(Op::Start(c), sums.to_vec(), totals.to_vec(), SITE);
-        program.push(Op::Await(c), totals.to_vec(), vec![], SITE);
+        program.push(Op::Start(op::Start(c)), sums.to_vec(), totals.to_vec(), SITE);
+        program.push(Op::Await(op::Await(c)), totals.to_vec(), vec![], SITE);
     }
     sums.into_iter().zip(totals).collect()
 }

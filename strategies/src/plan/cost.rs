@@ -10,8 +10,8 @@
 //! Legend: `n` members, `B` bytes of the whole, `a` seconds of a hop, `b` seconds of a byte.
 
 use super::hardware::{Hardware, Link};
-use crate::cost::{Cost, instr_cost};
-use crate::program::{Compute, Op, Program};
+use crate::cost::instr_cost;
+use crate::program::{Compute, Cost, Op, Program};
 use crate::trace::Trace;
 use crate::world::{Kind, Post};
 use std::time::Duration;

@@ -13,7 +13,7 @@
 
 use super::hardware::Hardware;
 use crate::mesh::Group;
-use crate::program::{CollectiveKind, Op, Program};
+use crate::program::{CollectiveKind, Op, Program, op};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of one channel of a connection.
@@ -36,7 +36,7 @@ impl Overhead {
         // Messages of a channel have a communicator of their own.
         let mut made: BTreeMap<(Group, Option<u32>), BTreeSet<Connections>> = BTreeMap::new();
         for instr in &program.instrs {
-            let Op::Start(collective) = &instr.op else { continue };
+            let Op::Start(op::Start(collective)) = &instr.op else { continue };
             let n_ranks = program.mesh_rank.group_size(collective.group) as u64;
             if n_ranks > 1 {
                 let (channel, connections) = connections(collective.kind, n_ranks);

@@ -175,7 +175,7 @@ fn parameters(forward: &Program) -> [usize; 3] {
         let group = match reader.map(|i| (i.site.block, &i.op)) {
             Some((Some(0), _)) => 1,
             Some((Some(_), _)) => continue,
-            Some((None, Op::Embedding { .. })) => 0,
+            Some((None, Op::Embedding(_))) => 0,
             _ => 2,
         };
         sizes[group] += forward.value(param.value).n_elements();
@@ -198,8 +198,8 @@ fn streamed_bytes(program: &Program, n_tokens: usize, in_blocks: bool) -> [usize
 
 /// Products and attention, and gradients of biases and tables, which a pipeline may defer.
 const fn computes(op: &Op) -> bool {
-    matches!(op, Op::MatMul(_) | Op::Attention(_) | Op::AttentionBackward(_) | Op::ColumnSum { .. })
-        || matches!(op, Op::EmbeddingBackward { .. })
+    matches!(op, Op::MatMul(_) | Op::Attention(_) | Op::AttentionBackward(_) | Op::ColumnSum(_))
+        || matches!(op, Op::EmbeddingBackward(_))
 }
 
 /// Bytes that the backward pass of a block reads from its forward pass, mean of all blocks.

@@ -19,8 +19,8 @@ pub use blocks::Blocks;
 pub use collective::{Collective, CollectiveKind, Stream};
 pub use dtype::DType;
 pub use op::{
-    ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Columns, Compute, Dropout, MatMul, NormKind,
-    Op, QkColumns, QkNorm, Update, VocabShard,
+    ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Columns, Compute, Cost, Dropout, MatMul,
+    NormKind, Op, QkColumns, QkNorm, Update, VocabShard,
 };
 pub use packing::Packing;
 pub use param::{GradSum, Init, Measured, Param, ParamPart};

@@ -11,7 +11,7 @@ use phalanx_strategies::passes::memory::{BufferLocation, Region};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
-use phalanx_strategies::program::{Op, ValueId};
+use phalanx_strategies::program::{Op, ValueId, op};
 use phalanx_strategies::target::Nowhere;
 use proptest::prelude::*;
 
@@ -80,9 +80,9 @@ pub fn assert_no_live_buffer_is_overwritten(compiled: &Compiled) {
     let mut last_read = vec![None; p.values.len()];
     for (i, instr) in p.instrs.iter().enumerate() {
         instr.reads.iter().for_each(|v| last_read[v.0 as usize] = Some(i));
-        let Op::Await(c) = instr.op else { continue };
+        let Op::Await(op::Await(c)) = instr.op else { continue };
         // Peers may read the operands of a collective until its await, unless a result took over the location.
-        let start = p.instrs[..i].iter().find(|s| s.op == Op::Start(c)).unwrap();
+        let start = p.instrs[..i].iter().find(|s| s.op == Op::Start(op::Start(c))).unwrap();
         for (r, operand) in start.reads.iter().enumerate() {
             let location = location_of(compiled, *operand);
             if start.writes.get(r).is_none_or(|w| location_of(compiled, *w) != location) {

@@ -9,7 +9,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::MeshRank;
 use phalanx_strategies::passes::commit::StepPhases;
 use phalanx_strategies::passes::memory::memory;
-use phalanx_strategies::program::{DType, Kind, Op, Phase, Program, Site, ValueId};
+use phalanx_strategies::program::{DType, Kind, Op, Phase, Program, Site, ValueId, op};
 
 /// An operand and its elements.
 #[derive(Clone, Debug)]
@@ -164,7 +164,7 @@ impl Case {
         for (i, _) in self.op.in_place_pairs(reads.len()).into_iter().filter(|(i, _)| reuses && !is_updated(*i)) {
             let Operand { shape, dtype, .. } = &self.reads[i];
             reads[i] = p.add_value(format!("read{i}"), shape, *dtype, Kind::Activation);
-            let copy = if *dtype == DType::F64 { Op::Sum } else { Op::Cast };
+            let copy = if *dtype == DType::F64 { Op::Sum(op::Sum) } else { Op::Cast(op::Cast) };
             p.push(copy, vec![given[i]], vec![reads[i]], site);
         }
         let write = |(i, (shape, dtype)): (usize, &(Vec<usize>, DType))| {

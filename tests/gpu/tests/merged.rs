@@ -10,7 +10,7 @@ use phalanx_strategies::passes::commit::StepPhases;
 use phalanx_strategies::passes::memory::memory;
 use phalanx_strategies::program::blocks::Blocks;
 use phalanx_strategies::program::tiles::Tiles;
-use phalanx_strategies::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site, Update, ValueId};
+use phalanx_strategies::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site, Update, ValueId, op};
 
 const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
 
@@ -110,7 +110,7 @@ fn merged_sums_of_squares_have_the_bits_of_a_launch_each() {
         sums.push(p.add_value(format!("s{i}"), &[], DType::F64, Kind::Output));
         // Read by the host, so that later sums do not get its memory.
         p.bindings.push(Binding::new(Role::GradSumSquares, sums[i]));
-        p.push(Op::SumSquares { elements: Some((first, n)) }, vec![grad], vec![sums[i]], SITE);
+        p.push(Op::SumSquares(op::SumSquares { elements: Some((first, n)) }), vec![grad], vec![sums[i]], SITE);
     }
 
     let together = run(&gpu, &p, p.instrs.len(), &sums);

@@ -9,7 +9,7 @@ use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{DType, Hyper, Init, Instr, Kind, Op, Packing, Program, Role, ValueId};
+use phalanx_strategies::program::{DType, Hyper, Init, Instr, Kind, Op, Packing, Program, Role, ValueId, op};
 use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::target::Target;
 use proptest::prelude::*;
@@ -163,7 +163,7 @@ impl Case {
         let site = forward.instrs[0].site;
         for param in forward.params.iter().filter(|param| param.shape.len() == 2) {
             let copy = program.add_value("copy", &param.shape, DType::F16, Kind::Activation);
-            program.push(Op::Cast, vec![param.value], vec![copy], site);
+            program.push(Op::Cast(op::Cast), vec![param.value], vec![copy], site);
         }
         program.instrs.append(&mut forward.instrs);
         compile_step(program, &self.spec(), devices::host().target()).expect("every case compiles")

@@ -17,7 +17,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::op::UpdateOperands;
 use phalanx_strategies::program::{
     ActivationFn, AdaptedRows, Attention, Collective, CollectiveKind, Columns, DType, Hyper, Instr, NormKind, Op,
-    QkColumns, QkNorm, Update, ValueId, VocabShard,
+    QkColumns, QkNorm, Update, ValueId, VocabShard, op,
 };
 use std::sync::Arc;
 
@@ -89,17 +89,17 @@ impl CpuMachine {
     ) -> Result<(), ExecError> {
         let instr = &c.program.instrs[index];
         match &instr.op {
-            Op::ClipCoefficient { max_norm } => {
+            Op::ClipCoefficient(op::ClipCoefficient { max_norm }) => {
                 self.clip(c, index, *max_norm);
                 return Ok(());
             }
-            Op::Opaque { .. } => return self.opaque(c, index, models),
-            Op::Sum => {
+            Op::Opaque(_) => return self.opaque(c, index, models),
+            Op::Sum(_) => {
                 let total = instr.reads.iter().flat_map(|s| self.read::<f64>(c, *s)).sum();
                 self.write::<f64>(c, instr.writes[0])[0] = total;
                 return Ok(());
             }
-            Op::Assemble { places } => {
+            Op::Assemble(op::Assemble { places }) => {
                 self.write::<f64>(c, instr.writes[0]).fill(0.0);
                 for (place, term) in places.iter().zip(&instr.reads) {
                     let term = self.read::<f64>(c, *term)[0];
@@ -109,12 +109,12 @@ impl CpuMachine {
             }
             // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
             // memory pass keeps their places.
-            Op::Start(collective) => return unsafe { self.start(c, instr, collective, groups) },
-            Op::Await(collective) => return Ok(groups.finish(collective)?),
+            Op::Start(op::Start(collective)) => return unsafe { self.start(c, instr, collective, groups) },
+            Op::Await(op::Await(collective)) => return Ok(groups.finish(collective)?),
             _ => {}
         }
         let sum_plan = match instr.op {
-            Op::TreeSum { n_leaves, n_ranks } => Some(self.sum_plan(n_leaves, n_ranks)),
+            Op::TreeSum(op::TreeSum { n_leaves, n_ranks }) => Some(self.sum_plan(n_leaves, n_ranks)),
             _ => None,
         };
         let none = Buffer { ptr: std::ptr::null_mut(), rows: 0, cols: 0, dtype: DType::F32 };
@@ -181,7 +181,7 @@ impl CpuMachine {
 
     fn opaque(&mut self, c: &Compiled, index: usize, models: &mut [Box<dyn OpaqueModel>]) -> Result<(), ExecError> {
         let instr = &c.program.instrs[index];
-        let Op::Opaque { model, n_inputs, n_params, residual, gradient } = instr.op else {
+        let Op::Opaque(op::Opaque { model, n_inputs, n_params, residual, gradient }) = instr.op else {
             unreachable!("called for user-defined models only")
         };
         let n_grads = if gradient { n_params } else { 0 };
@@ -233,8 +233,10 @@ impl Operands<'_> {
         // SAFETY: the caller keeps the contract of every function called here.
         unsafe {
             match op {
-                Op::Embedding { residual, first } => self.embedding(*residual, *first),
-                Op::EmbeddingBackward { residual, first } => self.embedding_backward(*residual, *first),
+                Op::Embedding(op::Embedding { residual, first }) => self.embedding(*residual, *first),
+                Op::EmbeddingBackward(op::EmbeddingBackward { residual, first }) => {
+                    self.embedding_backward(*residual, *first)
+                }
                 Op::MatMul(m) => {
                     let bias = m.bias.then(|| self.reads[2]);
                     if m.residual {
@@ -242,7 +244,7 @@ impl Operands<'_> {
                     }
                     product(m, self.reads[0], self.reads[1], bias, self.writes[0], self.scratch);
                 }
-                Op::ColumnSum { residual, columns } => {
+                Op::ColumnSum(op::ColumnSum { residual, columns }) => {
                     if *residual {
                         copy(self.reads[1], self.writes[0]);
                     }
@@ -252,8 +254,10 @@ impl Operands<'_> {
                         reduce::column_sum::<T>(dy.slice(), dy.cols, first, db, *residual, f32s(self.scratch));
                     });
                 }
-                Op::Norm { kind, eps } => with_element!(self.writes[0].dtype, T => self.norm::<T>(*kind, *eps)),
-                Op::NormBackward { kind, residual_x, residual_params, again, narrow } => {
+                Op::Norm(op::Norm { kind, eps }) => {
+                    with_element!(self.writes[0].dtype, T => self.norm::<T>(*kind, *eps))
+                }
+                Op::NormBackward(op::NormBackward { kind, residual_x, residual_params, again, narrow }) => {
                     let n_stats = if *kind == NormKind::Rms { 1 } else { 2 };
                     let dy = self.reads[2 + n_stats];
                     with_element!(dy.dtype, T => self.norm_backward::<T>(*kind, *residual_x, *residual_params, *again));
@@ -264,24 +268,24 @@ impl Operands<'_> {
                         }));
                     }
                 }
-                Op::HeadNorm { heads, eps } => {
+                Op::HeadNorm(op::HeadNorm { heads, eps }) => {
                     with_element!(self.reads[0].dtype, T => self.head_norm::<T>(heads_of(heads), *eps));
                 }
-                Op::HeadNormBackward { heads, residual } => {
+                Op::HeadNormBackward(op::HeadNormBackward { heads, residual }) => {
                     with_element!(self.reads[0].dtype, T => self.head_norm_backward::<T>(heads_of(heads), *residual));
                 }
-                Op::QkSquares(columns) => {
+                Op::QkSquares(op::QkSquares(columns)) => {
                     let (qkv, squares) = (self.reads[0], self.writes[0].slice_mut());
                     with_element!(qkv.dtype, T => qk_norm::qk_squares::<T>(*columns, qkv.slice(), squares));
                 }
-                Op::QkSquaresBackward { columns, residual } => {
+                Op::QkSquaresBackward(op::QkSquaresBackward { columns, residual }) => {
                     with_element!(self.reads[0].dtype, T => self.qk_squares_backward::<T>(*columns, *residual));
                 }
                 Op::QkNorm(norm) => with_element!(self.reads[0].dtype, T => self.qk_norm::<T>(*norm)),
-                Op::QkNormBackward { norm, residual } => {
+                Op::QkNormBackward(op::QkNormBackward { norm, residual }) => {
                     with_element!(self.reads[0].dtype, T => self.qk_norm_backward::<T>(*norm, *residual));
                 }
-                Op::Rotary { heads, inverse } => {
+                Op::Rotary(op::Rotary { heads, inverse }) => {
                     copy(self.reads[0], self.writes[0]);
                     let (positions, table) = (self.reads[1].slice(), self.reads[2].slice());
                     with_element!(self.writes[0].dtype, T => {
@@ -289,36 +293,42 @@ impl Operands<'_> {
                     });
                 }
                 Op::Attention(a) => with_element!(self.reads[0].dtype, T => self.attention::<T>(a)),
-                Op::AttentionBackward(a) => with_element!(self.reads[0].dtype, T => self.attention_backward::<T>(a)),
-                Op::CacheWrite(a) => with_element!(self.reads[0].dtype, T => self.cache_write::<T>(a)),
+                Op::AttentionBackward(op::AttentionBackward(a)) => {
+                    with_element!(self.reads[0].dtype, T => self.attention_backward::<T>(a))
+                }
+                Op::CacheWrite(op::CacheWrite(a)) => with_element!(self.reads[0].dtype, T => self.cache_write::<T>(a)),
                 Op::CachedAttention(a) => with_element!(self.reads[0].dtype, T => self.cached_attention::<T>(a)),
-                Op::Activation(f) => with_element!(self.reads[0].dtype, T => self.activation::<T>(*f)),
-                Op::ActivationBackward { function, again: false } => {
+                Op::Activation(op::Activation(f)) => with_element!(self.reads[0].dtype, T => self.activation::<T>(*f)),
+                Op::ActivationBackward(op::ActivationBackward { function, again: false }) => {
                     with_element!(self.reads[0].dtype, T => self.activation_backward::<T>(*function));
                 }
-                Op::ActivationBackward { function, again: true } => {
+                Op::ActivationBackward(op::ActivationBackward { function, again: true }) => {
                     with_element!(self.reads[0].dtype, T => self.activation_backward_again::<T>(*function));
                 }
-                Op::Add => with_element!(self.writes[0].dtype, T => self.add::<T>()),
-                Op::Cast => with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
-                    elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
-                })),
-                Op::Unpack(packing) => with_element!(self.writes[0].dtype, T => {
+                Op::Add(_) => with_element!(self.writes[0].dtype, T => self.add::<T>()),
+                Op::Cast(_) => {
+                    with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
+                        elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
+                    }))
+                }
+                Op::Unpack(op::Unpack(packing)) => with_element!(self.writes[0].dtype, T => {
                     unpack::unpack::<T>(*packing, self.reads[0].slice(), self.writes[0].slice_mut());
                 }),
-                Op::CrossEntropy { residual, gradient, vocab } => self.cross_entropy(*residual, *gradient, *vocab),
-                Op::CrossEntropyStats(vocab) => self.cross_entropy_stats(*vocab),
-                Op::SplitColumns => self.split_columns(),
-                Op::JoinColumns => self.join_columns(),
+                Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab }) => {
+                    self.cross_entropy(*residual, *gradient, *vocab)
+                }
+                Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => self.cross_entropy_stats(*vocab),
+                Op::SplitColumns(_) => self.split_columns(),
+                Op::JoinColumns(_) => self.join_columns(),
                 Op::AttentionPart(part) => {
                     with_element!(self.reads[0].dtype, T => self.attention_part::<T>(part));
                 }
-                Op::AttentionPartBackward { part, carried_q, carried_kv } => {
+                Op::AttentionPartBackward(op::AttentionPartBackward { part, carried_q, carried_kv }) => {
                     with_element!(self.reads[0].dtype, T => {
                         self.attention_part_backward::<T>(part, *carried_q, *carried_kv);
                     });
                 }
-                Op::Scale { factor } => {
+                Op::Scale(op::Scale { factor }) => {
                     copy(self.reads[0], self.writes[0]);
                     with_element!(self.writes[0].dtype, T => {
                         elementwise::scale::<T>(self.writes[0].slice_mut(), *factor);
@@ -331,38 +341,35 @@ impl Operands<'_> {
                         elementwise::dropout::<T>(self.writes[0].slice_mut(), keys, dropout);
                     });
                 }
-                Op::AddBias => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
-                Op::RowLengths(rows) => self.row_lengths(rows),
-                Op::Magnitude(columns) => with_element!(self.writes[0].dtype, T => self.magnitude::<T>(*columns)),
-                Op::MagnitudeBackward { columns, residual } => {
+                Op::AddBias(_) => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
+                Op::RowLengths(op::RowLengths(rows)) => self.row_lengths(rows),
+                Op::Magnitude(op::Magnitude(columns)) => {
+                    with_element!(self.writes[0].dtype, T => self.magnitude::<T>(*columns))
+                }
+                Op::MagnitudeBackward(op::MagnitudeBackward { columns, residual }) => {
                     with_element!(self.writes[0].dtype, T => self.magnitude_backward::<T>(*columns, *residual));
                 }
-                Op::Slice { start } => self.slice(*start),
-                Op::Paste { start } => self.paste(*start),
-                Op::TreeSum { .. } => {
+                Op::Slice(op::Slice { start }) => self.slice(*start),
+                Op::Paste(op::Paste { start }) => self.paste(*start),
+                Op::TreeSum(_) => {
                     let plan = self.sum_plan.take().expect("the executor passes a plan for every tree sum");
                     self.tree_sum(&plan);
                 }
-                Op::SumSquaresBlocks { block } => {
+                Op::SumSquaresBlocks(op::SumSquaresBlocks { block }) => {
                     reduce::sum_squares_blocks(self.reads[0].slice::<f32>(), *block, self.writes[0].slice_mut());
                 }
-                Op::SumSquares { elements } => {
+                Op::SumSquares(op::SumSquares { elements }) => {
                     let g = self.reads[0];
                     let (first, len) = elements.unwrap_or((0, g.len()));
                     self.writes[0].slice_mut::<f64>()[0] =
                         with_element!(g.dtype, T => reduce::sum_squares::<T>(&g.slice()[first..first + len]));
                 }
-                Op::UpdateSums(update) => self.update_sums(update),
+                Op::UpdateSums(op::UpdateSums(update)) => self.update_sums(update),
                 Op::Update(update) => self.update(update),
-                Op::ClipCoefficient { .. }
-                | Op::Opaque { .. }
-                | Op::Sum
-                | Op::Assemble { .. }
-                | Op::Start(_)
-                | Op::Await(_) => {
+                Op::ClipCoefficient(_) | Op::Opaque(_) | Op::Sum(_) | Op::Assemble(_) | Op::Start(_) | Op::Await(_) => {
                     unreachable!("handled before operands are gathered")
                 }
-                Op::Enter { .. } => unreachable!("erased when the program was compiled"),
+                Op::Enter(_) => unreachable!("erased when the program was compiled"),
             }
         }
     }

@@ -137,6 +137,7 @@ mod tests {
     use phalanx_strategies::passes::commit::StepPhases;
     use phalanx_strategies::passes::memory::memory;
     use phalanx_strategies::passes::precision::Precision;
+    use phalanx_strategies::program::op;
     use phalanx_strategies::program::{DType, Kind, Op, Phase, Program, Site};
     use phalanx_strategies::target::Nowhere;
 
@@ -184,7 +185,7 @@ mod tests {
     fn sums_of_squares_of_a_1b_model_are_one_launch_for_each_stage() {
         let c = step_of_1b(OptimizerSpec::AdamW(AdamW::default()));
 
-        let (merged, alone, n_instrs) = launches(&c, |op| matches!(op, Op::SumSquares { .. }));
+        let (merged, alone, n_instrs) = launches(&c, |op| matches!(op, Op::SumSquares(_)));
 
         assert_eq!((merged, alone, n_instrs), (2, 163, 98));
     }
@@ -198,15 +199,15 @@ mod tests {
         let converted: Vec<ValueId> = dtypes.map(|dtype| value(&mut p, dtype, Kind::Activation)).collect();
         for y in &converted {
             let x = value(&mut p, DType::F32, Kind::Parameter);
-            p.push(Op::Cast, vec![x], vec![*y], site);
+            p.push(Op::Cast(op::Cast), vec![x], vec![*y], site);
         }
         let z = value(&mut p, DType::F32, Kind::Output);
-        converted.iter().for_each(|y| p.push(Op::Add, vec![*y, *y], vec![z], site));
+        converted.iter().for_each(|y| p.push(Op::Add(op::Add), vec![*y, *y], vec![z], site));
         let layout = memory(&p, &Nowhere::default());
         let end = p.instrs.len();
         let c = Compiled::new(p, layout, StepPhases { apply: end, gather: end, end });
 
-        let (merged, alone, n_instrs) = launches(&c, |op| matches!(op, Op::Cast));
+        let (merged, alone, n_instrs) = launches(&c, |op| matches!(op, Op::Cast(_)));
 
         // A launch has room for 32 conversions of one kind.
         assert_eq!((merged, alone, n_instrs), (3, 40, 40));

@@ -31,7 +31,7 @@ pub(crate) use merged::{Commands, lower_all};
 use crate::command::{Args, Buffer, Command, Launch};
 use crate::cudnn::{Packing, Shape};
 use crate::kernels::Instance;
-use phalanx_strategies::program::{DType, Instr, Op, Program, ValueId};
+use phalanx_strategies::program::{DType, Instr, Op, Program, ValueId, op};
 
 /// Alignment of all buffers, scratch included: a transaction of global memory is 128 bytes, and tensor copies want 256.
 pub(crate) const ALIGN_BYTES: usize = 256;
@@ -89,7 +89,7 @@ pub(crate) fn lower(
     let (reads, writes) = (instr.reads.iter().map(buffer).collect(), instr.writes.iter().map(buffer).collect());
     let is_split = match instr.op {
         Op::Update(_) => p.is_split(instr.writes[0]),
-        Op::Embedding { .. } => p.is_split(instr.reads[1]),
+        Op::Embedding(_) => p.is_split(instr.reads[1]),
         _ => false,
     };
     let (taken, commands) = (Vec::new(), Vec::new());
@@ -111,7 +111,7 @@ pub(crate) fn scratch_bytes(p: &Program, instr: &Instr, has_cudnn: bool) -> usiz
 
 /// The shape for which cuDNN may run an instruction on a batch of this packing.
 pub(crate) fn cudnn_shape(p: &Program, instr: &Instr, packing: Packing) -> Option<Shape> {
-    let (Op::Attention(heads) | Op::AttentionBackward(heads)) = &instr.op else { return None };
+    let (Op::Attention(heads) | Op::AttentionBackward(op::AttentionBackward(heads))) = &instr.op else { return None };
     let is_statistics = |v: &ValueId| p.value(*v).n_columns() == heads.n_heads && p.value(*v).dtype == DType::F32;
     let operands = instr.reads.iter().chain(&instr.writes);
     let dtypes = operands.filter(|v| p.value(**v).dtype != DType::I32 && !is_statistics(v));
@@ -122,7 +122,7 @@ pub(crate) fn cudnn_shape(p: &Program, instr: &Instr, packing: Packing) -> Optio
 
 /// Whether a program's results have the same bits on every mesh: such programs add up gradients along a tree, and squares in blocks.
 pub(crate) fn is_reproducible(p: &Program) -> bool {
-    p.instrs.iter().any(|i| matches!(i.op, Op::TreeSum { .. } | Op::SumSquaresBlocks { .. }))
+    p.instrs.iter().any(|i| matches!(i.op, Op::TreeSum(_) | Op::SumSquaresBlocks(_)))
 }
 
 impl Lowering {
@@ -146,55 +146,67 @@ impl Lowering {
         match op {
             Op::MatMul(m) => self.product(m),
             Op::Attention(a) => self.attention(a),
-            Op::AttentionBackward(a) => self.attention_backward(a),
-            Op::CacheWrite(a) => self.cache_write(a),
+            Op::AttentionBackward(op::AttentionBackward(a)) => self.attention_backward(a),
+            Op::CacheWrite(op::CacheWrite(a)) => self.cache_write(a),
             Op::CachedAttention(a) => self.cached_attention(a),
             Op::AttentionPart(part) => self.attention_part(part),
-            Op::AttentionPartBackward { part, carried_q, carried_kv } => {
+            Op::AttentionPartBackward(op::AttentionPartBackward { part, carried_q, carried_kv }) => {
                 self.attention_part_backward(part, *carried_q, *carried_kv);
             }
-            Op::Embedding { residual, first } => self.embedding(*residual, *first, p.mesh_rank.mesh.tp > 1),
-            Op::EmbeddingBackward { residual, first } => self.embedding_backward(*residual, *first),
-            Op::Activation(f) => self.activation(*f),
-            Op::ActivationBackward { function, again } => self.activation_backward(*function, *again),
-            Op::Add => self.add(),
-            Op::Scale { factor } => self.scale(*factor),
+            Op::Embedding(op::Embedding { residual, first }) => {
+                self.embedding(*residual, *first, p.mesh_rank.mesh.tp > 1)
+            }
+            Op::EmbeddingBackward(op::EmbeddingBackward { residual, first }) => {
+                self.embedding_backward(*residual, *first)
+            }
+            Op::Activation(op::Activation(f)) => self.activation(*f),
+            Op::ActivationBackward(op::ActivationBackward { function, again }) => {
+                self.activation_backward(*function, *again)
+            }
+            Op::Add(_) => self.add(),
+            Op::Scale(op::Scale { factor }) => self.scale(*factor),
             Op::Dropout(dropout) => self.dropout(dropout),
-            Op::Slice { start } => self.slice(*start),
-            Op::Paste { start } => self.paste(*start),
-            Op::Sum => self.sum(),
-            Op::Assemble { places } => self.assemble(places),
-            Op::TreeSum { n_leaves, n_ranks } => self.tree_sum(*n_leaves, *n_ranks),
-            Op::SumSquares { elements } => self.sum_squares(*elements),
-            Op::SumSquaresBlocks { block } => self.sum_squares_blocks(*block),
-            Op::ClipCoefficient { max_norm } => self.clip_coefficient(*max_norm),
-            Op::CrossEntropy { residual, gradient, vocab } => self.cross_entropy(*residual, *gradient, *vocab),
-            Op::CrossEntropyStats(vocab) => self.cross_entropy_stats(*vocab),
+            Op::Slice(op::Slice { start }) => self.slice(*start),
+            Op::Paste(op::Paste { start }) => self.paste(*start),
+            Op::Sum(_) => self.sum(),
+            Op::Assemble(op::Assemble { places }) => self.assemble(places),
+            Op::TreeSum(op::TreeSum { n_leaves, n_ranks }) => self.tree_sum(*n_leaves, *n_ranks),
+            Op::SumSquares(op::SumSquares { elements }) => self.sum_squares(*elements),
+            Op::SumSquaresBlocks(op::SumSquaresBlocks { block }) => self.sum_squares_blocks(*block),
+            Op::ClipCoefficient(op::ClipCoefficient { max_norm }) => self.clip_coefficient(*max_norm),
+            Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab }) => {
+                self.cross_entropy(*residual, *gradient, *vocab)
+            }
+            Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => self.cross_entropy_stats(*vocab),
             Op::Update(update) => self.update(update),
-            Op::UpdateSums(update) => self.update_sums(update),
-            Op::Cast => self.cast(self.reads[0], self.writes[0]),
-            Op::Unpack(packing) => self.unpack(*packing),
-            Op::Norm { kind, eps } => self.norm(*kind, *eps),
-            Op::NormBackward { kind, residual_x, residual_params, again, narrow } => {
+            Op::UpdateSums(op::UpdateSums(update)) => self.update_sums(update),
+            Op::Cast(_) => self.cast(self.reads[0], self.writes[0]),
+            Op::Unpack(op::Unpack(packing)) => self.unpack(*packing),
+            Op::Norm(op::Norm { kind, eps }) => self.norm(*kind, *eps),
+            Op::NormBackward(op::NormBackward { kind, residual_x, residual_params, again, narrow }) => {
                 self.norm_backward(*kind, *residual_x, *residual_params, *again, *narrow);
             }
-            Op::HeadNorm { heads, eps } => self.head_norm(heads, *eps),
-            Op::HeadNormBackward { heads, residual } => self.head_norm_backward(heads, *residual),
-            Op::QkSquares(columns) => self.qk_squares(columns),
-            Op::QkSquaresBackward { columns, residual } => self.qk_squares_backward(columns, *residual),
+            Op::HeadNorm(op::HeadNorm { heads, eps }) => self.head_norm(heads, *eps),
+            Op::HeadNormBackward(op::HeadNormBackward { heads, residual }) => self.head_norm_backward(heads, *residual),
+            Op::QkSquares(op::QkSquares(columns)) => self.qk_squares(columns),
+            Op::QkSquaresBackward(op::QkSquaresBackward { columns, residual }) => {
+                self.qk_squares_backward(columns, *residual)
+            }
             Op::QkNorm(norm) => self.qk_norm(norm),
-            Op::QkNormBackward { norm, residual } => self.qk_norm_backward(norm, *residual),
-            Op::Rotary { heads, inverse } => self.rotary(heads, *inverse),
-            Op::SplitColumns => self.split_columns(),
-            Op::JoinColumns => self.join_columns(),
-            Op::AddBias => self.add_bias(),
-            Op::RowLengths(rows) => self.row_lengths(rows),
-            Op::Magnitude(columns) => self.magnitude(*columns),
-            Op::MagnitudeBackward { columns, residual } => self.magnitude_backward(*columns, *residual),
-            Op::ColumnSum { residual, columns } => self.column_sum(*residual, *columns),
+            Op::QkNormBackward(op::QkNormBackward { norm, residual }) => self.qk_norm_backward(norm, *residual),
+            Op::Rotary(op::Rotary { heads, inverse }) => self.rotary(heads, *inverse),
+            Op::SplitColumns(_) => self.split_columns(),
+            Op::JoinColumns(_) => self.join_columns(),
+            Op::AddBias(_) => self.add_bias(),
+            Op::RowLengths(op::RowLengths(rows)) => self.row_lengths(rows),
+            Op::Magnitude(op::Magnitude(columns)) => self.magnitude(*columns),
+            Op::MagnitudeBackward(op::MagnitudeBackward { columns, residual }) => {
+                self.magnitude_backward(*columns, *residual)
+            }
+            Op::ColumnSum(op::ColumnSum { residual, columns }) => self.column_sum(*residual, *columns),
             // Run by the machine.
-            Op::Start(_) | Op::Await(_) | Op::Opaque { .. } => {}
-            Op::Enter { .. } => unreachable!("erased when the program was compiled"),
+            Op::Start(_) | Op::Await(_) | Op::Opaque(_) => {}
+            Op::Enter(_) => unreachable!("erased when the program was compiled"),
         }
     }
 

@@ -6,7 +6,7 @@ use phalanx_device::Machine;
 use phalanx_device::groups::Groups;
 use phalanx_device::span::Span;
 use phalanx_device::staging::Staging;
-use phalanx_strategies::program::{DType, Kind, Op, ValueId};
+use phalanx_strategies::program::{DType, Kind, Op, ValueId, op};
 
 /// A split weight, and the view of its bf16 numbers.
 fn pairs(trainer: &Trainer) -> Vec<(ValueId, ValueId)> {
@@ -28,7 +28,8 @@ fn step_of_split_weights_has_the_bits_of_a_step_that_converts_them() {
     let gpu = BorrowedGpu::take();
     let step = |split_weights| {
         let (mut trainer, mut groups) = (Trainer::in_bf16(&gpu.0, split_weights), Groups::none());
-        let is_cast_of_weight = |op: &Op, read: ValueId| *op == Op::Cast && trainer.c.program.param_of(read).is_some();
+        let is_cast_of_weight =
+            |op: &Op, read: ValueId| *op == Op::Cast(op::Cast) && trainer.c.program.param_of(read).is_some();
         let n_casts = trainer.c.program.instrs.iter().filter(|i| is_cast_of_weight(&i.op, i.reads[0])).count();
         // No first weight is a tie.
         assert!(trainer.weights().concat().iter().all(|bits| bits & 0xffff != 0x8000));

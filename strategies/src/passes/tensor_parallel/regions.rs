@@ -7,7 +7,7 @@
 use super::{TpError, heads_fit};
 use crate::mesh::Axis;
 use crate::program::collective::part;
-use crate::program::{ActivationFn, Attention, MatMul, Op, Program, QkColumns, Role, ValueId};
+use crate::program::{ActivationFn, Attention, MatMul, Op, Program, QkColumns, Role, ValueId, op};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -43,12 +43,12 @@ pub(super) fn find(program: &Program) -> Result<Cut, TpError> {
                 let (qkv, q) = search.heads(a)?;
                 search.region(i, instr.reads[0], qkv, Some(q))?;
             }
-            Op::Activation(f) => {
+            Op::Activation(op::Activation(f)) => {
                 let (x, y) = search.feed_forward(*f, program.value(instr.reads[0]).n_columns())?;
                 search.region(i, instr.reads[0], x, Some(y))?;
             }
-            Op::Opaque { .. } => return Err(search.refuse(instr.writes[0], "the model is user-defined")),
-            Op::CrossEntropy { .. } => {
+            Op::Opaque(_) => return Err(search.refuse(instr.writes[0], "the model is user-defined")),
+            Op::CrossEntropy(_) => {
                 let vocabulary =
                     search.evenly("tokens of the vocabulary", program.value(instr.reads[0]).n_columns())?;
                 search.region(i, instr.reads[0], vocabulary, None)?;
@@ -155,7 +155,7 @@ impl<'a> Search<'a> {
         let Some(writer) = self.writer[v.0 as usize] else { return Err(self.refuse(v, "no product makes it")) };
         let instr = &self.program.instrs[writer];
         match instr.op {
-            Op::Rotary { .. } | Op::HeadNorm { .. } | Op::Scale { .. } => self.cut_outputs(instr.reads[0], pieces)?,
+            Op::Rotary(_) | Op::HeadNorm(_) | Op::Scale(_) => self.cut_outputs(instr.reads[0], pieces)?,
             Op::QkNorm(norm) => {
                 let QkColumns { q, k } = norm.columns;
                 self.cut_param(instr.reads[1], 0, inside(pieces, 0..q))?;
@@ -185,7 +185,7 @@ impl<'a> Search<'a> {
     fn tables(&mut self) -> Result<(), TpError> {
         let ids = self.program.bound(Role::Ids).next();
         for instr in &self.program.instrs {
-            if matches!(instr.op, Op::Embedding { .. }) && Some(instr.reads[0]) == ids {
+            if matches!(instr.op, Op::Embedding(_)) && Some(instr.reads[0]) == ids {
                 let table = instr.reads[1];
                 let rows = self.evenly("tokens of the vocabulary", self.program.value(table).n_rows())?;
                 self.cut_param(table, 0, rows)?;

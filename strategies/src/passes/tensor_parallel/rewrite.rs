@@ -5,7 +5,7 @@ use crate::mesh::{Axes, Axis, Group};
 use crate::program::collective::part;
 use crate::program::{
     Attention, Binding, Collective, CollectiveKind, Columns, DType, Dropout, GradSum, Instr, Kind, MatMul, Op, Param,
-    ParamPart, Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard,
+    ParamPart, Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard, op,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -102,10 +102,12 @@ impl Rewrite<'_> {
         match instr.op {
             Op::MatMul(m) if is_cut(&instr.reads[0]) => self.row_parallel(&instr, m),
             Op::MatMul(m) if is_cut(&instr.writes[0]) => self.column_parallel(instr, m),
-            Op::Embedding { residual, .. } if self.cut.params.contains_key(&instr.reads[1]) => {
+            Op::Embedding(op::Embedding { residual, .. }) if self.cut.params.contains_key(&instr.reads[1]) => {
                 self.embedding(&instr, residual);
             }
-            Op::CrossEntropy { residual, gradient, .. } => self.cross_entropy(instr, residual, gradient),
+            Op::CrossEntropy(op::CrossEntropy { residual, gradient, .. }) => {
+                self.cross_entropy(instr, residual, gradient)
+            }
             Op::Attention(a) => {
                 // Statistics of this rank's heads.
                 let local = self.local_heads(a);
@@ -113,19 +115,24 @@ impl Rewrite<'_> {
                     vec![self.program.value(instr.writes[0]).shape[0], local.n_heads];
                 self.program.push(Op::Attention(local), instr.reads, instr.writes, instr.site);
             }
-            Op::Rotary { heads, inverse } => {
-                let op = Op::Rotary { heads: self.local_heads(heads), inverse };
+            Op::Rotary(op::Rotary { heads, inverse }) => {
+                let op = Op::Rotary(op::Rotary { heads: self.local_heads(heads), inverse });
                 self.program.push(op, instr.reads, instr.writes, instr.site);
             }
-            Op::HeadNorm { heads, eps } => {
+            Op::HeadNorm(op::HeadNorm { heads, eps }) => {
                 let local = self.local_heads(heads);
                 let n = self.program.value(instr.reads[0]).shape[0];
                 self.program.values[instr.writes[1].0 as usize].shape = vec![n, local.n_heads + local.n_kv_heads];
                 // Every rank has the part of the gradient that comes from its heads.
                 instr.reads[1..3].iter().for_each(|gain| self.sum_gradient(*gain));
-                self.program.push(Op::HeadNorm { heads: local, eps }, instr.reads, instr.writes, instr.site);
+                self.program.push(
+                    Op::HeadNorm(op::HeadNorm { heads: local, eps }),
+                    instr.reads,
+                    instr.writes,
+                    instr.site,
+                );
             }
-            Op::QkSquares(columns) => self.qk_squares(&instr, columns),
+            Op::QkSquares(op::QkSquares(columns)) => self.qk_squares(&instr, columns),
             Op::QkNorm(norm) => {
                 let columns = self.local_qk(norm.columns, instr.reads[0]);
                 let summed = QkColumns { q: columns.q * self.tp, k: columns.k * self.tp };
@@ -164,10 +171,10 @@ impl Rewrite<'_> {
         let n = self.program.value(qkv).n_rows();
         self.program.values[squares.0 as usize].shape = vec![n, 2];
         let (partial, sum) = (self.like(squares, n), self.like(squares, n));
-        let op = Op::QkSquares(self.local_qk(columns, qkv));
+        let op = Op::QkSquares(op::QkSquares(self.local_qk(columns, qkv)));
         self.program.push(op, vec![qkv], vec![partial], instr.site);
         self.collective(CollectiveKind::AllReduce, 2, partial, sum, instr.site);
-        self.program.push(Op::Enter { group: GROUP }, vec![sum], vec![squares], instr.site);
+        self.program.push(Op::Enter(op::Enter { group: GROUP }), vec![sum], vec![squares], instr.site);
     }
 
     /// An operation between regions works on this rank's tokens only: its inputs are cut, and every rank has a part of the
@@ -233,7 +240,12 @@ impl Rewrite<'_> {
         let n = self.program.value(ids).shape[0];
         let partial = self.like(y, n);
         let first = self.cut.params[&table].1[0].range.start;
-        self.program.push(Op::Embedding { residual: false, first }, vec![ids, table], vec![partial], instr.site);
+        self.program.push(
+            Op::Embedding(op::Embedding { residual: false, first }),
+            vec![ids, table],
+            vec![partial],
+            instr.site,
+        );
         self.finish_sum(partial, y, None, residual.then(|| instr.reads[2]), instr.site);
     }
 
@@ -256,11 +268,11 @@ impl Rewrite<'_> {
             if self.sequence_parallel {
                 self.sum_gradient(bias);
             }
-            self.program.push(Op::AddBias, vec![last, bias], vec![to], site);
+            self.program.push(Op::AddBias(op::AddBias), vec![last, bias], vec![to], site);
             last = to;
         }
         if let Some(residual) = residual {
-            self.program.push(Op::Add, vec![residual, last], vec![y], site);
+            self.program.push(Op::Add(op::Add), vec![residual, last], vec![y], site);
         }
     }
 
@@ -271,10 +283,15 @@ impl Rewrite<'_> {
         let vocab = VocabShard { first: self.cut.columns[&logits][0].range.start, n_shards: self.tp };
         let own = self.program.add_value("loss_stats", &[1, n, 3], DType::F32, Kind::Activation);
         let all = self.program.add_value("loss_stats", &[self.tp, n, 3], DType::F32, Kind::Activation);
-        self.program.push(Op::CrossEntropyStats(vocab), vec![logits, labels], vec![own], instr.site);
+        self.program.push(
+            Op::CrossEntropyStats(op::CrossEntropyStats(vocab)),
+            vec![logits, labels],
+            vec![own],
+            instr.site,
+        );
         self.collective(CollectiveKind::AllGather, 3 * n, own, all, instr.site);
         instr.reads.insert(3, all);
-        let op = Op::CrossEntropy { residual, gradient, vocab: Some(vocab) };
+        let op = Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab: Some(vocab) });
         self.program.push(op, instr.reads, instr.writes, instr.site);
     }
 
@@ -287,7 +304,7 @@ impl Rewrite<'_> {
         if self.sequence_parallel {
             self.collective(CollectiveKind::AllGather, self.program.value(x).n_columns(), x, all, site);
         } else {
-            self.program.push(Op::Enter { group: GROUP }, vec![x], vec![all], site);
+            self.program.push(Op::Enter(op::Enter { group: GROUP }), vec![x], vec![all], site);
         }
         self.entered.insert(x, all);
         all
@@ -295,8 +312,8 @@ impl Rewrite<'_> {
 
     fn collective(&mut self, kind: CollectiveKind, unit: usize, from: ValueId, to: ValueId, site: Site) {
         let c = Collective { unit, ..Collective::new(kind, GROUP) };
-        self.program.push(Op::Start(c), vec![from], vec![to], site);
-        self.program.push(Op::Await(c), vec![to], vec![], site);
+        self.program.push(Op::Start(op::Start(c)), vec![from], vec![to], site);
+        self.program.push(Op::Await(op::Await(c)), vec![to], vec![], site);
     }
 
     /// A new value with the columns of `v` and `n` rows.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::cost::Cost;
 use crate::plan::cost::{NodeSpan, collective_seconds, instr_seconds};
 use crate::plan::hardware::HardwareError;
+use crate::program::Cost;
 use crate::world::Kind;
 use proptest::prelude::*;
 

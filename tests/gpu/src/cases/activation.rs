@@ -1,7 +1,7 @@
 //! SwiGLU and GELU, and their adjoints.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{ActivationFn, DType, Op};
+use phalanx_strategies::program::{ActivationFn, DType, Op, op};
 
 const N: usize = 19;
 
@@ -44,13 +44,13 @@ const TOLERANCE: Tolerance = Tolerance { absolute: 2e-6, relative: 4e-6 };
 fn forward(f: ActivationFn, columns: usize, x: DType, y: DType) -> Case {
     let reads = vec![gates(&wide(f, columns), x)];
     let name = format!("{f:?} of {columns} columns, {x} to {y}");
-    Case::new(name, Op::Activation(f), reads, TOLERANCE).writing(&[N, columns], y)
+    Case::new(name, Op::Activation(op::Activation(f)), reads, TOLERANCE).writing(&[N, columns], y)
 }
 
 fn backward(f: ActivationFn, columns: usize, x: DType, y: DType, again: bool) -> Case {
     let reads = vec![gates(&wide(f, columns), x), Operand::random(&[N, columns], y, 2)];
     let name = format!("{f:?} backward of {columns} columns, {x} from {y}{}", if again { ", again" } else { "" });
-    let op = Op::ActivationBackward { function: f, again };
+    let op = Op::ActivationBackward(op::ActivationBackward { function: f, again });
     let case = Case::new(name, op, reads, TOLERANCE).writing(&wide(f, columns), x);
     if again { case.writing(&[N, columns], y) } else { case }
 }

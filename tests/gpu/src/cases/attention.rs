@@ -2,7 +2,7 @@
 
 use crate::case::{Case, Operand, Tolerance};
 use phalanx_strategies::passes::context_parallel::chunks;
-use phalanx_strategies::program::{Attention, AttentionPart, DType, Op};
+use phalanx_strategies::program::{Attention, AttentionPart, DType, Op, op};
 
 /// How far results in f32 may differ: weights and outputs of random operands are of order 1 and differ by a few roundings
 /// and by those of the exponential, 2^-22 of their size; sums are over a few hundred keys.
@@ -197,8 +197,13 @@ fn whole(shape: Shape, dtype: DType) -> [Case; 2] {
         Case::new(format!("attention {name}"), Op::Attention(a), reads, tolerance(dtype, false))
             .writing(&output, dtype)
             .writing(&statistics, DType::F32),
-        Case::new(format!("attention backward {name}"), Op::AttentionBackward(a), known, tolerance(dtype, true))
-            .writing(&qkv, dtype),
+        Case::new(
+            format!("attention backward {name}"),
+            Op::AttentionBackward(op::AttentionBackward(a)),
+            known,
+            tolerance(dtype, true),
+        )
+        .writing(&qkv, dtype),
     ]
 }
 
@@ -254,7 +259,7 @@ fn parts(
             backward.extend([Operand::random(&q, DType::F32, 7), Operand::random(&kv, DType::F32, 8)]);
         }
         let suffix = if carried { ", carried" } else { "" };
-        let op = Op::AttentionPartBackward { part, carried_q: carried, carried_kv: carried };
+        let op = Op::AttentionPartBackward(op::AttentionPartBackward { part, carried_q: carried, carried_kv: carried });
         cases.extend([
             Case::new(
                 format!("attention part {name}{suffix}"),

@@ -2,7 +2,7 @@
 
 use super::norm::of_sum;
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{Columns, DType, Op};
+use phalanx_strategies::program::{Columns, DType, Op, op};
 
 /// Matrices of one warp and of many, odd ones, and runs of columns that begin at odd places.
 pub(super) fn cases() -> Vec<Case> {
@@ -32,7 +32,7 @@ pub(super) fn rows() -> Vec<Case> {
 fn add(dtype: DType, [n, cols]: [usize; 2]) -> Case {
     let reads = vec![Operand::random(&[n, cols], dtype, 1), Operand::random(&[cols], DType::F32, 2)];
     let name = format!("add bias {dtype} {n} {cols}");
-    Case::new(name, Op::AddBias, reads, Tolerance::EXACT).writing(&[n, cols], dtype)
+    Case::new(name, Op::AddBias(op::AddBias), reads, Tolerance::EXACT).writing(&[n, cols], dtype)
 }
 
 fn sum(dtype: DType, shape: [usize; 2], columns: Option<Columns>, residual: bool) -> Case {
@@ -40,5 +40,6 @@ fn sum(dtype: DType, shape: [usize; 2], columns: Option<Columns>, residual: bool
     let mut reads = vec![Operand::random(&shape, dtype, 1)];
     reads.extend(residual.then(|| Operand::random(&[len], DType::F32, 2)));
     let name = format!("column sum {dtype} {shape:?} {columns:?} {residual}");
-    Case::new(name, Op::ColumnSum { residual, columns }, reads, of_sum(shape[0])).writing(&[len], DType::F32)
+    Case::new(name, Op::ColumnSum(op::ColumnSum { residual, columns }), reads, of_sum(shape[0]))
+        .writing(&[len], DType::F32)
 }

@@ -2,7 +2,7 @@
 
 use super::attention::tolerance;
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{Attention, CachedAttention, DType, Op};
+use phalanx_strategies::program::{Attention, CachedAttention, DType, Op, op};
 
 /// Geometry of a case: `seq_len` new tokens of each sequence.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,13 @@ impl Shape {
         let name = format!("{dtype}, {}", self.name());
         let write = vec![qkv.clone(), positions.clone(), unwritten];
         [
-            Case::new(format!("cache write {name}"), Op::CacheWrite(self.cached), write, Tolerance::EXACT).updating(2),
+            Case::new(
+                format!("cache write {name}"),
+                Op::CacheWrite(op::CacheWrite(self.cached)),
+                write,
+                Tolerance::EXACT,
+            )
+            .updating(2),
             Case::new(
                 format!("cached attention {name}"),
                 Op::CachedAttention(self.cached),

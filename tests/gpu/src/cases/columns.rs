@@ -1,7 +1,7 @@
 //! Columns of a matrix, apart and together.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{DType, Op};
+use phalanx_strategies::program::{DType, Op, op};
 
 const N: usize = 37;
 
@@ -19,9 +19,10 @@ pub(super) fn rows() -> Vec<Case> {
 
 fn both(dtype: DType, n: usize, left: usize, right: usize) -> [Case; 2] {
     let x = Operand::random(&[n, left + right], dtype, 1);
-    let split = Case::new(format!("split {dtype} {n} {left}"), Op::SplitColumns, vec![x], Tolerance::EXACT);
+    let split =
+        Case::new(format!("split {dtype} {n} {left}"), Op::SplitColumns(op::SplitColumns), vec![x], Tolerance::EXACT);
     // A conversion rounds to nearest on both sides.
     let parts = vec![Operand::random(&[n, left], DType::F32, 1), Operand::random(&[n, right], DType::F32, 2)];
-    let join = Case::new(format!("join {dtype} {n} {left}"), Op::JoinColumns, parts, Tolerance::EXACT);
+    let join = Case::new(format!("join {dtype} {n} {left}"), Op::JoinColumns(op::JoinColumns), parts, Tolerance::EXACT);
     [split.writing(&[n, left], dtype).writing(&[n, right], dtype), join.writing(&[n, left + right], dtype)]
 }

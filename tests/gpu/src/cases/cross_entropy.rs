@@ -1,7 +1,7 @@
 //! Softmax cross-entropy.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{DType, Hyper, Op, VocabShard};
+use phalanx_strategies::program::{DType, Hyper, Op, VocabShard, op};
 
 /// Factor of the gradient.
 const SCALE: f64 = 0.125;
@@ -55,7 +55,7 @@ fn case(name: String, op: Op, mut reads: Vec<Operand>, residual: bool, gradient:
 
 fn whole(n: usize, v: usize, residual: bool, gradient: bool) -> Case {
     let name = format!("cross-entropy of {n} x {v}, residual {residual}, gradient {gradient}");
-    let op = Op::CrossEntropy { residual, gradient, vocab: None };
+    let op = Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab: None });
     case(name, op, vec![logits(n, v), labels(n, v), hyper()], residual, gradient)
 }
 
@@ -63,7 +63,7 @@ fn whole(n: usize, v: usize, residual: bool, gradient: bool) -> Case {
 fn shard(n: usize, v: usize, residual: bool, gradient: bool) -> Case {
     let vocab = VocabShard { first: v, n_shards: 3 };
     let name = format!("cross-entropy of a shard of {n} x {v}, residual {residual}, gradient {gradient}");
-    let op = Op::CrossEntropy { residual, gradient, vocab: Some(vocab) };
+    let op = Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab: Some(vocab) });
     // Largest logit, sum of exponentials, label's logit.
     let mut stats = Operand::random(&[3, n, 3], DType::F32, 5);
     for (i, stat) in stats.elements.iter_mut().enumerate() {
@@ -78,7 +78,7 @@ fn shard(n: usize, v: usize, residual: bool, gradient: bool) -> Case {
 }
 
 fn stats(n: usize, v: usize) -> Case {
-    let op = Op::CrossEntropyStats(VocabShard { first: v, n_shards: 3 });
+    let op = Op::CrossEntropyStats(op::CrossEntropyStats(VocabShard { first: v, n_shards: 3 }));
     let reads = vec![logits(n, v), labels(n, 3 * v)];
     Case::new(format!("statistics of {n} x {v}"), op, reads, TOLERANCE).writing(&[1, n, 3], DType::F32)
 }

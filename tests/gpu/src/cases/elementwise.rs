@@ -1,7 +1,7 @@
 //! Elementwise operations.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{DType, Dropout, Op};
+use phalanx_strategies::program::{DType, Dropout, Op, op};
 
 /// Whole groups of elements, and a rest.
 const SHAPE: [usize; 2] = [37, 61];
@@ -28,22 +28,22 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn cast(x: DType, y: DType) -> Case {
     let operand = Operand::random(&SHAPE, x, 1);
-    Case::new(format!("cast {x} to {y}"), Op::Cast, vec![operand], Tolerance::EXACT).writing(&SHAPE, y)
+    Case::new(format!("cast {x} to {y}"), Op::Cast(op::Cast), vec![operand], Tolerance::EXACT).writing(&SHAPE, y)
 }
 
 fn add(a: DType, b: DType, y: DType) -> Case {
     let reads = vec![Operand::random(&SHAPE, a, 1), Operand::random(&SHAPE, b, 2)];
-    Case::new(format!("add {a} and {b} to {y}"), Op::Add, reads, Tolerance::EXACT).writing(&SHAPE, y)
+    Case::new(format!("add {a} and {b} to {y}"), Op::Add(op::Add), reads, Tolerance::EXACT).writing(&SHAPE, y)
 }
 
 /// The sum takes the place of the second operand, which is a parameter: as gradients are summed.
 fn add_to_second() -> Case {
     let reads = vec![Operand::random(&SHAPE, DType::F32, 1), Operand::random(&SHAPE, DType::F32, 2)];
-    Case::new("add to the second operand", Op::Add, reads, Tolerance::EXACT).updating(1)
+    Case::new("add to the second operand", Op::Add(op::Add), reads, Tolerance::EXACT).updating(1)
 }
 
 fn scale(x: DType) -> Case {
-    let op = Op::Scale { factor: -0.37 };
+    let op = Op::Scale(op::Scale { factor: -0.37 });
     Case::new(format!("scale {x}"), op, vec![Operand::random(&SHAPE, x, 1)], Tolerance::EXACT).writing(&SHAPE, x)
 }
 
@@ -57,10 +57,12 @@ fn dropout(x: DType) -> Case {
 
 fn slice(start: usize) -> Case {
     let reads = vec![Operand::random(&SHAPE, DType::F32, 1)];
-    Case::new(format!("slice from {start}"), Op::Slice { start }, reads, Tolerance::EXACT).writing(&[77], DType::F32)
+    Case::new(format!("slice from {start}"), Op::Slice(op::Slice { start }), reads, Tolerance::EXACT)
+        .writing(&[77], DType::F32)
 }
 
 fn paste(start: usize) -> Case {
     let reads = vec![Operand::random(&SHAPE, DType::F32, 1), Operand::random(&[77], DType::F32, 2)];
-    Case::new(format!("paste at {start}"), Op::Paste { start }, reads, Tolerance::EXACT).writing(&SHAPE, DType::F32)
+    Case::new(format!("paste at {start}"), Op::Paste(op::Paste { start }), reads, Tolerance::EXACT)
+        .writing(&SHAPE, DType::F32)
 }

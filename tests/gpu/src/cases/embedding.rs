@@ -2,7 +2,7 @@
 
 use crate::case::{Case, Operand, Tolerance};
 use phalanx_strategies::mesh::{Mesh, MeshRank};
-use phalanx_strategies::program::{DType, Op};
+use phalanx_strategies::program::{DType, Op, op};
 
 /// Tokens: several blocks of them, the last one not whole.
 const N: usize = 150;
@@ -72,7 +72,7 @@ fn forward(n: usize, columns: usize, dtype: DType, residual: bool, part: Part) -
     }
     let name = format!("embedding of {n} tokens, {columns} columns, {dtype}, {part:?}, residual {residual}");
     // One addition and one rounding.
-    let op = Op::Embedding { residual, first: part.first() };
+    let op = Op::Embedding(op::Embedding { residual, first: part.first() });
     part.on_mesh(Case::new(name, op, reads, Tolerance::EXACT).writing(&[n, columns], dtype))
 }
 
@@ -93,6 +93,6 @@ fn backward(n: usize, columns: usize, dtype: DType, residual: bool, part: Part) 
     }
     let name = format!("embedding backward of {n} tokens, {columns} columns, {dtype}, {part:?}, residual {residual}");
     // Both machines add the tokens of an id in order.
-    let op = Op::EmbeddingBackward { residual, first: part.first() };
+    let op = Op::EmbeddingBackward(op::EmbeddingBackward { residual, first: part.first() });
     part.on_mesh(Case::new(name, op, reads, Tolerance::EXACT).writing(&[V, columns], DType::F32))
 }

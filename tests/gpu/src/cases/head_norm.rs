@@ -3,7 +3,7 @@
 use super::norm::of_sum;
 use super::rotary::heads;
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{Attention, DType, Op};
+use phalanx_strategies::program::{Attention, DType, Op, op};
 
 /// f32 sums of up to 200 squares in two orders.
 const FORWARD: Tolerance = Tolerance::of(2e-6);
@@ -36,7 +36,7 @@ fn forward(dtype: DType, n: usize, heads: Attention) -> Case {
     let shape = [n, heads.qkv_columns()];
     let reads = [vec![Operand::random(&shape, dtype, 1)], gains(heads.head_dim, 2).to_vec()].concat();
     let name = format!("head norm {dtype} {heads:?}");
-    let case = Case::new(name, Op::HeadNorm { heads, eps: 1e-5 }, reads, FORWARD);
+    let case = Case::new(name, Op::HeadNorm(op::HeadNorm { heads, eps: 1e-5 }), reads, FORWARD);
     case.writing(&shape, dtype).writing(&[n, heads.n_heads + heads.n_kv_heads], DType::F32)
 }
 
@@ -48,6 +48,11 @@ fn backward(dtype: DType, n: usize, heads: Attention, residual: bool) -> Case {
     reads.push(Operand::random(&shape, dtype, 5));
     reads.extend(gains(d, 6).into_iter().filter(|_| residual));
     let name = format!("head norm backward {dtype} {heads:?} {residual}");
-    let case = Case::new(name, Op::HeadNormBackward { heads, residual }, reads, of_sum(n * heads.n_heads));
+    let case = Case::new(
+        name,
+        Op::HeadNormBackward(op::HeadNormBackward { heads, residual }),
+        reads,
+        of_sum(n * heads.n_heads),
+    );
     case.writing(&shape, dtype).writing(&[d], DType::F32).writing(&[d], DType::F32)
 }

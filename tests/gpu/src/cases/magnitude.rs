@@ -2,7 +2,7 @@
 
 use super::norm::of_sum;
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{AdaptedRows, Columns, DType, Op};
+use phalanx_strategies::program::{AdaptedRows, Columns, DType, Op, op};
 
 /// Columns that begin at odd places, of one block and of many; weights in both orientations.
 pub(super) fn cases() -> Vec<Case> {
@@ -23,7 +23,7 @@ fn lengths([n_out, n_in]: [usize; 2], rank: usize, columns: Columns, trans_b: bo
     let shape = if trans_b { [n_out, n_in] } else { [n_in, n_out] };
     let shapes = [shape, [rank, n_in], [columns.len, rank]];
     let reads = shapes.iter().zip(1..).map(|(shape, seed)| Operand::random(shape, DType::F32, seed)).collect();
-    let op = Op::RowLengths(AdaptedRows { columns, factor: 0.7, trans_b });
+    let op = Op::RowLengths(op::RowLengths(AdaptedRows { columns, factor: 0.7, trans_b }));
     // A sum of f64 in another order, rounded once; terms of f32 are rounded a few times.
     let case = Case::new(format!("row lengths {shape:?} {trans_b}"), op, reads, Tolerance::of(1e-6));
     case.writing(&[columns.len], DType::F32)
@@ -37,7 +37,7 @@ fn operands(shape: [usize; 2], dtype: DType, columns: Columns) -> Vec<Operand> {
 
 fn scale(shape: [usize; 2], dtype: DType, columns: Columns) -> Case {
     let reads = operands(shape, dtype, columns);
-    Case::new(format!("magnitude {dtype} {shape:?}"), Op::Magnitude(columns), reads, Tolerance::EXACT)
+    Case::new(format!("magnitude {dtype} {shape:?}"), Op::Magnitude(op::Magnitude(columns)), reads, Tolerance::EXACT)
         .writing(&shape, dtype)
 }
 
@@ -46,7 +46,7 @@ fn adjoint(shape: [usize; 2], dtype: DType, columns: Columns, residual: bool) ->
     reads.push(Operand::random(&shape, dtype, 4));
     reads.extend(residual.then(|| Operand::random(&[columns.len], DType::F32, 5)));
     let name = format!("adjoint of magnitude {dtype} {shape:?} {residual}");
-    Case::new(name, Op::MagnitudeBackward { columns, residual }, reads, of_sum(shape[0]))
+    Case::new(name, Op::MagnitudeBackward(op::MagnitudeBackward { columns, residual }), reads, of_sum(shape[0]))
         .writing(&shape, dtype)
         .writing(&[columns.len], DType::F32)
 }

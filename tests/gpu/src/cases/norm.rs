@@ -1,7 +1,7 @@
 //! RMS norm and layer norm.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{DType, NormKind, Op};
+use phalanx_strategies::program::{DType, NormKind, Op, op};
 
 const EPS: f32 = 1e-5;
 
@@ -89,7 +89,7 @@ fn forward(kind: NormKind, x: DType, y: DType, shape: [usize; 2]) -> Case {
 fn case_of(name: String, kind: NormKind, x: Operand, y: DType) -> Case {
     let [rows, cols] = x.shape[..] else { panic!("a matrix") };
     let reads = [vec![x], params(kind, cols)].concat();
-    let case = Case::new(name, Op::Norm { kind, eps: EPS }, reads, FORWARD);
+    let case = Case::new(name, Op::Norm(op::Norm { kind, eps: EPS }), reads, FORWARD);
     let case = case.writing(&[rows, cols], y).writing(&[rows], DType::F32);
     if kind == NormKind::Rms { case } else { case.writing(&[rows], DType::F32) }
 }
@@ -135,7 +135,7 @@ fn adjoint(
     let n_params = 1 + usize::from(is_layer);
     reads.extend((0..n_params).filter(|_| residual_params).map(|i| Operand::random(&[cols], DType::F32, 7 + i as u64)));
     reads.extend((again && is_layer).then(|| Operand::random(&[cols], DType::F32, 9)));
-    let op = Op::NormBackward { kind, residual_x, residual_params, again, narrow };
+    let op = Op::NormBackward(op::NormBackward { kind, residual_x, residual_params, again, narrow });
     let name = format!("norm backward {kind:?} {x} from {y} {shape:?} {residual_x} {residual_params}");
     let name = format!("{name}{}{}", if again { ", again" } else { "" }, if narrow { ", narrow" } else { "" });
     let case = Case::new(name, op, reads, of_sum(rows)).writing(&shape, x);

@@ -4,7 +4,7 @@ use crate::case::{Case, Operand, Tolerance};
 use phalanx_strategies::optimizer::{Adafactor, AdamW, AdamW8bit, Extent, Lion, OptimizerSpec, STATE_WORDS, Sgd};
 use phalanx_strategies::program::blocks::Blocks;
 use phalanx_strategies::program::tiles::Tiles;
-use phalanx_strategies::program::{DType, Hyper, Init, Op, Param, ParamPart, Update, ValueId};
+use phalanx_strategies::program::{DType, Hyper, Init, Op, Param, ParamPart, Update, ValueId, op};
 use std::ops::Range;
 
 /// Elements of the parameter and of a run of it; several blocks, not a multiple of a vector.
@@ -153,7 +153,7 @@ fn adafactor(whole: &Whole, n_rounds: usize, coefficient: f64) -> Case {
     let writes: Vec<usize> = next.iter().flat_map(|round| round.iter()).map(|e| tiles.n_values(*e)).collect();
     let blocks = Blocks::default();
     let update = Update { rule, rate: Hyper::LEARNING_RATE, first: run.start, n_dims, n_rounds, tiles, blocks };
-    let op = if next.is_some() { Op::UpdateSums(update) } else { Op::Update(update) };
+    let op = if next.is_some() { Op::UpdateSums(op::UpdateSums(update)) } else { Op::Update(update) };
     // f64 sums in another order, rounded to f32.
     let tolerance = Tolerance { absolute: 1e-12, relative: 1e-6 };
     let case = Case::new(format!("adafactor of a {name}, round {n_rounds}, {coefficient}"), op, reads, tolerance);

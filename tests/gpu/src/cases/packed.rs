@@ -1,7 +1,7 @@
 //! Packed weights.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{DType, Op, Packing};
+use phalanx_strategies::program::{DType, Op, Packing, op};
 
 /// All forms, to all types of operands of products.
 pub(super) fn cases() -> Vec<Case> {
@@ -27,6 +27,6 @@ fn unpack(packing: Packing, dtype: DType) -> Case {
     };
     let words = (0..n_words).map(|i| f64::from(word(i).cast_signed())).collect();
     let reads = vec![Operand::of(&[rows, packing.words(columns)], DType::I32, words)];
-    Case::new(format!("unpack {packing} to {dtype}"), Op::Unpack(packing), reads, Tolerance::EXACT)
+    Case::new(format!("unpack {packing} to {dtype}"), Op::Unpack(op::Unpack(packing)), reads, Tolerance::EXACT)
         .writing(&[rows, columns], dtype)
 }

@@ -2,7 +2,7 @@
 
 use super::norm::of_sum;
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{DType, Op, QkColumns, QkNorm};
+use phalanx_strategies::program::{DType, Op, QkColumns, QkNorm, op};
 
 /// f32 sums of up to 8,200 squares in two orders.
 const SQUARES: Tolerance = Tolerance::of(3e-6);
@@ -57,7 +57,7 @@ fn some_squares(n: usize, columns: QkColumns) -> Operand {
 fn squares(dtype: DType, n: usize, columns: QkColumns) -> Case {
     let reads = vec![Operand::random(&shape(n, columns), dtype, 1)];
     let name = format!("qk squares {dtype} {columns:?}");
-    Case::new(name, Op::QkSquares(columns), reads, SQUARES).writing(&[n, 2], DType::F32)
+    Case::new(name, Op::QkSquares(op::QkSquares(columns)), reads, SQUARES).writing(&[n, 2], DType::F32)
 }
 
 fn squares_backward(dtype: DType, n: usize, columns: QkColumns, residual: bool) -> Case {
@@ -65,7 +65,8 @@ fn squares_backward(dtype: DType, n: usize, columns: QkColumns, residual: bool) 
     let mut reads = vec![Operand::random(&shape, dtype, 1), Operand::random(&[n, 2], DType::F32, 2)];
     reads.extend(residual.then(|| Operand::random(&shape, dtype, 3)));
     let name = format!("qk squares backward {dtype} {columns:?} {residual}");
-    Case::new(name, Op::QkSquaresBackward { columns, residual }, reads, Tolerance::EXACT).writing(&shape, dtype)
+    Case::new(name, Op::QkSquaresBackward(op::QkSquaresBackward { columns, residual }), reads, Tolerance::EXACT)
+        .writing(&shape, dtype)
 }
 
 fn forward(dtype: DType, n: usize, columns: QkColumns) -> Case {
@@ -82,7 +83,8 @@ fn backward(dtype: DType, n: usize, columns: QkColumns, residual: bool) -> Case 
     reads.extend([some_squares(n, columns), Operand::random(&shape(n, columns), dtype, 5)]);
     reads.extend(gains(columns, 6).into_iter().filter(|_| residual));
     let name = format!("qk norm backward {dtype} {columns:?} {residual}");
-    let case = Case::new(name, Op::QkNormBackward { norm: norm(columns), residual }, reads, of_sum(n));
+    let case =
+        Case::new(name, Op::QkNormBackward(op::QkNormBackward { norm: norm(columns), residual }), reads, of_sum(n));
     let case = case.writing(&shape(n, columns), dtype).writing(&[n, 2], DType::F32);
     case.writing(&[columns.q], DType::F32).writing(&[columns.k], DType::F32)
 }

@@ -1,7 +1,7 @@
 //! Rotary embedding: in place and not, both directions.
 
 use crate::case::{Case, Operand, Tolerance};
-use phalanx_strategies::program::{Attention, DType, Op};
+use phalanx_strategies::program::{Attention, DType, Op, op};
 
 /// Tokens.
 const N: usize = 37;
@@ -47,5 +47,5 @@ fn case(dtype: DType, heads: Attention, inverse: bool) -> Case {
     ];
     // The same formula without fused operations, so the same bits.
     let name = format!("rotary {dtype} {heads:?} {inverse}");
-    Case::new(name, Op::Rotary { heads, inverse }, reads, Tolerance::EXACT).writing(&shape, dtype)
+    Case::new(name, Op::Rotary(op::Rotary { heads, inverse }), reads, Tolerance::EXACT).writing(&shape, dtype)
 }

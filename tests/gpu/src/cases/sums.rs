@@ -2,7 +2,7 @@
 
 use crate::case::{Case, Operand, Tolerance};
 use phalanx_strategies::passes::reproducible::plan_of_sum;
-use phalanx_strategies::program::{DType, Hyper, Op};
+use phalanx_strategies::program::{DType, Hyper, Op, op};
 
 /// f64 sums in another order.
 const OTHER_ORDER: Tolerance = Tolerance { absolute: 1e-300, relative: 1e-12 };
@@ -36,14 +36,17 @@ fn terms(lens: &[usize]) -> Vec<Operand> {
 
 fn sum(lens: &[usize], tolerance: Tolerance) -> Case {
     let name = format!("sum of {} operands, {} terms", lens.len(), lens.iter().sum::<usize>());
-    Case::new(name, Op::Sum, terms(lens), tolerance).writing(&[], DType::F64)
+    Case::new(name, Op::Sum(op::Sum), terms(lens), tolerance).writing(&[], DType::F64)
 }
 
 /// `n` scalars; with `repeats`, some have the same place.
 fn assemble(n: usize, repeats: bool) -> Case {
     let len = 2 * n + 2;
     let place = |i: usize| if repeats { i % 5 } else { (2 * i + 3) % len };
-    let (name, op) = (format!("assemble {n}, repeats {repeats}"), Op::Assemble { places: (0..n).map(place).collect() });
+    let (name, op) = (
+        format!("assemble {n}, repeats {repeats}"),
+        Op::Assemble(op::Assemble { places: (0..n).map(place).collect() }),
+    );
     Case::new(name, op, terms(&vec![1; n]), Tolerance::EXACT).writing(&[len], DType::F64)
 }
 
@@ -56,7 +59,7 @@ fn hyper() -> Operand {
 fn clip(n: usize, max_norm: Option<f64>) -> Case {
     let reads: Vec<Operand> = terms(&vec![1; n]).into_iter().chain([hyper()]).collect();
     let name = format!("clip {n} terms to {max_norm:?}");
-    let case = Case::new(name, Op::ClipCoefficient { max_norm }, reads, Tolerance::EXACT);
+    let case = Case::new(name, Op::ClipCoefficient(op::ClipCoefficient { max_norm }), reads, Tolerance::EXACT);
     case.writing(&[], DType::F64).writing(&[], DType::F64)
 }
 
@@ -71,13 +74,14 @@ fn squares(dtype: DType, elements: Option<(usize, usize)>) -> Case {
     let large = if dtype == DType::F32 { 1e30 } else { 1.0 };
     let g = Operand::random(&[5, 6001], dtype, 1).map(|x| large * x);
     let name = format!("squares of {dtype}, elements {elements:?}");
-    Case::new(name, Op::SumSquares { elements }, vec![g], OTHER_ORDER).writing(&[], DType::F64)
+    Case::new(name, Op::SumSquares(op::SumSquares { elements }), vec![g], OTHER_ORDER).writing(&[], DType::F64)
 }
 
 fn squares_blocks(n: usize, block: usize) -> Case {
     let reads = vec![Operand::random(&[n], DType::F32, 1)];
     let name = format!("squares of {n} elements in blocks of {block}");
-    Case::new(name, Op::SumSquaresBlocks { block }, reads, OTHER_ORDER).writing(&[n.div_ceil(block)], DType::F64)
+    Case::new(name, Op::SumSquaresBlocks(op::SumSquaresBlocks { block }), reads, OTHER_ORDER)
+        .writing(&[n.div_ceil(block)], DType::F64)
 }
 
 fn tree_sum(n: usize, n_leaves: usize, n_ranks: usize) -> Case {
@@ -89,6 +93,11 @@ fn tree_sum(n: usize, n_leaves: usize, n_ranks: usize) -> Case {
         node
     };
     let name = format!("tree sum of {n_leaves} leaves on {n_ranks} ranks, {n} elements");
-    let case = Case::new(name, Op::TreeSum { n_leaves, n_ranks }, (0..n_nodes).map(node).collect(), Tolerance::EXACT);
+    let case = Case::new(
+        name,
+        Op::TreeSum(op::TreeSum { n_leaves, n_ranks }),
+        (0..n_nodes).map(node).collect(),
+        Tolerance::EXACT,
+    );
     case.writing(&[n], DType::F32)
 }

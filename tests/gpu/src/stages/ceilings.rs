@@ -5,7 +5,7 @@ use crate::measure::{self, Shape};
 use anyhow::Result;
 use phalanx_cuda::CudaDevice;
 use phalanx_device::Device;
-use phalanx_strategies::program::{Compute, DType, MatMul, Op};
+use phalanx_strategies::program::{Compute, DType, MatMul, Op, op};
 
 /// Elements of the copied value on a GPU: 256 MiB of f32.
 const COPIED: usize = 64 << 20;
@@ -41,7 +41,7 @@ pub(super) fn run(gpu: &CudaDevice) -> Result<Report> {
     // The software GPU measures nothing; it shows that the stage works.
     let (copied, side) = if measure::is_software(gpu) { (1 << 16, 64) } else { (COPIED, SIDE) };
     let copy = [Shape::new(&[copied], DType::F32), Shape::new(&[copied], DType::F32)];
-    let s = measure::seconds(gpu, &Op::Cast, &copy[..1], &copy[1..])?;
+    let s = measure::seconds(gpu, &Op::Cast(op::Cast), &copy[..1], &copy[1..])?;
     report.row(&[&"copy", &format!("{:.3}", s * 1e3), &format!("{:.2} TB/s", 8.0 * copied as f64 / s / 1e12)]);
     for (name, compute, dtype) in [("bf16", Compute::Bf16, DType::Bf16), ("f32", Compute::F32, DType::F32)] {
         let operands = [Shape::new(&[side, side], dtype), Shape::new(&[side, side], dtype)];

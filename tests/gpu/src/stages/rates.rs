@@ -7,10 +7,10 @@ use anyhow::Result;
 use phalanx_cuda::CudaDevice;
 use phalanx_device::Device;
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::cost::{Cost, instr_cost};
+use phalanx_strategies::cost::instr_cost;
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::program::{Compute, DType, Instr, Op, Program};
+use phalanx_strategies::program::{Compute, Cost, DType, Instr, Op, Program};
 use std::collections::BTreeMap;
 
 /// Whole steps that are measured.

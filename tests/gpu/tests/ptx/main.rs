@@ -21,7 +21,7 @@ use phalanx_cuda::work::{KernelLaunch, Work, WorkOfInstr, work_beside_cudnn, wor
 use phalanx_gpu::case::{Case, Operand, Tolerance};
 use phalanx_gpu::cases;
 use phalanx_ptxsim::Options;
-use phalanx_strategies::program::{Instr, Op, Program, ValueId};
+use phalanx_strategies::program::{Instr, Op, Program, ValueId, op};
 use std::collections::BTreeSet;
 
 /// Chooses the longer run.
@@ -122,13 +122,21 @@ fn again(case: &Case, results: &[Vec<f64>]) -> Option<Case> {
     let dy = Operand::random(&case.writes[0].0, case.writes[0].1, 20);
     let (x, params) = (case.reads[0].clone(), &case.reads[1..]);
     let (op, reads) = match case.op {
-        Op::Norm { kind, .. } => {
+        Op::Norm(op::Norm { kind, .. }) => {
             let statistics = (1..case.writes.len()).map(of);
             let reads = [x, params[0].clone()].into_iter().chain(statistics).chain([dy]);
-            let op = Op::NormBackward { kind, residual_x: false, residual_params: false, again: true, narrow: false };
+            let op = Op::NormBackward(op::NormBackward {
+                kind,
+                residual_x: false,
+                residual_params: false,
+                again: true,
+                narrow: false,
+            });
             (op, reads.chain(params.get(1).cloned()).collect())
         }
-        Op::Activation(function) => (Op::ActivationBackward { function, again: true }, vec![x, dy]),
+        Op::Activation(op::Activation(function)) => {
+            (Op::ActivationBackward(op::ActivationBackward { function, again: true }), vec![x, dy])
+        }
         _ => return None,
     };
     let adjoint = Case::new(format!("{}, again", case.name), op, reads, case.tolerance);
@@ -140,7 +148,7 @@ fn again(case: &Case, results: &[Vec<f64>]) -> Option<Case> {
 fn results_that_adjoints_write_again_have_the_bits_of_the_first_time() {
     let Some(mut compiler) = Compiler::new("compute_80", Options::default()) else { return };
     let mut n = 0;
-    for case in all().into_iter().filter(|case| matches!(case.op, Op::Norm { .. } | Op::Activation(_))) {
+    for case in all().into_iter().filter(|case| matches!(case.op, Op::Norm(_) | Op::Activation(_))) {
         let first = simulator::run(&mut compiler, &case, false).results;
         let adjoint = again(&case, &first).expect("norms and activations have such adjoints");
         for reuses in [false, true] {

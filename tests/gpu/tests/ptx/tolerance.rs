@@ -3,7 +3,7 @@
 use crate::elements::rounded;
 use phalanx_gpu::case::{Case, Tolerance};
 use phalanx_strategies::optimizer::OptimizerSpec;
-use phalanx_strategies::program::{DType, Op, Update};
+use phalanx_strategies::program::{DType, Op, Update, op};
 
 /// Unit roundoff of f32.
 const F32: f64 = 1.0 / (1 << 24) as f64;
@@ -19,17 +19,19 @@ pub fn of(case: &Case) -> Tolerance {
         Op::Update(_) => Tolerance::of(16.0 * F32),
         _ if !case.tolerance.is_exact() => case.tolerance,
         // As many roundings as terms, each of a partial sum of a few times order 1.
-        Op::EmbeddingBackward { .. } => Tolerance::of(4.0 * F32 * n_summed(0)),
+        Op::EmbeddingBackward(_) => Tolerance::of(4.0 * F32 * n_summed(0)),
         // Up to 64 terms of up to 10^6, by several standard deviations.
-        Op::TreeSum { n_leaves, .. } => Tolerance { absolute: *n_leaves as f64 * 8e6 * F32, relative: 0.0 },
+        Op::TreeSum(op::TreeSum { n_leaves, .. }) => {
+            Tolerance { absolute: *n_leaves as f64 * 8e6 * F32, relative: 0.0 }
+        }
         // Two products and a sum.
-        Op::Rotary { .. } | Op::QkSquaresBackward { .. } => Tolerance { absolute: 32.0 * F32, relative: 0.0 },
+        Op::Rotary(_) | Op::QkSquaresBackward(_) => Tolerance { absolute: 32.0 * F32, relative: 0.0 },
         // A quotient, a sum, a root, a reciprocal and two products.
         Op::QkNorm(_) => Tolerance { absolute: 0.0, relative: 8.0 * F32 },
         // A quotient and a product.
         Op::Magnitude(_) => Tolerance { absolute: 0.0, relative: 2.0 * F32 },
         // In f64.
-        Op::ClipCoefficient { .. } | Op::Sum => Tolerance { absolute: 0.0, relative: 1e-13 },
+        Op::ClipCoefficient(_) | Op::Sum(_) => Tolerance { absolute: 0.0, relative: 1e-13 },
         // Rounded once, or not at all.
         _ => Tolerance::EXACT,
     }

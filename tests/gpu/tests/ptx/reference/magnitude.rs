@@ -1,14 +1,14 @@
 //! Rows of adapted weights with trained lengths.
 
 use super::Matrix;
-use phalanx_strategies::program::{AdaptedRows, Columns, Op};
+use phalanx_strategies::program::{AdaptedRows, Columns, Op, op};
 
 /// The results of one of the operations.
 pub fn reference(op: &Op, x: &[Matrix]) -> Vec<Vec<f64>> {
     match op {
-        Op::RowLengths(rows) => vec![row_lengths(rows, x)],
-        Op::Magnitude(columns) => vec![scale_columns(*columns, &x[0], x)],
-        Op::MagnitudeBackward { columns, residual } => {
+        Op::RowLengths(op::RowLengths(rows)) => vec![row_lengths(rows, x)],
+        Op::Magnitude(op::Magnitude(columns)) => vec![scale_columns(*columns, &x[0], x)],
+        Op::MagnitudeBackward(op::MagnitudeBackward { columns, residual }) => {
             vec![scale_columns(*columns, &x[3], x), magnitude_backward(*columns, *residual, x)]
         }
         other => unreachable!("{} has no lengths", other.name()),

@@ -13,7 +13,7 @@ use phalanx_gpu::case::{Case, Operand};
 use phalanx_strategies::passes::reproducible::plan_of_sum;
 use phalanx_strategies::program::packing::E4M3_STEP;
 use phalanx_strategies::program::{
-    ActivationFn, Attention, Columns, Compute, DType, Dropout, Hyper, MatMul, Op, Packing,
+    ActivationFn, Attention, Columns, Compute, DType, Dropout, Hyper, MatMul, Op, Packing, op,
 };
 use std::slice::ChunksExact;
 
@@ -49,63 +49,63 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
     match &case.op {
         Op::MatMul(m) => vec![product(m, case.reads[1].dtype, &x)],
         Op::Attention(a) => attention::whole(a, &x),
-        Op::AttentionBackward(a) => attention::whole_backward(a, &x),
+        Op::AttentionBackward(op::AttentionBackward(a)) => attention::whole_backward(a, &x),
         Op::AttentionPart(part) => attention::part(part, &x),
-        Op::CacheWrite(a) => vec![attention::cache_write(a, &x)],
+        Op::CacheWrite(op::CacheWrite(a)) => vec![attention::cache_write(a, &x)],
         Op::CachedAttention(a) => attention::cached(a, &x),
-        Op::AttentionPartBackward { part, carried_q, carried_kv } => {
-            attention::part_backward(part, *carried_q, *carried_kv, &x)
-        }
-        Op::Embedding { residual, first } => vec![embedding(case.reads[1].dtype, &x, *residual, *first)],
-        Op::EmbeddingBackward { residual, first } => vec![embedding_backward(&x, *residual, *first, n_written(0))],
-        Op::Activation(f) => vec![activation(*f, &x)],
-        Op::ActivationBackward { function, again } => activation_backward(*function, *again, &x),
-        Op::Add => vec![x[0].at.iter().zip(&x[1].at).map(|(a, b)| a + b).collect()],
-        Op::Scale { factor } => vec![x[0].map(|x| f64::from(*factor) * x)],
+        Op::AttentionPartBackward(b) => attention::part_backward(&b.part, b.carried_q, b.carried_kv, &x),
+        Op::Embedding(op::Embedding { residual, first }) => vec![embedding(case.reads[1].dtype, &x, *residual, *first)],
+        Op::EmbeddingBackward(b) => vec![embedding_backward(&x, b.residual, b.first, n_written(0))],
+        Op::Activation(op::Activation(f)) => vec![activation(*f, &x)],
+        Op::ActivationBackward(b) => activation_backward(b.function, b.again, &x),
+        Op::Add(_) => vec![x[0].at.iter().zip(&x[1].at).map(|(a, b)| a + b).collect()],
+        Op::Scale(op::Scale { factor }) => vec![x[0].map(|x| f64::from(*factor) * x)],
         Op::Dropout(dropout) => vec![drop_out(dropout, &x)],
-        Op::Slice { start } => vec![x[0].at[*start..][..n_written(0)].to_vec()],
-        Op::Paste { start } => vec![paste(*start, &x)],
-        Op::Sum => vec![vec![x.iter().flat_map(|x| &x.at).sum()]],
-        Op::Assemble { places } => vec![assemble(places, &x, n_written(0))],
-        Op::TreeSum { n_leaves, n_ranks } => vec![tree_sum(*n_leaves, *n_ranks, &x, n_written(0))],
-        Op::SumSquares { elements } => {
+        Op::Slice(op::Slice { start }) => vec![x[0].at[*start..][..n_written(0)].to_vec()],
+        Op::Paste(op::Paste { start }) => vec![paste(*start, &x)],
+        Op::Sum(_) => vec![vec![x.iter().flat_map(|x| &x.at).sum()]],
+        Op::Assemble(op::Assemble { places }) => vec![assemble(places, &x, n_written(0))],
+        Op::TreeSum(op::TreeSum { n_leaves, n_ranks }) => vec![tree_sum(*n_leaves, *n_ranks, &x, n_written(0))],
+        Op::SumSquares(op::SumSquares { elements }) => {
             let (first, len) = elements.unwrap_or((0, x[0].at.len()));
             vec![vec![squares(&x[0].at[first..first + len])]]
         }
-        Op::SumSquaresBlocks { block } => vec![x[0].at.chunks(*block).map(squares).collect()],
-        Op::ClipCoefficient { max_norm } => clip(&x, *max_norm),
-        Op::CrossEntropy { residual, gradient, vocab } => loss::cross_entropy(&x, *residual, *gradient, *vocab),
-        Op::CrossEntropyStats(vocab) => vec![loss::statistics(&x, vocab.first)],
+        Op::SumSquaresBlocks(op::SumSquaresBlocks { block }) => vec![x[0].at.chunks(*block).map(squares).collect()],
+        Op::ClipCoefficient(op::ClipCoefficient { max_norm }) => clip(&x, *max_norm),
+        Op::CrossEntropy(c) => loss::cross_entropy(&x, c.residual, c.gradient, c.vocab),
+        Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => vec![loss::statistics(&x, vocab.first)],
         Op::Update(update) => optimizers::update(update, &x),
-        Op::UpdateSums(update) => optimizers::sums(update, &x),
-        Op::Cast => vec![x[0].at.clone()],
-        Op::Unpack(packing) => vec![unpack(*packing, &x[0])],
-        Op::Norm { kind, eps } => norms::forward(*kind, f64::from(*eps), &x),
-        Op::NormBackward { kind, residual_x, residual_params, again, narrow } => {
+        Op::UpdateSums(op::UpdateSums(update)) => optimizers::sums(update, &x),
+        Op::Cast(_) => vec![x[0].at.clone()],
+        Op::Unpack(op::Unpack(packing)) => vec![unpack(*packing, &x[0])],
+        Op::Norm(op::Norm { kind, eps }) => norms::forward(*kind, f64::from(*eps), &x),
+        Op::NormBackward(op::NormBackward { kind, residual_x, residual_params, again, narrow }) => {
             let mut results = norms::backward(*kind, *residual_x, *residual_params, *again, &x);
             let dx = narrow.then(|| results[0].clone());
             results.extend(dx);
             results
         }
-        Op::HeadNorm { heads, eps } => norms::of_heads(heads, f64::from(*eps), &x),
-        Op::HeadNormBackward { heads, residual } => norms::of_heads_backward(heads, *residual, &x),
-        Op::QkSquares(columns) => vec![norms::qk_squares(*columns, &x)],
-        Op::QkSquaresBackward { columns, residual } => vec![norms::qk_squares_backward(*columns, *residual, &x)],
+        Op::HeadNorm(op::HeadNorm { heads, eps }) => norms::of_heads(heads, f64::from(*eps), &x),
+        Op::HeadNormBackward(b) => norms::of_heads_backward(&b.heads, b.residual, &x),
+        Op::QkSquares(op::QkSquares(columns)) => vec![norms::qk_squares(*columns, &x)],
+        Op::QkSquaresBackward(b) => vec![norms::qk_squares_backward(b.columns, b.residual, &x)],
         Op::QkNorm(norm) => vec![norms::qk(norm, &x)],
-        Op::QkNormBackward { norm, residual } => norms::qk_backward(norm, *residual, &x),
-        Op::Rotary { heads, inverse } => vec![rotary(heads, *inverse, &x)],
-        Op::SplitColumns => {
+        Op::QkNormBackward(op::QkNormBackward { norm, residual }) => norms::qk_backward(norm, *residual, &x),
+        Op::Rotary(op::Rotary { heads, inverse }) => vec![rotary(heads, *inverse, &x)],
+        Op::SplitColumns(_) => {
             let left = last(&case.writes[0].0);
             let part = |of: fn(&[f64], usize) -> &[f64]| x[0].rows().flat_map(|row| of(row, left).to_vec()).collect();
             vec![part(|row, left| &row[..left]), part(|row, left| &row[left..])]
         }
-        Op::JoinColumns => {
+        Op::JoinColumns(_) => {
             vec![x[0].rows().zip(x[1].rows()).flat_map(|(left, right)| [left, right].concat()).collect()]
         }
-        Op::AddBias => vec![x[0].rows().flat_map(|row| row.iter().zip(&x[1].at).map(|(x, b)| x + b)).collect()],
-        Op::RowLengths(_) | Op::Magnitude(_) | Op::MagnitudeBackward { .. } => magnitude::reference(&case.op, &x),
-        Op::ColumnSum { residual, columns } => vec![column_sum(&x, *residual, *columns)],
-        Op::Start(_) | Op::Await(_) | Op::Opaque { .. } | Op::Enter { .. } => {
+        Op::AddBias(_) => {
+            vec![x[0].rows().flat_map(|row| row.iter().zip(&x[1].at).map(|(x, b)| x + b)).collect()]
+        }
+        Op::RowLengths(_) | Op::Magnitude(_) | Op::MagnitudeBackward(_) => magnitude::reference(&case.op, &x),
+        Op::ColumnSum(op::ColumnSum { residual, columns }) => vec![column_sum(&x, *residual, *columns)],
+        Op::Start(_) | Op::Await(_) | Op::Opaque(_) | Op::Enter(_) => {
             unreachable!("{} has no kernel", case.op.name())
         }
     }

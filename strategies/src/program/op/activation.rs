@@ -1,0 +1,79 @@
+//! Non-linearities of the feed-forward part.
+
+use super::adjoints::{Adjoints, NoAdjoint};
+use super::operation::Operation;
+use super::signature::Signature;
+use crate::program::{Instr, ValueId};
+
+/// Non-linearity of the feed-forward part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationFn {
+    /// `silu(gate) * up` on `[N, 2 F]`, gate first. Source: Shazeer 2020 (arXiv:2002.05202).
+    SwiGlu,
+    /// GELU in its tanh form. Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
+    GeluTanh,
+}
+
+impl ActivationFn {
+    /// Shape of the result for the first operand.
+    fn activated(self, s: &Signature<'_>) -> Result<[usize; 2], String> {
+        let (n, c) = s.matrix(s.reads[0])?;
+        match self {
+            ActivationFn::GeluTanh => Ok([n, c]),
+            ActivationFn::SwiGlu if c % 2 == 0 => Ok([n, c / 2]),
+            ActivationFn::SwiGlu => Err(format!("gate and up need an even number of columns, found {c}")),
+        }
+    }
+}
+
+/// `[x] -> [y]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Activation(pub ActivationFn);
+
+impl Operation for Activation {
+    fn name(&self) -> &'static str {
+        "activation"
+    }
+
+    fn check(&self, s: &Signature<'_>) -> Result<(), String> {
+        s.count(1, 1)?;
+        s.shape(s.writes[0], &self.0.activated(s)?, None)
+    }
+
+    fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
+        let op = ActivationBackward { function: self.0, again: false };
+        adjoints.simple(op, instr.reads[0], vec![instr.reads[0], dy]);
+        Ok(())
+    }
+}
+
+/// `[x, dy] -> [dx, (y)]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ActivationBackward {
+    /// The activation.
+    pub function: ActivationFn,
+    /// The result `y` of the activation is written again, with the same bits, in the element type of `dy`.
+    pub again: bool,
+}
+
+impl Operation for ActivationBackward {
+    fn name(&self) -> &'static str {
+        "activation_backward"
+    }
+
+    fn check(&self, s: &Signature<'_>) -> Result<(), String> {
+        s.count(2, 1 + usize::from(self.again))?;
+        let narrow = self.function.activated(s)?;
+        s.shape(s.reads[1], &narrow, None)?;
+        s.shape(s.writes[0], &s.reads[0].shape, None)?;
+        s.writes.get(1).map_or(Ok(()), |y| s.shape(y, &narrow, Some(s.reads[1].dtype)))
+    }
+
+    fn in_place_pairs(&self, _n_reads: usize) -> Vec<(usize, usize)> {
+        match (self.again, self.function) {
+            (true, _) => vec![(0, 0), (1, 1)],
+            (false, ActivationFn::SwiGlu) => vec![(0, 0)],
+            (false, ActivationFn::GeluTanh) => Vec::new(),
+        }
+    }
+}

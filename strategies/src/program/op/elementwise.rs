@@ -1,0 +1,77 @@
+//! Operations on each element for itself.
+
+use super::adjoints::{Adjoints, NoAdjoint};
+use super::operation::Operation;
+use super::signature::Signature;
+use crate::program::{Instr, ValueId};
+
+/// `[a, b] -> [a + b]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Add;
+
+impl Operation for Add {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+
+    fn check(&self, s: &Signature<'_>) -> Result<(), String> {
+        s.count(2, 1)?;
+        s.same_shape(&[s.reads[0], s.reads[1], s.writes[0]])
+    }
+
+    fn in_place_pairs(&self, _n_reads: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0), (1, 0)]
+    }
+
+    fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
+        instr.reads.iter().for_each(|x| adjoints.give(*x, dy));
+        Ok(())
+    }
+}
+
+/// `[x] -> [factor x]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// The factor.
+    pub factor: f32,
+}
+
+impl Operation for Scale {
+    fn name(&self) -> &'static str {
+        "scale"
+    }
+
+    fn check(&self, s: &Signature<'_>) -> Result<(), String> {
+        s.count(1, 1)?;
+        s.like(s.writes[0], s.reads[0])
+    }
+
+    fn in_place_pairs(&self, _n_reads: usize) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+
+    fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
+        adjoints.simple(*self, instr.reads[0], vec![dy]);
+        Ok(())
+    }
+}
+
+/// `[x] -> [y]`: conversion to the element type of `y`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cast;
+
+impl Operation for Cast {
+    fn name(&self) -> &'static str {
+        "cast"
+    }
+
+    fn check(&self, s: &Signature<'_>) -> Result<(), String> {
+        s.count(1, 1)?;
+        s.same_shape(&[s.reads[0], s.writes[0]])
+    }
+
+    fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
+        adjoints.simple(Cast, instr.reads[0], vec![dy]);
+        Ok(())
+    }
+}

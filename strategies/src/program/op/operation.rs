@@ -1,0 +1,78 @@
+//! What the rest of the compiler asks an operation.
+
+use super::Op;
+use super::adjoints::{Adjoints, Loss, NoAdjoint};
+use super::cost::{Cost, touched_bytes};
+use super::signature::Signature;
+use crate::program::{DType, Instr, Program, ValueId};
+
+/// The properties of one operation. The defaults are those of an operation that streams its operands through the device once, and that
+/// occurs only in programs that are already differentiated.
+pub(crate) trait Operation {
+    /// Name in error messages, traces and tables.
+    fn name(&self) -> &'static str;
+
+    /// Checks the number, the shapes and the element types of operands and results.
+    ///
+    /// # Errors
+    /// What is wrong, and what was expected.
+    fn check(&self, s: &Signature<'_>) -> Result<(), String>;
+
+    /// Pairs `(read, write)` of operand positions that may be the same memory: the operation reads each element before
+    /// it writes it, so a result may overwrite an operand that is no longer needed.
+    fn in_place_pairs(&self, _n_reads: usize) -> Vec<(usize, usize)> {
+        Vec::new()
+    }
+
+    /// Element type in which the operation multiplies matrices, if it does.
+    fn compute(&self) -> Option<DType> {
+        None
+    }
+
+    /// Arithmetic and memory traffic of an instruction with this operation.
+    fn cost(&self, program: &Program, instr: &Instr) -> Cost {
+        Cost::streamed(touched_bytes(program, instr))
+    }
+
+    /// The instruction as it runs in training: a loss continues that of earlier microbatches, and writes its gradient.
+    fn in_training(&self, instr: Instr, _loss: Loss, _adjoints: &mut Adjoints) -> Instr {
+        instr
+    }
+
+    /// Appends the adjoint of an instruction whose first result has the gradient `dy`.
+    ///
+    /// # Errors
+    /// If the operation has no adjoint.
+    fn adjoint(&self, _instr: &Instr, _dy: ValueId, _adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
+        Err(NoAdjoint { op: self.name() })
+    }
+
+    /// Appends the adjoint of an instruction, if a trained parameter influences the loss through it.
+    ///
+    /// # Errors
+    /// If the operation has no adjoint.
+    fn backward(&self, instr: &Instr, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
+        match adjoints.take(instr.writes[0]) {
+            Some(dy) => self.adjoint(instr, dy, adjoints),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Op {
+    /// Name in error messages, traces and tables.
+    pub fn name(&self) -> &'static str {
+        self.operation().name()
+    }
+
+    /// Pairs `(read, write)` of operand positions that may be the same memory: the operation reads each element before
+    /// it writes it, so a result may overwrite an operand that is no longer needed.
+    pub fn in_place_pairs(&self, n_reads: usize) -> Vec<(usize, usize)> {
+        self.operation().in_place_pairs(n_reads)
+    }
+
+    /// Element type in which the operation multiplies matrices, if it does.
+    pub fn compute(&self) -> Option<DType> {
+        self.operation().compute()
+    }
+}
