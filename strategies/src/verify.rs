@@ -83,13 +83,13 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
 }
 
 fn views(program: &Program) -> Result<(), VerifyError> {
-    let is_known = |op: &Op| matches!(op, Op::Update(_) | Op::Embedding(_));
     let n = program.values.len();
     let (mut is_written, mut has_others) = (vec![false; n], vec![false; n]);
     let mark = |of: &mut Vec<bool>, v: &ValueId| of.get_mut(v.0 as usize).into_iter().for_each(|marked| *marked = true);
     for instr in &program.instrs {
         instr.writes.iter().for_each(|v| mark(&mut is_written, v));
-        instr.reads.iter().filter(|_| !is_known(&instr.op)).for_each(|v| mark(&mut has_others, v));
+        let others = instr.reads.iter().enumerate().filter(|(i, _)| !instr.op.operation().reads_split(*i));
+        others.for_each(|(_, v)| mark(&mut has_others, v));
     }
     for (index, value) in program.values.iter().enumerate() {
         let Kind::View(of) = value.kind else { continue };

@@ -76,18 +76,18 @@ fn small_weights(program: &Program, instrs: &[Instr]) -> Vec<(ValueId, DType)> {
 
 /// Stores logits and their gradients in half width where all products that write and read them work in it.
 fn narrow_logits(program: &mut Program) {
-    let is_loss = |op: &Op| matches!(op, Op::CrossEntropy(_) | Op::CrossEntropyStats(_));
     let mut pairs: Vec<[ValueId; 2]> = Vec::new();
     let mut pair_of: BTreeMap<ValueId, usize> = BTreeMap::new();
     for instr in &program.instrs {
-        if let (Op::CrossEntropy(_), [_, gradient]) = (&instr.op, &instr.writes[..]) {
-            pair_of.extend([(instr.reads[0], pairs.len()), (*gradient, pairs.len())]);
-            pairs.push([instr.reads[0], *gradient]);
+        if let Some(gradient) = instr.op.operation().gradient_of_logits() {
+            let pair = [instr.reads[0], instr.writes[gradient]];
+            pair_of.extend(pair.map(|v| (v, pairs.len())));
+            pairs.push(pair);
         }
     }
     // None: not used yet. Some(None): used in full width, or in two widths.
     let mut width: Vec<Option<Option<DType>>> = vec![None; pairs.len()];
-    for instr in program.instrs.iter().filter(|i| !is_loss(&i.op)) {
+    for instr in program.instrs.iter().filter(|i| !i.op.operation().reads_logits()) {
         // A bias is added in f32, which a narrow result would need memory for.
         let here = half_width(program, instr).filter(|_| !matches!(instr.op, Op::MatMul(m) if m.bias));
         for pair in instr.reads.iter().chain(&instr.writes).filter_map(|v| pair_of.get(v)) {

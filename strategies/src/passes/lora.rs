@@ -11,6 +11,7 @@
 //! of a stack would begin within blocks of optimizer state ([`crate::program::blocks`]).
 
 use crate::program::blocks::can_be_stacked;
+use crate::program::op::weight_use::WeightUse;
 use crate::program::{
     AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Measured, Op, Packing, Param,
     ParamPart, Program, Role, Site, ValueId, op,
@@ -314,7 +315,10 @@ fn last_names<S: AsRef<str>>(paths: impl Iterator<Item = S>) -> Vec<String> {
 
 /// Whether a parameter is the table of an embedding.
 fn is_table(program: &Program, param: &Param) -> bool {
-    let reads = |instr: &Instr| matches!(instr.op, Op::Embedding(_)) && instr.reads.get(1) == Some(&param.value);
+    let reads = |instr: &Instr| match instr.op.operation().weight() {
+        Some((at, WeightUse::Table)) => instr.reads[at] == param.value,
+        _ => false,
+    };
     program.instrs.iter().any(reads)
 }
 

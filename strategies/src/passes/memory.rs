@@ -184,11 +184,10 @@ fn purposes(program: &Program) -> Vec<Purpose> {
     };
     let mut purposes: Vec<Purpose> = program.values.iter().map(of_kind).collect();
     for instr in &program.instrs {
-        let logits = match instr.op {
-            Op::CrossEntropy(_) => instr.reads.iter().take(1).chain(instr.writes.get(1)).collect(),
-            _ => Vec::new(),
-        };
-        logits.into_iter().for_each(|v| purposes[v.0 as usize] = Purpose::Logits);
+        let op = instr.op.operation();
+        let logits = instr.reads.first().filter(|_| op.reads_logits());
+        let gradient = op.gradient_of_logits().map(|at| &instr.writes[at]);
+        logits.into_iter().chain(gradient).for_each(|v| purposes[v.0 as usize] = Purpose::Logits);
         for (i, to) in instr.writes.iter().enumerate() {
             let from = instr.reads.get(i).map(|v| (program.value(*v).kind, purposes[v.0 as usize]));
             let purpose = moved(&instr.op, from, program.value(*to));

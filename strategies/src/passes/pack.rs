@@ -13,6 +13,7 @@
 //! as the f32 numbers that it gives, so that any 64 weights can be unpacked by themselves.
 
 use crate::passes::precision::Precision;
+use crate::program::op::weight_use::WeightUse;
 use crate::program::{
     CollectiveKind, Compute, DType, Init, Instr, Kind, MatMul, Op, Packing, Param, ParamPart, Program, Site, ValueId,
     op,
@@ -149,11 +150,12 @@ fn uses(program: &Program) -> BTreeMap<ValueId, Use> {
     let mut uses = BTreeMap::new();
     for instr in &program.instrs {
         for (i, v) in instr.reads.iter().enumerate() {
-            let here = match (&instr.op, i) {
-                (Op::MatMul(_), 1) | (Op::RowLengths(_), 0) if instr.site.block.is_some() => Use::InBlock,
-                (Op::MatMul(_), 1) | (Op::RowLengths(_), 0) => Use::Outside,
-                (Op::Embedding(_), 1) => Use::Table,
-                _ => Use::Other,
+            let weight = instr.op.operation().weight().filter(|(at, _)| *at == i);
+            let here = match weight.map(|(_, read_as)| read_as) {
+                Some(WeightUse::Matrix) if instr.site.block.is_some() => Use::InBlock,
+                Some(WeightUse::Matrix) => Use::Outside,
+                Some(WeightUse::Table) => Use::Table,
+                None => Use::Other,
             };
             let known = uses.entry(*v).or_insert(here);
             *known = match (*known, here) {
@@ -236,11 +238,7 @@ fn store(program: &mut Program, at: usize, packing: Packing) {
 
 /// The position of the packed operand of an instruction.
 fn operand(instr: &Instr, packed: &BTreeMap<ValueId, Packing>) -> Option<(usize, Packing)> {
-    let at = match instr.op {
-        Op::MatMul(_) => 1,
-        Op::RowLengths(_) => 0,
-        _ => return None,
-    };
+    let (at, _) = instr.op.operation().weight().filter(|(_, read_as)| *read_as == WeightUse::Matrix)?;
     Some((at, *packed.get(&instr.reads[at])?))
 }
 

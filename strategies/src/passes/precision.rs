@@ -6,7 +6,8 @@
 //! Source: Micikevicius et al. 2018 (arXiv:1710.03740); Kalamkar et al. 2019 for bf16 (arXiv:1905.12322).
 //! We differ in that no half-width copy of the weights is kept: the machine rounds them as it multiplies.
 
-use crate::program::{Compute, DType, Kind, MatMul, Op, Program, op};
+use crate::program::op::width::Width;
+use crate::program::{Compute, DType, Kind, Op, Program};
 use serde::{Deserialize, Serialize};
 
 /// Precision of a run.
@@ -51,36 +52,28 @@ pub fn precision(program: &mut Program, precision: Precision) {
     let wide = read_as_f32(program);
     for i in 0..program.instrs.len() {
         let instr = &mut program.instrs[i];
-        if is_moved(&instr.op) {
-            follow_operands(program, i);
-            continue;
+        if let Op::MatMul(m) = &mut instr.op
+            && m.compute != Compute::Fp8
+        {
+            m.compute = compute;
         }
-        let follows_residual = match &mut instr.op {
-            Op::MatMul(m) => {
-                if m.compute != Compute::Fp8 {
-                    m.compute = compute;
-                }
-                m.residual.then(|| instr.reads[instr.reads.len() - 1])
+        let added_to = match instr.op.operation().width() {
+            Width::Unchanged => continue,
+            Width::OfOperands => {
+                follow_operands(program, i);
+                continue;
             }
-            Op::Norm(_) | Op::HeadNorm(_) | Op::QkNorm(_) | Op::Rotary(_) | Op::Attention(_) | Op::Activation(_) => {
-                None
-            }
-            _ => continue,
+            Width::OfLastOperand => instr.reads.last().copied(),
+            Width::Half => None,
         };
         let y = instr.writes[0];
-        let dtype = match follows_residual {
-            Some(residual) => program.value(residual).dtype,
+        let dtype = match added_to {
+            Some(operand) => program.value(operand).dtype,
             None if wide[y.0 as usize] || program.value(y).kind == Kind::Output => DType::F32,
             None => narrow,
         };
         program.values[y.0 as usize].dtype = dtype;
     }
-}
-
-/// Whether an operation's results have the element types of its operands.
-fn is_moved(op: &Op) -> bool {
-    use Op::{AddBias, Dropout, Enter, Magnitude, Scale, SplitColumns, Start};
-    matches!(op, Start(_) | AddBias(_) | Scale(_) | Dropout(_) | Enter(_) | SplitColumns(_) | Magnitude(_))
 }
 
 /// Values that are only moved, summed or split keep their element type.
@@ -94,21 +87,13 @@ fn follow_operands(program: &mut Program, i: usize) {
     }
 }
 
-/// Values that an f32-only operation reads: logits, and terms of the residual stream.
+/// Values that an operation reads as f32: logits, and terms of the residual stream.
 fn read_as_f32(program: &Program) -> Vec<bool> {
     let mut wide = vec![false; program.values.len()];
     for instr in program.instrs.iter().rev() {
-        use Op::{AddBias, Enter, Magnitude, Scale, Start};
-        let passes_on = matches!(instr.op, Start(_) | AddBias(_) | Scale(_) | Enter(_) | Magnitude(_));
-        if matches!(instr.op, Op::CrossEntropy(_) | Op::CrossEntropyStats(_) | Op::Add(op::Add) | Op::Embedding(_)) {
-            instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
-        } else if passes_on && instr.writes.iter().any(|v| wide[v.0 as usize]) {
-            // A sum over ranks is as wide as its terms.
-            instr.reads.iter().for_each(|v| wide[v.0 as usize] = true);
-        } else if matches!(instr.op, Op::MatMul(MatMul { residual: true, .. })) && wide[instr.writes[0].0 as usize] {
-            // So is a product to which an adapter adds.
-            wide[instr.reads[instr.reads.len() - 1].0 as usize] = true;
-        }
+        let is_wide = instr.writes.iter().any(|v| wide[v.0 as usize]);
+        let operands = instr.op.operation().wide_operands(is_wide, instr.reads.len());
+        instr.reads[operands].iter().for_each(|v| wide[v.0 as usize] = true);
     }
     wide
 }

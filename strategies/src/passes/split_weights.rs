@@ -41,16 +41,15 @@ fn splittable(program: &Program, narrow: &[Option<DType>]) -> BTreeSet<ValueId> 
     };
     let mut split: BTreeSet<ValueId> = program.params.iter().map(|param| param.value).filter(is_weight).collect();
     for instr in &program.instrs {
-        if matches!(instr.op, Op::Update(_)) {
-            continue;
-        }
         let is_product = half_width(program, instr) == Some(DType::Bf16);
         let permits = |i: usize, v: ValueId| match instr.writes.get(i) {
             Some(whole) if is_gather(instr) => *whole != v && narrow[whole.0 as usize] == Some(DType::Bf16),
-            _ => is_product && i < 2 || matches!(instr.op, Op::Embedding(_)) && i == 1,
+            _ => is_product && i < 2 || instr.op.operation().reads_split(i),
         };
         let others = instr.reads.iter().enumerate().filter(|(i, v)| !permits(*i, **v)).map(|(_, v)| v);
-        for v in others.chain(&instr.writes) {
+        // What is updated in place counts as an operand.
+        let made = instr.writes.iter().filter(|v| !instr.reads.contains(v));
+        for v in others.chain(made) {
             split.remove(v);
         }
     }

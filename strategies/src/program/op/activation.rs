@@ -3,6 +3,7 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{Instr, ValueId};
 
 /// Non-linearity of the feed-forward part.
@@ -44,6 +45,10 @@ impl Operation for Activation {
         let op = ActivationBackward { function: self.0, again: false };
         adjoints.simple(op, instr.reads[0], vec![instr.reads[0], dy]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::Half
     }
 }
 

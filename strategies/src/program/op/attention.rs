@@ -4,6 +4,7 @@ use super::adjoints::{Adjoints, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{DType, Instr, Program, Value, ValueId};
 
 /// `[qkv, doc_start N] -> [o [N, H D], lse [N, H]]`: causal grouped-query attention over packed qkv.
@@ -79,6 +80,10 @@ impl Operation for Attention {
         let reads = vec![instr.reads[0], instr.reads[1], instr.writes[0], instr.writes[1], dy];
         adjoints.simple(AttentionBackward(*self), instr.reads[0], reads);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::Half
     }
 }
 

@@ -5,6 +5,7 @@ use super::adjoints::{Adjoints, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{DType, Instr, Program, ValueId};
 
 /// `[x [N, A + B]] -> [left [N, A], right [N, B]]`: separates queries from keys and values.
@@ -26,6 +27,10 @@ impl Operation for SplitColumns {
             adjoints.simple(JoinColumns, instr.reads[0], vec![dleft, dright]);
         }
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::OfOperands
     }
 }
 

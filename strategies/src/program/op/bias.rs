@@ -4,7 +4,9 @@ use super::Columns;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::{Signature, columns};
+use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
+use std::ops::Range;
 
 /// `[x [N, C], bias [C]] -> [x + bias]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +32,14 @@ impl Operation for AddBias {
         adjoints.give(instr.reads[0], dy);
         adjoint_of_bias(instr.reads[1], None, dy, adjoints);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::OfOperands
+    }
+
+    fn wide_operands(&self, is_wide: bool, n_reads: usize) -> Range<usize> {
+        if is_wide { 0..n_reads } else { 0..0 }
     }
 }
 

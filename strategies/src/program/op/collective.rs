@@ -4,8 +4,10 @@ use super::adjoints::{Adjoints, NoAdjoint};
 use super::cost::Cost;
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::mesh::Group;
 use crate::program::{Collective, CollectiveKind, Instr, Program, Value, ValueId};
+use std::ops::Range;
 
 /// `[buffers…] -> [results…]`: begins a collective; see [`CollectiveKind`]. Operands and results may not be touched
 /// before the matching await.
@@ -103,6 +105,14 @@ impl Operation for Start {
         to.into_iter().for_each(|(x, dx)| adjoints.give(x, dx));
         Ok(())
     }
+
+    fn width(&self) -> Width {
+        Width::OfOperands
+    }
+
+    fn wide_operands(&self, is_wide: bool, n_reads: usize) -> Range<usize> {
+        if is_wide { 0..n_reads } else { 0..0 }
+    }
 }
 
 impl Start {
@@ -172,5 +182,13 @@ impl Operation for Enter {
         adjoints.emit_collective(Collective::new(CollectiveKind::AllReduce, self.group), vec![dy], vec![dx]);
         adjoints.give(instr.reads[0], dx);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::OfOperands
+    }
+
+    fn wide_operands(&self, is_wide: bool, n_reads: usize) -> Range<usize> {
+        if is_wide { 0..n_reads } else { 0..0 }
     }
 }

@@ -4,6 +4,7 @@ use super::adjoints::{Adjoints, Loss, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
 use crate::program::{DType, Instr, Kind};
+use std::ops::Range;
 
 /// Columns of the logits that one tensor-parallel rank has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +73,18 @@ impl Operation for CrossEntropy {
     fn backward(&self, _instr: &Instr, _adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
         Ok(())
     }
+
+    fn reads_logits(&self) -> bool {
+        true
+    }
+
+    fn gradient_of_logits(&self) -> Option<usize> {
+        self.gradient.then_some(1)
+    }
+
+    fn wide_operands(&self, _is_wide: bool, n_reads: usize) -> Range<usize> {
+        0..n_reads
+    }
 }
 
 /// `[logits [N, v], labels N] -> [stats [1, N, 3]]`: for each row the largest logit, the sum of the exponentials
@@ -94,5 +107,13 @@ impl Operation for CrossEntropyStats {
     // The loss writes the gradient.
     fn backward(&self, _instr: &Instr, _adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
         Ok(())
+    }
+
+    fn reads_logits(&self) -> bool {
+        true
+    }
+
+    fn wide_operands(&self, _is_wide: bool, n_reads: usize) -> Range<usize> {
+        0..n_reads
     }
 }

@@ -3,6 +3,7 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
 
 /// `[x [N, C], keys N] -> [y]`: zeros some elements and scales the others. Its own adjoint. Source: Srivastava et al. 2014, Dropout (JMLR 15).
@@ -67,5 +68,9 @@ impl Operation for Dropout {
     fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
         adjoints.simple(*self, instr.reads[0], vec![dy, instr.reads[1]]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::OfOperands
     }
 }

@@ -3,7 +3,9 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{Instr, ValueId};
+use std::ops::Range;
 
 /// `[a, b] -> [a + b]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +28,11 @@ impl Operation for Add {
     fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
         instr.reads.iter().for_each(|x| adjoints.give(*x, dy));
         Ok(())
+    }
+
+    // Terms of the residual stream.
+    fn wide_operands(&self, _is_wide: bool, n_reads: usize) -> Range<usize> {
+        0..n_reads
     }
 }
 
@@ -53,6 +60,14 @@ impl Operation for Scale {
     fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
         adjoints.simple(*self, instr.reads[0], vec![dy]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::OfOperands
+    }
+
+    fn wide_operands(&self, is_wide: bool, n_reads: usize) -> Range<usize> {
+        if is_wide { 0..n_reads } else { 0..0 }
     }
 }
 

@@ -3,7 +3,9 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::weight_use::WeightUse;
 use crate::program::{DType, Instr, Packing, ValueId};
+use std::ops::Range;
 
 /// `[ids N, table [V, C], (residual [N, C])] -> [x [N, C]]`: rows of the table, which holds the ids from `first` on;
 /// other ids have rows of zeros. The table may be packed as bf16: `[V, C / 2]` words.
@@ -49,6 +51,19 @@ impl Operation for Embedding {
             adjoints.give(table, dtable);
         }
         Ok(())
+    }
+
+    // The residual is that of the stream.
+    fn wide_operands(&self, _is_wide: bool, n_reads: usize) -> Range<usize> {
+        0..n_reads
+    }
+
+    fn weight(&self) -> Option<(usize, WeightUse)> {
+        Some((1, WeightUse::Table))
+    }
+
+    fn reads_split(&self, operand: usize) -> bool {
+        operand == 1
     }
 }
 

@@ -4,6 +4,7 @@ use super::Attention;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
 
 /// `[qkv, gain_q D, gain_k D] -> [qkv', rstd [N, H + K]]`: RMS norm of each query and key head (Qwen3).
@@ -38,6 +39,10 @@ impl Operation for HeadNorm {
         adjoints.give_all(gains, &writes[1..]);
         adjoints.give(qkv, writes[0]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::Half
     }
 }
 

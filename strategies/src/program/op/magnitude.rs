@@ -4,7 +4,10 @@ use super::Columns;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::{Signature, columns};
+use super::weight_use::WeightUse;
+use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
+use std::ops::Range;
 
 /// Rows of an adapted weight, one for each column of its product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +41,10 @@ impl Operation for RowLengths {
         s.reads.iter().zip(shapes).try_for_each(|(v, shape)| s.shape(v, &shape, Some(DType::F32)))?;
         s.shape(s.writes[0], &[n], Some(DType::F32))
     }
+
+    fn weight(&self) -> Option<(usize, WeightUse)> {
+        Some((0, WeightUse::Matrix))
+    }
 }
 
 /// `[x [N, C], magnitude K, lengths K] -> [y]`: these columns times `magnitude / length`, and the others as they are.
@@ -69,6 +76,14 @@ impl Operation for Magnitude {
         adjoints.give(magnitude, writes[1]);
         adjoints.give(x, writes[0]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::OfOperands
+    }
+
+    fn wide_operands(&self, is_wide: bool, n_reads: usize) -> Range<usize> {
+        if is_wide { 0..n_reads } else { 0..0 }
     }
 }
 

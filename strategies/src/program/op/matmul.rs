@@ -5,7 +5,10 @@ use super::bias::adjoint_of_bias;
 use super::cost::{Cost, bytes, touched_bytes};
 use super::operation::Operation;
 use super::signature::{Signature, columns};
+use super::weight_use::WeightUse;
+use super::width::Width;
 use crate::program::{DType, Instr, Program, ValueId};
+use std::ops::Range;
 
 /// Precision in which a matrix product multiplies; sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -229,6 +232,19 @@ impl Operation for MatMul {
             adjoints.give(instr.reads[instr.reads.len() - 1], dy);
         }
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        if self.residual { Width::OfLastOperand } else { Width::Half }
+    }
+
+    // A product to which an adapter adds is as wide as the sum.
+    fn wide_operands(&self, is_wide: bool, n_reads: usize) -> Range<usize> {
+        if is_wide && self.residual { n_reads - 1..n_reads } else { 0..0 }
+    }
+
+    fn weight(&self) -> Option<(usize, WeightUse)> {
+        Some((1, WeightUse::Matrix))
     }
 }
 

@@ -30,6 +30,8 @@ mod slices;
 mod sums;
 mod unpack;
 mod update;
+pub(crate) mod weight_use;
+pub(crate) mod width;
 
 pub use activation::{Activation, ActivationBackward, ActivationFn};
 pub use attention::{Attention, AttentionBackward};

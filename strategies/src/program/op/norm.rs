@@ -3,6 +3,7 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
 
 /// Normalisation over the last dim.
@@ -60,6 +61,10 @@ impl Operation for Norm {
         adjoints.give_all(params, &writes[1..]);
         adjoints.give(x, writes[0]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::Half
     }
 }
 

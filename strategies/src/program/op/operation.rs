@@ -4,7 +4,10 @@ use super::Op;
 use super::adjoints::{Adjoints, Loss, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
 use super::signature::Signature;
+use super::weight_use::WeightUse;
+use super::width::Width;
 use crate::program::{DType, Instr, Program, ValueId};
+use std::ops::Range;
 
 /// The properties of one operation. The defaults are those of an operation that streams its operands through the device once, and that
 /// occurs only in programs that are already differentiated.
@@ -32,6 +35,36 @@ pub(crate) trait Operation {
     /// Arithmetic and memory traffic of an instruction with this operation.
     fn cost(&self, program: &Program, instr: &Instr) -> Cost {
         Cost::streamed(touched_bytes(program, instr))
+    }
+
+    /// Element types of the results under mixed precision.
+    fn width(&self) -> Width {
+        Width::Unchanged
+    }
+
+    /// Operands that stay f32 under mixed precision; `is_wide` if a result does.
+    fn wide_operands(&self, _is_wide: bool, _n_reads: usize) -> Range<usize> {
+        0..0
+    }
+
+    /// Whether the first operand has the logits, which may be in half width.
+    fn reads_logits(&self) -> bool {
+        false
+    }
+
+    /// The position of the result that is the gradient of the logits, in their element type.
+    fn gradient_of_logits(&self) -> Option<usize> {
+        None
+    }
+
+    /// The position of the operand that is a weight, and how the operation reads it.
+    fn weight(&self) -> Option<(usize, WeightUse)> {
+        None
+    }
+
+    /// Whether an operand may be a weight in two parts; see [`Program::split`].
+    fn reads_split(&self, _operand: usize) -> bool {
+        false
     }
 
     /// The instruction as it runs in training: a loss continues that of earlier microbatches, and writes its gradient.

@@ -3,6 +3,7 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{DType, Instr, Value, ValueId};
 
 /// Columns of packed qkv that hold queries and keys; the columns after them hold values, as many as keys.
@@ -122,6 +123,10 @@ impl Operation for QkNorm {
         adjoints.give(squares, writes[1]);
         adjoints.give(qkv, writes[0]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::Half
     }
 }
 

@@ -4,6 +4,7 @@ use super::Attention;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
 use super::signature::Signature;
+use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
 
 /// `[qkv, positions N, table [2, P, D/2]] -> [qkv']`: rotary embedding of queries and keys.
@@ -38,5 +39,9 @@ impl Operation for Rotary {
         let op = Rotary { inverse: !self.inverse, ..*self };
         adjoints.simple(op, instr.reads[0], vec![dy, instr.reads[1], instr.reads[2]]);
         Ok(())
+    }
+
+    fn width(&self) -> Width {
+        Width::Half
     }
 }

@@ -145,6 +145,10 @@ impl Operation for Update {
     fn in_place_pairs(&self, _n_reads: usize) -> Vec<(usize, usize)> {
         (0..=self.n_state()).map(|i| (i, i)).collect()
     }
+
+    fn reads_split(&self, _operand: usize) -> bool {
+        true
+    }
 }
 
 /// `[p, state…, g, sums…, hyper, coefficient] -> [sums…]`: the next round of the sums over whole tensors that an update
