@@ -68,10 +68,8 @@ pub fn shard_tokens(program: &mut Program) -> Result<(), CpError> {
     let values = program.values.iter_mut().filter(|v| of_tokens(v.kind) && v.dtype != DType::F64);
     values.for_each(|v| v.shape[0] /= cp);
     for instr in &mut program.instrs {
-        match &mut instr.op {
-            Op::Attention(a) => a.seq_len /= cp,
-            Op::Rotary(op::Rotary { heads, .. }) | Op::HeadNorm(op::HeadNorm { heads, .. }) => heads.seq_len /= cp,
-            _ => {}
+        if let Some(heads) = instr.op.operation_mut().heads_mut() {
+            heads.seq_len /= cp;
         }
     }
     Ok(())

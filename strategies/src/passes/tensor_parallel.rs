@@ -66,8 +66,3 @@ pub fn tensor_parallel(program: &mut Program, sequence_parallel: bool) -> Result
     rewrite::rewrite(program, &cut, sequence_parallel);
     Ok(())
 }
-
-/// Whether `tp` ranks can share these heads: key/value heads evenly, or each head by the same number of ranks.
-pub fn heads_fit(n_heads: usize, n_kv_heads: usize, tp: usize) -> bool {
-    n_heads.is_multiple_of(tp) && (n_kv_heads.is_multiple_of(tp) || tp.is_multiple_of(n_kv_heads))
-}

@@ -1,11 +1,12 @@
 //! Rewrites a program to one rank's part, given where it is cut.
 
-use super::regions::{Cut, Piece, inside};
+use super::regions::Cut;
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::collective::part;
+use crate::program::op::shares::{Piece, inside};
 use crate::program::{
-    Attention, Binding, Collective, CollectiveKind, Columns, DType, Dropout, GradSum, Instr, Kind, MatMul, Op, Param,
-    ParamPart, Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard, op,
+    Binding, Collective, CollectiveKind, Columns, DType, Dropout, GradSum, Instr, Kind, MatMul, Op, Param, ParamPart,
+    Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard, op,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -99,6 +100,9 @@ impl Rewrite<'_> {
 
     fn instr(&mut self, mut instr: Instr) {
         let is_cut = |v: &ValueId| self.cut.columns.contains_key(v);
+        if instr.op.operation_mut().heads_mut().is_some() {
+            return self.own_heads(instr);
+        }
         match instr.op {
             Op::MatMul(m) if is_cut(&instr.reads[0]) => self.row_parallel(&instr, m),
             Op::MatMul(m) if is_cut(&instr.writes[0]) => self.column_parallel(instr, m),
@@ -108,30 +112,6 @@ impl Rewrite<'_> {
             Op::CrossEntropy(op::CrossEntropy { residual, gradient, .. }) => {
                 self.cross_entropy(instr, residual, gradient)
             }
-            Op::Attention(a) => {
-                // Statistics of this rank's heads.
-                let local = self.local_heads(a);
-                self.program.values[instr.writes[1].0 as usize].shape =
-                    vec![self.program.value(instr.writes[0]).shape[0], local.n_heads];
-                self.program.push(Op::Attention(local), instr.reads, instr.writes, instr.site);
-            }
-            Op::Rotary(op::Rotary { heads, inverse }) => {
-                let op = Op::Rotary(op::Rotary { heads: self.local_heads(heads), inverse });
-                self.program.push(op, instr.reads, instr.writes, instr.site);
-            }
-            Op::HeadNorm(op::HeadNorm { heads, eps }) => {
-                let local = self.local_heads(heads);
-                let n = self.program.value(instr.reads[0]).shape[0];
-                self.program.values[instr.writes[1].0 as usize].shape = vec![n, local.n_heads + local.n_kv_heads];
-                // Every rank has the part of the gradient that comes from its heads.
-                instr.reads[1..3].iter().for_each(|gain| self.sum_gradient(*gain));
-                self.program.push(
-                    Op::HeadNorm(op::HeadNorm { heads: local, eps }),
-                    instr.reads,
-                    instr.writes,
-                    instr.site,
-                );
-            }
             Op::QkSquares(op::QkSquares(columns)) => self.qk_squares(&instr, columns),
             Op::QkNorm(norm) => {
                 let columns = self.local_qk(norm.columns, instr.reads[0]);
@@ -139,7 +119,6 @@ impl Rewrite<'_> {
                 let op = Op::QkNorm(QkNorm { columns, summed, ..norm });
                 self.program.push(op, instr.reads, instr.writes, instr.site);
             }
-            Op::Activation(_) => self.program.instrs.push(instr),
             // What products along cut inputs read is one run of columns.
             Op::Dropout(dropout) if is_cut(&instr.reads[0]) => {
                 let first_column = self.cut.columns[&instr.reads[0]][0].range.start;
@@ -155,8 +134,19 @@ impl Rewrite<'_> {
         }
     }
 
-    fn local_heads(&self, a: Attention) -> Attention {
-        Attention { n_heads: a.n_heads / self.tp, n_kv_heads: (a.n_kv_heads / self.tp).max(1), ..a }
+    /// An operation on heads works on this rank's. Every rank has the part of a gradient that comes from its heads.
+    fn own_heads(&mut self, mut instr: Instr) {
+        if let Some(heads) = instr.op.operation_mut().heads_mut() {
+            (heads.n_heads, heads.n_kv_heads) = (heads.n_heads / self.tp, (heads.n_kv_heads / self.tp).max(1));
+        }
+        let n_tokens = self.program.value(instr.writes[0]).shape[0];
+        if let Some(statistics) = instr.writes.get(1) {
+            self.program.values[statistics.0 as usize].shape = vec![n_tokens, instr.op.operation().n_statistics()];
+        }
+        let is_param = |v: &ValueId| self.program.value(*v).kind == Kind::Parameter;
+        let params: Vec<ValueId> = instr.reads.iter().copied().filter(is_param).collect();
+        params.into_iter().for_each(|param| self.sum_gradient(param));
+        self.program.instrs.push(instr);
     }
 
     /// This rank's columns of queries and keys. Keys that several ranks hold count on each of them.

@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::shares::{Piece, Ranks, Region, Unshared};
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{Instr, ValueId};
@@ -49,6 +50,20 @@ impl Operation for Activation {
 
     fn width(&self) -> Width {
         Width::Half
+    }
+
+    fn region(&self, n_columns: usize, ranks: &Ranks) -> Result<Option<Region>, Unshared> {
+        let what = "feed-forward columns";
+        let (operand, result) = match self.0 {
+            ActivationFn::GeluTanh => (ranks.evenly(what, n_columns)?, ranks.evenly(what, n_columns)?),
+            ActivationFn::SwiGlu => {
+                let width = n_columns / 2;
+                let gate = ranks.evenly(what, width)?;
+                let up = gate.iter().map(|p| Piece { range: p.range.start + width..p.range.end + width, ..*p });
+                (gate.iter().cloned().chain(up).collect(), gate)
+            }
+        };
+        Ok(Some(Region { operand, result: Some(result), run: 1 }))
     }
 }
 

@@ -3,6 +3,7 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
 use super::operation::Operation;
+use super::shares::{Piece, Ranks, Region, Unshared, heads_fit};
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{DType, Instr, Program, Value, ValueId};
@@ -84,6 +85,31 @@ impl Operation for Attention {
 
     fn width(&self) -> Width {
         Width::Half
+    }
+
+    fn heads_mut(&mut self) -> Option<&mut Attention> {
+        Some(self)
+    }
+
+    fn n_statistics(&self) -> usize {
+        self.n_heads
+    }
+
+    /// Heads of queries are shared, and those of keys and values; with more ranks than these, neighbours hold the same one.
+    fn region(&self, _n_columns: usize, ranks: &Ranks) -> Result<Option<Region>, Unshared> {
+        let (h, k, d, Ranks { tp, me }) = (self.n_heads, self.n_kv_heads, self.head_dim, *ranks);
+        if !heads_fit(h, k, tp) {
+            let fits = (1..=h).filter(|tp| heads_fit(h, k, *tp)).collect();
+            return Err(Unshared::Heads { n_heads: h, n_kv_heads: k, fits });
+        }
+        let run = (tp / k).max(1);
+        let n_kv = (k / tp).max(1);
+        let (q, kv) = (me * (h / tp), me / run * n_kv);
+        let piece = |first: usize, n: usize, copied: bool| Piece { range: first * d..(first + n) * d, copied };
+        let q = piece(q, h / tp, false);
+        let copied = run > 1;
+        let qkv = vec![q.clone(), piece(h + kv, n_kv, copied), piece(h + k + kv, n_kv, copied)];
+        Ok(Some(Region { operand: qkv, result: Some(vec![q]), run }))
     }
 }
 

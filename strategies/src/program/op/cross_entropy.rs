@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, Loss, NoAdjoint};
 use super::operation::Operation;
+use super::shares::{Ranks, Region, Unshared};
 use super::signature::Signature;
 use crate::program::{DType, Instr, Kind};
 use std::ops::Range;
@@ -84,6 +85,11 @@ impl Operation for CrossEntropy {
 
     fn wide_operands(&self, _is_wide: bool, n_reads: usize) -> Range<usize> {
         0..n_reads
+    }
+
+    fn region(&self, n_columns: usize, ranks: &Ranks) -> Result<Option<Region>, Unshared> {
+        let operand = ranks.evenly("tokens of the vocabulary", n_columns)?;
+        Ok(Some(Region { operand, result: None, run: 1 }))
     }
 }
 

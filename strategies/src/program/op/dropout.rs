@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::shares::Reading;
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
@@ -72,5 +73,9 @@ impl Operation for Dropout {
 
     fn width(&self) -> Width {
         Width::OfOperands
+    }
+
+    fn of_some_columns(&self) -> Option<Reading> {
+        Some(Reading::ByColumn)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::shares::{Pieces, Share};
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{Instr, ValueId};
@@ -68,6 +69,10 @@ impl Operation for Scale {
 
     fn wide_operands(&self, is_wide: bool, n_reads: usize) -> Range<usize> {
         if is_wide { 0..n_reads } else { 0..0 }
+    }
+
+    fn operands_of(&self, columns: &Pieces) -> Option<Vec<(usize, Share)>> {
+        Some(vec![(0, Share::Columns(columns.clone()))])
     }
 }
 

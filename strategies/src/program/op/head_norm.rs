@@ -3,6 +3,7 @@
 use super::Attention;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::shares::{Pieces, Share};
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
@@ -43,6 +44,18 @@ impl Operation for HeadNorm {
 
     fn width(&self) -> Width {
         Width::Half
+    }
+
+    fn heads_mut(&mut self) -> Option<&mut Attention> {
+        Some(&mut self.heads)
+    }
+
+    fn n_statistics(&self) -> usize {
+        self.heads.n_heads + self.heads.n_kv_heads
+    }
+
+    fn operands_of(&self, columns: &Pieces) -> Option<Vec<(usize, Share)>> {
+        Some(vec![(0, Share::Columns(columns.clone()))])
     }
 }
 

@@ -4,6 +4,7 @@ use super::adjoints::{Adjoints, NoAdjoint};
 use super::bias::adjoint_of_bias;
 use super::cost::{Cost, bytes, touched_bytes};
 use super::operation::Operation;
+use super::shares::{Pieces, Reading, Share, inside};
 use super::signature::{Signature, columns};
 use super::weight_use::WeightUse;
 use super::width::Width;
@@ -245,6 +246,26 @@ impl Operation for MatMul {
 
     fn weight(&self) -> Option<(usize, WeightUse)> {
         Some((1, WeightUse::Matrix))
+    }
+
+    fn operands_of(&self, columns: &Pieces) -> Option<Vec<(usize, Share)>> {
+        let here = match self.c_columns {
+            Some(c) => inside(columns, c.start..c.start + c.len),
+            None => columns.clone(),
+        };
+        let mut operands = vec![(1, Share::Param { dim: usize::from(!self.trans_b), pieces: here.clone() })];
+        if self.bias {
+            operands.push((2, Share::Param { dim: 0, pieces: here }));
+        }
+        if self.residual {
+            operands.push((2 + usize::from(self.bias), Share::Columns(columns.clone())));
+        }
+        Some(operands)
+    }
+
+    fn of_some_columns(&self) -> Option<Reading> {
+        let reads_all = !self.trans_a && self.a_columns.is_none();
+        reads_all.then_some(Reading::Product { weight: 1, dim: usize::from(self.trans_b) })
     }
 }
 

@@ -25,6 +25,7 @@ mod opaque;
 pub(crate) mod operation;
 mod qk_norm;
 mod rotary;
+pub(crate) mod shares;
 pub(crate) mod signature;
 mod slices;
 mod sums;
@@ -70,6 +71,13 @@ macro_rules! operations {
         impl Op {
             /// What is true of this operation alone.
             pub(crate) fn operation(&self) -> &dyn Operation {
+                match self {
+                    $(Op::$name(operation) => operation,)*
+                }
+            }
+
+            /// As [`Op::operation`], to change its attributes.
+            pub(crate) fn operation_mut(&mut self) -> &mut dyn Operation {
                 match self {
                     $(Op::$name(operation) => operation,)*
                 }

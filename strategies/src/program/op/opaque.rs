@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, Loss, NoAdjoint};
 use super::operation::Operation;
+use super::shares::{Ranks, Region, Unshared};
 use super::signature::Signature;
 use crate::program::{DType, Instr, Value};
 
@@ -73,5 +74,9 @@ impl Operation for Opaque {
     // It writes the gradients itself.
     fn backward(&self, _instr: &Instr, _adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
         Ok(())
+    }
+
+    fn region(&self, _n_columns: usize, _ranks: &Ranks) -> Result<Option<Region>, Unshared> {
+        Err(Unshared::Never("the model is user-defined"))
     }
 }

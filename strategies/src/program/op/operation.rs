@@ -1,11 +1,12 @@
 //! What the rest of the compiler asks an operation.
 
-use super::Op;
 use super::adjoints::{Adjoints, Loss, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
+use super::shares::{Pieces, Ranks, Reading, Region, Share, Unshared};
 use super::signature::Signature;
 use super::weight_use::WeightUse;
 use super::width::Width;
+use super::{Attention, Op};
 use crate::program::{DType, Instr, Program, ValueId};
 use std::ops::Range;
 
@@ -65,6 +66,35 @@ pub(crate) trait Operation {
     /// Whether an operand may be a weight in two parts; see [`Program::split`].
     fn reads_split(&self, _operand: usize) -> bool {
         false
+    }
+
+    /// The geometry of packed heads, of which tensor-parallel ranks have some, and context-parallel ranks some tokens.
+    fn heads_mut(&mut self) -> Option<&mut Attention> {
+        None
+    }
+
+    /// Columns of the second result, which has statistics of each head.
+    fn n_statistics(&self) -> usize {
+        0
+    }
+
+    /// The tensor-parallel region that ends at this operation, if it works on heads, on columns or on the vocabulary: its first operand
+    /// has this number of columns.
+    ///
+    /// # Errors
+    /// If the ranks cannot share the operation.
+    fn region(&self, _n_columns: usize, _ranks: &Ranks) -> Result<Option<Region>, Unshared> {
+        Ok(None)
+    }
+
+    /// What a rank needs of each operand, by position, to compute these columns of the result; `None` if it cannot compute some.
+    fn operands_of(&self, _columns: &Pieces) -> Option<Vec<(usize, Share)>> {
+        None
+    }
+
+    /// What follows where a rank has only some columns of the first operand; `None` if it needs them all.
+    fn of_some_columns(&self) -> Option<Reading> {
+        None
     }
 
     /// The instruction as it runs in training: a loss continues that of earlier microbatches, and writes its gradient.

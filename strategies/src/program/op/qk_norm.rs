@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::shares::{Pieces, Share, inside};
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{DType, Instr, Value, ValueId};
@@ -127,6 +128,12 @@ impl Operation for QkNorm {
 
     fn width(&self) -> Width {
         Width::Half
+    }
+
+    fn operands_of(&self, columns: &Pieces) -> Option<Vec<(usize, Share)>> {
+        let QkColumns { q, k } = self.columns;
+        let gains = |range| Share::Param { dim: 0, pieces: inside(columns, range) };
+        Some(vec![(1, gains(0..q)), (2, gains(q..q + k)), (0, Share::Columns(columns.clone()))])
     }
 }
 
