@@ -5,7 +5,7 @@
 //! reads it. Where the gradient that the adjoint reads does not exist there yet, both instructions stay. They also stay where that
 //! gradient comes from a collective: the product then runs while ranks exchange it.
 
-use crate::program::{Instr, NormKind, Op, Phase, Program, ValueId, op};
+use crate::program::{Op, Phase, Program, ValueId};
 
 /// Lets adjoints write recomputed results. Results do not change.
 pub fn again(program: &mut Program) {
@@ -22,6 +22,8 @@ pub fn again(program: &mut Program) {
 struct Fusion {
     /// Index of the adjoint.
     adjoint: usize,
+    /// The adjoint that also writes the result.
+    op: Op,
     /// Index of the instruction before which it moves.
     to: usize,
 }
@@ -30,15 +32,17 @@ struct Fusion {
 fn fusion(program: &Program, i: usize) -> Option<Fusion> {
     let instrs = &program.instrs;
     let recomputed = &instrs[i];
-    let is_recomputed = matches!(recomputed.op, Op::Norm(_) | Op::Activation(_));
-    if recomputed.site.phase != Phase::Backward || !is_recomputed {
+    if recomputed.site.phase != Phase::Backward || !recomputed.op.operation().is_written_again() {
         return None;
     }
     let (y, statistics) = (recomputed.writes[0], &recomputed.writes[1..]);
     let is_read = |v: &ValueId| instrs[i + 1..].iter().any(|instr| instr.reads.contains(v));
-    let adjoint = (i + 1..instrs.len()).find(|j| is_adjoint(recomputed, &instrs[*j]))?;
+    let (adjoint, dy, op) = (i + 1..instrs.len()).find_map(|j| {
+        let adjoint = instrs[j].op.operation().writing_again(&instrs[j], recomputed);
+        let (dy, op) = adjoint.filter(|_| instrs[j].site == recomputed.site)?;
+        Some((j, dy, op))
+    })?;
     let to = (i + 1..adjoint).find(|j| instrs[*j].reads.contains(&y))?;
-    let dy = gradient(&instrs[adjoint])?;
     // Nothing moves across its own operands, nor ahead of an await of them.
     let is_early = (to..adjoint).all(|j| {
         let made = if matches!(instrs[j].op, Op::Await(_)) { &instrs[j].reads } else { &instrs[j].writes };
@@ -46,42 +50,13 @@ fn fusion(program: &Program, i: usize) -> Option<Fusion> {
     });
     let from_product = instrs[..to].iter().any(|instr| matches!(instr.op, Op::MatMul(_)) && instr.writes.contains(&dy));
     let fits = program.value(y).dtype == program.value(dy).dtype;
-    (is_early && from_product && fits && !statistics.iter().any(is_read)).then_some(Fusion { adjoint, to })
+    (is_early && from_product && fits && !statistics.iter().any(is_read)).then_some(Fusion { adjoint, op, to })
 }
 
-/// Whether `adjoint` belongs to the same operation on the same operands, and can write its result.
-fn is_adjoint(recomputed: &Instr, adjoint: &Instr) -> bool {
-    let same_op = match (&recomputed.op, &adjoint.op) {
-        (Op::Norm(op::Norm { kind, .. }), Op::NormBackward(op::NormBackward { kind: of, again: false, .. })) => {
-            kind == of && adjoint.reads[1] == recomputed.reads[1]
-        }
-        (
-            Op::Activation(op::Activation(f)),
-            Op::ActivationBackward(op::ActivationBackward { function, again: false }),
-        ) => f == function,
-        _ => false,
-    };
-    same_op && adjoint.site == recomputed.site && adjoint.reads[0] == recomputed.reads[0]
-}
-
-/// The gradient of the result that an adjoint reads.
-fn gradient(adjoint: &Instr) -> Option<ValueId> {
-    match adjoint.op {
-        Op::ActivationBackward(_) => Some(adjoint.reads[1]),
-        Op::NormBackward(op::NormBackward { kind: NormKind::Rms, .. }) => Some(adjoint.reads[3]),
-        Op::NormBackward(op::NormBackward { kind: NormKind::Layer, .. }) => Some(adjoint.reads[4]),
-        _ => None,
-    }
-}
-
-fn fuse(program: &mut Program, i: usize, Fusion { adjoint, to }: Fusion) {
+fn fuse(program: &mut Program, i: usize, Fusion { adjoint, op, to }: Fusion) {
     let mut fused = program.instrs.remove(adjoint);
     let recomputed = program.instrs[i].clone();
-    match &mut fused.op {
-        Op::NormBackward(op::NormBackward { again, .. })
-        | Op::ActivationBackward(op::ActivationBackward { again, .. }) => *again = true,
-        other => unreachable!("{} is not an adjoint that writes results again", other.name()),
-    }
+    fused.op = op;
     // The bias of a layer norm.
     fused.reads.extend(recomputed.reads.get(2));
     fused.writes.push(recomputed.writes[0]);
@@ -97,7 +72,7 @@ mod tests {
     use crate::passes::backward::{Carry, backward, needs_grad};
     use crate::passes::fuse::fuse as fuse_sums;
     use crate::passes::recompute::{Recompute, recompute};
-    use crate::program::{Collective, CollectiveKind, Init};
+    use crate::program::{Collective, CollectiveKind, Init, Instr, NormKind, op};
     use crate::verify::verify;
 
     /// A block of Llama without its attention; `n_gates` products read the result of its norm.

@@ -8,6 +8,7 @@
 //! inverts that of Korthikanti et al. 2022 (arXiv:2205.05198): attention is the only operation *not* recomputed, since its
 //! output is small and its work is large.
 
+use crate::program::op::recomputation::Recomputation;
 use crate::program::{Kind, Op, Phase, Program, Site, ValueId, op};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -53,13 +54,13 @@ fn kept(program: &Program, policy: Recompute) -> Vec<bool> {
             let elsewhere = home[v.0 as usize].is_some_and(|b| b != instr.site.block);
             kept[v.0 as usize] |= elsewhere;
         }
-        let attention = matches!(instr.op, Op::Attention(_) | Op::AttentionPart(_));
-        let attention = policy == Recompute::Selective && attention;
+        let costly = instr.op.operation().recomputation() == Recomputation::Costly;
+        let costly = policy == Recompute::Selective && costly;
         // A message cannot be received twice.
         let received = matches!(instr.op, Op::Start(op::Start(c)) if c.is_message());
         for v in &instr.writes {
             home[v.0 as usize] = Some(instr.site.block);
-            kept[v.0 as usize] |= attention || received;
+            kept[v.0 as usize] |= costly || received;
         }
     }
     kept
@@ -74,7 +75,7 @@ fn kept_but_cheap(program: &Program) -> Vec<bool> {
     }
     let mut kept = vec![true; program.values.len()];
     for instr in program.instrs.iter().filter(|i| i.site.phase == Phase::Forward) {
-        let cheap = matches!(instr.op, Op::Norm(_) | Op::Activation(_) | Op::Dropout(_));
+        let cheap = instr.op.operation().recomputation() == Recomputation::Cheap;
         if cheap && instr.reads.iter().all(|v| at_hand[v.0 as usize]) {
             // The statistics of a norm are small, so they are kept.
             kept[instr.writes[0].0 as usize] = false;

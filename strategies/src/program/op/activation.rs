@@ -1,7 +1,9 @@
 //! Non-linearities of the feed-forward part.
 
+use super::Op;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::recomputation::Recomputation;
 use super::shares::{Piece, Ranks, Region, Unshared};
 use super::signature::Signature;
 use super::width::Width;
@@ -65,6 +67,14 @@ impl Operation for Activation {
         };
         Ok(Some(Region { operand, result: Some(result), run: 1 }))
     }
+
+    fn recomputation(&self) -> Recomputation {
+        Recomputation::Cheap
+    }
+
+    fn is_written_again(&self) -> bool {
+        true
+    }
 }
 
 /// `[x, dy] -> [dx, (y)]`.
@@ -95,5 +105,11 @@ impl Operation for ActivationBackward {
             (false, ActivationFn::SwiGlu) => vec![(0, 0)],
             (false, ActivationFn::GeluTanh) => Vec::new(),
         }
+    }
+
+    fn writing_again(&self, adjoint: &Instr, recomputed: &Instr) -> Option<(ValueId, Op)> {
+        let is_same =
+            recomputed.op == Op::Activation(Activation(self.function)) && adjoint.reads[0] == recomputed.reads[0];
+        (is_same && !self.again).then(|| (adjoint.reads[1], ActivationBackward { again: true, ..*self }.into()))
     }
 }

@@ -3,6 +3,7 @@
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
 use super::operation::Operation;
+use super::recomputation::Recomputation;
 use super::shares::{Piece, Ranks, Region, Unshared, heads_fit};
 use super::signature::Signature;
 use super::width::Width;
@@ -110,6 +111,10 @@ impl Operation for Attention {
         let copied = run > 1;
         let qkv = vec![q.clone(), piece(h + kv, n_kv, copied), piece(h + k + kv, n_kv, copied)];
         Ok(Some(Region { operand: qkv, result: Some(vec![q]), run }))
+    }
+
+    fn recomputation(&self) -> Recomputation {
+        Recomputation::Costly
     }
 }
 

@@ -4,6 +4,7 @@ use super::Attention;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
 use super::operation::Operation;
+use super::recomputation::Recomputation;
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{DType, Instr, Program, ValueId};
@@ -144,6 +145,10 @@ impl Operation for AttentionPart {
         adjoints.give(q, grads[0]);
         adjoints.give(kv, grads[1]);
         Ok(())
+    }
+
+    fn recomputation(&self) -> Recomputation {
+        Recomputation::Costly
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::recomputation::Recomputation;
 use super::shares::Reading;
 use super::signature::Signature;
 use super::width::Width;
@@ -77,5 +78,9 @@ impl Operation for Dropout {
 
     fn of_some_columns(&self) -> Option<Reading> {
         Some(Reading::ByColumn)
+    }
+
+    fn recomputation(&self) -> Recomputation {
+        Recomputation::Cheap
     }
 }

@@ -24,6 +24,7 @@ mod norm;
 mod opaque;
 pub(crate) mod operation;
 mod qk_norm;
+pub(crate) mod recomputation;
 mod rotary;
 pub(crate) mod shares;
 pub(crate) mod signature;

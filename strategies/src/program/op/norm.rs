@@ -1,7 +1,9 @@
 //! Norms over the rows of a matrix.
 
+use super::Op;
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::operation::Operation;
+use super::recomputation::Recomputation;
 use super::signature::Signature;
 use super::width::Width;
 use crate::program::{DType, Instr, ValueId};
@@ -66,6 +68,14 @@ impl Operation for Norm {
     fn width(&self) -> Width {
         Width::Half
     }
+
+    fn recomputation(&self) -> Recomputation {
+        Recomputation::Cheap
+    }
+
+    fn is_written_again(&self) -> bool {
+        true
+    }
 }
 
 /// RMS: `[x, gain, rstd, dy, (dx0), (dgain0)] -> [dx, dgain]`; layer:
@@ -125,5 +135,12 @@ impl Operation for NormBackward {
         let params = (0..n_params).map(|i| (first + i, 1 + i)).filter(|_| self.residual_params);
         let y = self.again.then_some((2 + n_params, 1 + n_params));
         x.into_iter().chain(params).chain(y).collect()
+    }
+
+    fn writing_again(&self, adjoint: &Instr, recomputed: &Instr) -> Option<(ValueId, Op)> {
+        let Op::Norm(Norm { kind, .. }) = recomputed.op else { return None };
+        let is_same = kind == self.kind && adjoint.reads[..2] == recomputed.reads[..2];
+        (is_same && !self.again)
+            .then(|| (adjoint.reads[2 + kind.n_params()], NormBackward { again: true, ..*self }.into()))
     }
 }

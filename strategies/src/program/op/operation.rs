@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, Loss, NoAdjoint};
 use super::cost::{Cost, touched_bytes};
+use super::recomputation::Recomputation;
 use super::shares::{Pieces, Ranks, Reading, Region, Share, Unshared};
 use super::signature::Signature;
 use super::weight_use::WeightUse;
@@ -94,6 +95,22 @@ pub(crate) trait Operation {
 
     /// What follows where a rank has only some columns of the first operand; `None` if it needs them all.
     fn of_some_columns(&self) -> Option<Reading> {
+        None
+    }
+
+    /// What it costs to compute the first result again in the backward pass.
+    fn recomputation(&self) -> Recomputation {
+        Recomputation::Ordinary
+    }
+
+    /// Whether the adjoint can write the first result again: see [`Operation::writing_again`].
+    fn is_written_again(&self) -> bool {
+        false
+    }
+
+    /// If this operation of the instruction `adjoint` is the adjoint of `recomputed`: the gradient of the first result that it reads, and
+    /// the operation that also writes that result, and then reads the third operand of `recomputed`, if there is one.
+    fn writing_again(&self, _adjoint: &Instr, _recomputed: &Instr) -> Option<(ValueId, Op)> {
         None
     }
 
