@@ -295,7 +295,8 @@ def adapted(model, keys):
             if ".lora_A." in name:
                 stream = fork(init, name.removeprefix("base_model.model.").replace(".default", ""))
                 drawn = torch.tensor([normal(stream, i) for i in range(tensor.numel())], dtype=torch.float64)
-                std = numpy.float32(1) / numpy.sqrt(numpy.float32(tensor.shape[1]))
+                # The deviation of PEFT's own distribution.
+                std = numpy.float32(1) / numpy.sqrt(numpy.float32(3) * numpy.float32(tensor.shape[1]))
                 tensor.copy_((drawn.float() * torch.tensor(std)).view_as(tensor))
     return model
 

@@ -156,7 +156,8 @@ async fn errors_are_reported_when_the_job_starts_or_ends() {
 
     // This program exits without becoming a rank.
     let wrong_program = Runtime::new(RankProgram::at("/bin/true")).unwrap();
-    let elsewhere = ["--output_dir", "elsewhere"];
+    let folder = p.path("elsewhere").display().to_string();
+    let elsewhere = ["--output_dir", folder.as_str()];
     let failing = wrong_program.start(job(&p, &[&TWO[..], &elsewhere].concat())).await.unwrap();
     let cause = end(&failing).await.unwrap_err().to_string();
     assert!(cause.contains("before its first step"), "{cause}");
