@@ -77,15 +77,13 @@ fn fp16_is_as_near_to_float64_as_that_of_pytorch_while_its_loss_scale_grows() ->
 }
 
 /// The seeds of the software GPU, and the checks that run under each, besides the training in f32 that runs under all of them.
-const SEEDS: [(u32, &[Check]); 8] = [
+const SEEDS: [(u32, &[Check]); 6] = [
     (1, &[Check::Logits, Check::Generation]),
-    (2, &[Check::Accumulation]),
-    (3, &[Check::Recomputation]),
-    (4, &[Check::Optimizers]),
-    (5, &[Check::Bf16]),
-    (6, &[Check::Fp16]),
-    (7, &[Check::Generation, Check::Adapters]),
-    (8, &[Check::Generation]),
+    (2, &[Check::Accumulation, Check::Recomputation]),
+    (3, &[Check::Optimizers]),
+    (4, &[Check::Bf16, Check::Fp16]),
+    (5, &[Check::Generation, Check::Adapters]),
+    (6, &[Check::Generation]),
 ];
 /// Processes at a time: the software GPU has one thread for its streams and two for blocks.
 const N_AT_A_TIME: usize = 2;
@@ -121,7 +119,7 @@ fn software_gpu_follows_pytorch_with_the_same_bits_under_every_order_of_its_work
     }
 
     // Training under all seeds, generation under three.
-    ensure!(n_equal == (7 + 2) * MODELS.len(), "{n_equal} runs under more than one seed");
+    ensure!(n_equal == (5 + 2) * MODELS.len(), "{n_equal} runs under more than one seed");
     Ok(())
 }
 
