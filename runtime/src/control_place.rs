@@ -131,12 +131,13 @@ impl ControlPlace {
         }
     }
 
-    /// The folder that this one is a copy of: it is on this machine, too, and the job is there. A folder that was moved is none.
+    /// The folder that this one is a copy of: it is on this machine, too, and the job is there. A folder that was moved is none, nor is
+    /// one of a network that is mounted twice: the device differs there, but not the number of the file.
     pub(crate) fn copied_from(&self) -> Option<PathBuf> {
         let ControlPlace::Folder(dir) = self else { return None };
         let home = self.read(HOME).ok()??;
         let (machine, home) = home.split_once('\n')?;
-        let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        let identity = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
         let (own, other) = (identity(dir)?, identity(Path::new(home))?);
         (machine == host() && own != other).then(|| PathBuf::from(home))
     }

@@ -66,7 +66,7 @@ fn is_in_store(path: &Path) -> bool {
     is_url(path) && !path.to_str().is_some_and(|text| text.starts_with("http"))
 }
 
-/// Names in the directory of a run, one of which it has.
+/// A directory with one of these names is that of a run.
 const RUN: [&str; 2] = ["checkpoints", "metrics.jsonl"];
 const MODEL_DIR: &str = "model";
 

@@ -1,7 +1,7 @@
 //! The coordinator of a job, alone or together with a node in one process.
 //!
-//! - `serve`: the coordinator of a job; `term`: how it begins; `survivors`: whether a job without a coordinator lives; `standby`: waits until no other coordinator is active; `head_node`: coordinator and
-//!   node in one process; `advertised`: the addresses of a coordinator; `job_number`: the number of a job; `folder_mark`: the
+//! - `serve`: the coordinator of a job; `term`: how its term begins; `survivors`: whether ranks of a job without a coordinator live;
+//!   `standby`: waits until no other coordinator is active; `head_node`: coordinator and node in one process; `advertised`: the addresses of a coordinator; `job_number`: the number of a job; `folder_mark`: the
 //!   file that shows whose a folder is; `silent_stop`: a stop while the store is silent; `held_lease`: the lease of a job without
 //!   a coordinator; `rendezvous`: machines that a cluster launcher started.
 //! - `ask`: the operator's client; `past`: what is known of a job without a coordinator; `sentence`: events as text; `event_log`:

@@ -3,11 +3,11 @@
 
 use crate::config::output::OutputSection;
 use crate::control_place::ControlPlace;
+use crate::coordinate::standby::is_renewed;
 use crate::error::JobError;
 use crate::train::metrics::Measured;
 use crate::units::{short_duration, utc};
 use phalanx_actors::events::{Event, What};
-use phalanx_actors::store::Store;
 use phalanx_storage::foreign_file;
 use phalanx_strategies::elastic::coordinator::Activity;
 use phalanx_strategies::elastic::coordinator::status::Status;
@@ -43,7 +43,8 @@ impl Past {
         let store = place.store_as_it_is();
         let record = store.read_record().ok().filter(|record| *record != Record::default())?;
         let past = Past::from(record, &section.folder());
-        (past.ending.is_some() || !is_renewed(&*store, timing)).then_some(past)
+        // A store that does not answer tells nothing about the coordinator.
+        (past.ending.is_some() || is_renewed(&*store, timing) == Some(false)).then_some(past)
     }
 
     /// What a job with this record left in its folder.
@@ -136,14 +137,6 @@ impl Past {
     pub(crate) const fn last_event_ms(&self) -> Option<u64> {
         self.last_event_ms
     }
-}
-
-/// Whether a coordinator renews its lease, seen from here for as long as a standby would wait.
-fn is_renewed(store: &dyn Store, timing: &Timing) -> bool {
-    let before = store.read_lease();
-    std::thread::sleep(timing.lease);
-    // A store that does not answer tells nothing about the coordinator.
-    before.is_err() || before != store.read_lease()
 }
 
 /// The ending after which nobody led the job again, and the time of the last event.

@@ -9,6 +9,7 @@ use crate::coordinate::advertised::outward;
 use crate::coordinate::head_node::{LocalNode, lead, report_of};
 use crate::coordinate::sentence::sentence;
 use crate::coordinate::serve::{CoordinatorEvent, Serve, serve};
+use crate::coordinate::standby::is_renewed;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
@@ -72,11 +73,9 @@ impl Rendezvous<'_> {
     /// Whether this launch has a join string, and a coordinator that renews its lease: node 0 has died, and this machine in its place
     /// is a node as any other.
     fn is_led_by_the_standby(&self, place: &ControlPlace) -> bool {
-        let join_string = place.secrets().read(&self.join_file()).ok().flatten().filter(|text| !text.is_empty());
-        let store = place.store_as_it_is();
-        let Some(before) = join_string.and_then(|_| store.read_lease().ok()) else { return false };
-        std::thread::sleep(self.config.elastic.timing().lease);
-        store.read_lease().is_ok_and(|lease| lease != before)
+        let join_string = place.secrets().read(&self.join_file()).ok().flatten();
+        let timing = self.config.elastic.timing();
+        join_string.is_some_and(|text| !text.is_empty()) && is_renewed(&*place.store_as_it_is(), &timing) == Some(true)
     }
 
     /// Name of the file with the join string of this launch.

@@ -25,6 +25,13 @@ pub(crate) enum Watched {
     NotNeeded,
 }
 
+/// Whether a coordinator renews its lease, seen from here for as long as a standby would wait; `None` if the store does not answer.
+pub(super) fn is_renewed(store: &dyn Store, timing: &Timing) -> Option<bool> {
+    let before = store.read_lease().ok()?;
+    std::thread::sleep(timing.lease);
+    Some(store.read_lease().ok()? != before)
+}
+
 /// Waits until no coordinator is active. Calls `stands_by` when it first detects another active coordinator.
 ///
 /// A store that fails is read again without limit: this coordinator may be the only one that is left when it returns.

@@ -162,7 +162,7 @@ impl Subject {
         found.ok_or_else(|| PlanError::NothingTrained { dir: job.output.output_dir.clone() }.into())
     }
 
-    /// The best or newest checkpoint of a run, of which this one is the newest, and a line for each newer one that is skipped.
+    /// The best checkpoint of the run whose newest one this is, or else this one, and a line for each newer one that is skipped.
     fn of_newest(
         (newest, skipped): (Option<Checkpoint>, Vec<Skipped>),
     ) -> Result<Option<(Subject, Vec<String>)>, JobError> {

@@ -43,6 +43,18 @@ fn node_that_comes_after_the_end_of_the_job_tells_so_and_succeeds() {
 }
 
 #[test]
+fn nodes_of_a_failed_job_fail_too() {
+    let p = Project::new();
+    let diverges = ["--learning_rate", "1e30", "--max_grad_norm", "none", "--warmup_steps", "0"];
+    let mut job = Job::start_with(&p, 2, &diverges);
+
+    for node in &mut job.nodes {
+        let ended = until("the end of a node", || node.try_wait().unwrap());
+        assert!(matches!(ended.code(), Some(1 | 2)), "{ended}");
+    }
+}
+
+#[test]
 fn standby_at_another_address_takes_over_from_a_dead_coordinator() {
     let p = Project::new();
     p.train(&[&JOB[..], &["--output_dir", "straight"]].concat()).succeeds();

@@ -69,7 +69,7 @@ pub(crate) trait Operation {
         false
     }
 
-    /// The geometry of packed heads, of which tensor-parallel ranks have some, and context-parallel ranks some tokens.
+    /// The geometry of packed heads. Tensor-parallel ranks divide the heads, context-parallel ranks the tokens.
     fn heads_mut(&mut self) -> Option<&mut Attention> {
         None
     }

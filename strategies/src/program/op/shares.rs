@@ -66,7 +66,7 @@ pub(crate) enum Share {
     Param { dim: usize, pieces: Pieces },
 }
 
-/// How an operation reads an operand of which a rank has some columns.
+/// How an operation reads its operand if a rank has only some of the operand's columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reading {
     /// Column by column: it has the same columns of the result.
