@@ -13,7 +13,7 @@ use phalanx_strategies::passes::memory::Region;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::{
-    Binding, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId, op,
+    Binding, Column, DType, Hyper, Init, Instr, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId, op,
 };
 use phalanx_strategies::target::{Nowhere, Target};
 use proptest::prelude::*;
@@ -39,7 +39,7 @@ proptest! {
 
         assert_no_live_buffer_is_overwritten(&step);
         assert_no_live_buffer_is_overwritten(&eval);
-        prop_assert_eq!(step.program.bound(Role::Ids).count(), n);
+        prop_assert_eq!(step.program.bound(Role::Column(Column::Ids)).count(), n);
         prop_assert_eq!(step.program.bound(Role::LossSum).count(), 1);
         // Training and evaluation agree on the location of each parameter.
         for (i, v) in eval.program.values.iter().enumerate().filter(|(_, v)| v.kind == Kind::Parameter) {
@@ -399,7 +399,8 @@ fn user_defined() -> Program {
         p.bindings.push(Binding::new(role, value));
         value
     };
-    let inputs = [input(Role::Ids, &[32], DType::I32), input(Role::Labels, &[32], DType::I32)];
+    let inputs =
+        [input(Role::Column(Column::Ids), &[32], DType::I32), input(Role::Column(Column::Labels), &[32], DType::I32)];
     let hyper = input(Role::Hyper, &[Hyper::LEN], DType::F64);
     let mut param = |name: &str, shape: &[usize], trainable| {
         let value = p.add_value(name, shape, DType::F32, Kind::Parameter);
@@ -475,5 +476,5 @@ fn dropout_is_part_of_a_training_step_and_not_of_evaluation() {
     // is trained, so nothing has a gradient or is kept.
     assert_eq!(n_dropouts(&step), 4);
     assert_eq!(n_dropouts(&evaluation), 0);
-    assert_eq!(evaluation.program.bound(Role::DropoutKeys).count(), 0);
+    assert_eq!(evaluation.program.bound(Role::Column(Column::DropoutKeys)).count(), 0);
 }

@@ -1,5 +1,6 @@
 //! The benchmark step: a Llama-shaped model with heads of width 64, SwiGLU and AdamW, in the shapes that are compared with PyTorch.
 
+use phalanx::data::columns::Columns;
 use phalanx::devices;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Machine, Run};
@@ -10,7 +11,7 @@ use phalanx_strategies::model::{
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Hyper, Init, Kind, Op, Role, ValueId};
+use phalanx_strategies::program::{Column, Hyper, Init, Kind, Op, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError};
@@ -139,12 +140,12 @@ impl BenchProgram {
             let table = model.constant(&v.name, &v.shape).expect("the model knows its tables");
             machine.write(&compiled, ValueId(i as u32), 0, &table);
         }
-        for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart] {
-            let value = compiled.program.bound(role).next().expect("the input is bound");
-            let stream = rng.fork_named(&format!("{role:?}"));
-            let token = |i: usize| match role {
-                Role::Positions => (i % batch.seq_len) as i32,
-                Role::DocStart => 0,
+        for column in [Column::Ids, Column::Labels, Column::Positions, Column::DocStart] {
+            let value = compiled.program.bound(Role::Column(column)).next().expect("the input is bound");
+            let stream = rng.fork_named(&format!("{column:?}"));
+            let token = |i: usize| match column {
+                Column::Positions => (i % batch.seq_len) as i32,
+                Column::DocStart => 0,
                 _ => (stream.bits(i as u64) % model.vocab_size as u64) as i32,
             };
             let tokens: Vec<i32> = (0..compiled.program.value(value).n_elements()).map(token).collect();
@@ -184,7 +185,7 @@ impl BenchStep {
                 at += part.n_elements();
             }
         }
-        for (name, role) in [("ids", Role::Ids), ("labels", Role::Labels)] {
+        for (name, role) in [("ids", Role::Column(Column::Ids)), ("labels", Role::Column(Column::Labels))] {
             let value = c.program.bound(role).next().expect("the input is bound");
             let tokens = self.machine.read::<i32>(c, value);
             let bytes = tokens.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -196,16 +197,14 @@ impl BenchStep {
         safetensors::serialize_to_file(views.collect::<Result<Vec<_>, SafeTensorError>>()?, None, path)
     }
 
-    /// Writes a batch in place of the random one, each column `[rows * seq_len]`.
+    /// Writes a batch in place of the random one.
     ///
     /// # Panics
     /// If a column has another length.
-    pub fn write_batch(&mut self, ids: &[i32], labels: &[i32], positions: &[i32], doc_start: &[i32]) {
-        let columns =
-            [(Role::Ids, ids), (Role::Labels, labels), (Role::Positions, positions), (Role::DocStart, doc_start)];
-        for (role, column) in columns {
-            let value = self.compiled.program.bound(role).next().expect("the input is bound");
-            self.machine.write(&self.compiled, value, 0, column);
+    pub fn write_batch(&mut self, batch: &Columns) {
+        for (column, tokens) in batch.iter() {
+            let value = self.compiled.program.bound(Role::Column(column)).next().expect("the input is bound");
+            self.machine.write(&self.compiled, value, 0, tokens);
         }
     }
 

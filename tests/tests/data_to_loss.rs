@@ -2,12 +2,16 @@
 
 use anyhow::{Context, Result, ensure};
 use phalanx::config::datasets::DatasetType;
+use phalanx::data::columns::Columns;
 use phalanx::data::config::{DataConfig, DatasetConfig};
 use phalanx::data::prepare::prepare;
-use phalanx::data::rows::{BatchMut, Rows};
+use phalanx::data::rows::Rows;
 use phalanx::data::tokenizer::Tokenizer;
 use phalanx::events::{EvalMetrics, StepMetrics};
 use phalanx::{Control, Event, Job};
+use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::program::Column;
+use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::sampler::Sampler;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -66,12 +70,12 @@ fn packed_documents_sum_to_the_loss_of_one_document_per_row() -> Result<()> {
 /// The texts of the documents that the rows at `picked` hold: ids up to the padding, which is not predicted.
 fn texts(rows: &Rows, picked: &[u64]) -> BTreeSet<String> {
     let n = rows.row_len();
-    let mut columns = [const { Vec::new() }; 4];
-    columns.iter_mut().for_each(|column| column.resize(n, 0));
-    let [ids, labels, positions, doc_start] = &mut columns;
+    const COLUMNS: [Column; 3] = [Column::Ids, Column::Labels, Column::DocStart];
+    let mut batch = Columns::new(COLUMNS, BatchShape { n_rows: 1, seq_len: n });
     let mut texts = BTreeSet::new();
     for row in picked {
-        rows.fill(&[*row], &mut BatchMut { ids, labels, positions, doc_start }).expect("the cache can be read");
+        rows.fill(&[*row], CounterRng::new(0), &mut batch).expect("the cache can be read");
+        let [ids, labels, doc_start] = COLUMNS.map(|column| batch.of(column));
         for start in (0..n).filter(|t| doc_start[*t] == *t as i32 && labels[*t] >= 0) {
             let document = (start..n).take_while(|t| doc_start[*t] == start as i32);
             texts.insert(document.filter_map(|t| u8::try_from(ids[t]).ok()).map(char::from).collect());

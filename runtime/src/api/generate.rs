@@ -20,7 +20,7 @@ use phalanx_device::{Backing, Device, Machine};
 use phalanx_strategies::compile::{Compiled, compile_cached};
 use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
 use phalanx_strategies::passes::cache::{CacheUse, Sees};
-use phalanx_strategies::program::{Role, ValueId};
+use phalanx_strategies::program::{Column, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -208,17 +208,17 @@ impl Generator {
         let c = &self.programs[program];
         let at = first..ids.len().min(first + n_tokens(c));
         let machine = &mut *self.machine;
-        for role in [Role::Ids, Role::Positions, Role::DocStart] {
-            let Some(value) = c.program.bound(role).next() else { continue };
+        for b in &c.program.bindings {
+            let Role::Column(column) = b.role else { continue };
             // Tokens behind `at` are padding: no earlier token sees them, and whatever they leave in the cache is replaced before
             // a later token sees it.
-            let token = |i: usize| match role {
-                Role::Ids => ids.get(i).copied().unwrap_or(0) as i32,
-                Role::Positions => i as i32,
-                _ => 0,
+            let token = |i: usize| match column {
+                Column::Ids => ids.get(i).copied().unwrap_or(0) as i32,
+                Column::Positions => i as i32,
+                Column::DocStart | Column::Labels | Column::DropoutKeys => 0,
             };
             let tokens: Vec<i32> = (first..first + n_tokens(c)).map(token).collect();
-            machine.write(c, value, 0, &tokens);
+            machine.write(c, b.value, 0, &tokens);
         }
         // A run that fails may have written a part of the cache.
         let mut cached = std::mem::take(&mut self.cached);
@@ -325,7 +325,7 @@ pub fn with_model<R: Send>(
 
 /// Tokens of a program.
 fn n_tokens(c: &Compiled) -> usize {
-    c.program.bound(Role::Ids).next().map_or(0, |v| c.program.value(v).n_elements())
+    c.program.bound(Role::Column(Column::Ids)).next().map_or(0, |v| c.program.value(v).n_elements())
 }
 
 fn compile(

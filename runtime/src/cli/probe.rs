@@ -15,7 +15,7 @@ use phalanx_strategies::cost::instr_cost;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
 use phalanx_strategies::passes::lora::LoraSpec;
-use phalanx_strategies::program::{Compute, Cost, Hyper, Op, Role};
+use phalanx_strategies::program::{Column, Compute, Cost, Hyper, Op, Role};
 use phalanx_strategies::trace::Trace;
 use phalanx_strategies::world::{Span, What};
 use std::collections::BTreeMap;
@@ -138,13 +138,13 @@ fn measure(plan: &ModelPlan, programs: &Programs, mut team: Team) -> Result<Vec<
 fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
     let (vocabulary, seq_len) = (plan.model.vocab_size(), plan.batch.seq_len);
     for b in &c.program.bindings {
-        let token = |i: usize| match b.role {
-            Role::Ids | Role::Labels => (i * 7919 % vocabulary) as i32,
-            Role::Positions => (i % seq_len) as i32,
-            _ => 0,
-        };
         match b.role {
-            Role::Ids | Role::Labels | Role::Positions | Role::DocStart | Role::DropoutKeys => {
+            Role::Column(column) => {
+                let token = |i: usize| match column {
+                    Column::Ids | Column::Labels => (i * 7919 % vocabulary) as i32,
+                    Column::Positions => (i % seq_len) as i32,
+                    Column::DocStart | Column::DropoutKeys => 0,
+                };
                 let tokens: Vec<i32> = (0..c.program.value(b.value).n_elements()).map(token).collect();
                 machine.write(c, b.value, 0, &tokens);
             }

@@ -7,6 +7,7 @@
 
 pub mod chat_spans;
 pub mod chat_template;
+pub mod columns;
 pub mod config;
 pub(crate) mod data_file;
 pub(crate) mod end_of_turn;

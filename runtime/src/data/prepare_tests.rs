@@ -3,9 +3,12 @@
 use super::*;
 use crate::config::datasets::ExcessLength;
 use crate::config::split::Split;
-use crate::data::rows::{BatchMut, IGNORED};
+use crate::data::columns::{Columns, IGNORED};
 use crate::data::token_cache::cache_path;
 use crate::data::tokenize::Stopped;
+use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::program::Column;
+use phalanx_strategies::rng::CounterRng;
 use std::cell::Cell;
 
 struct Files {
@@ -48,13 +51,10 @@ struct Batch {
 
 fn batch(rows: &Rows, wanted: std::ops::Range<u64>) -> Batch {
     let wanted: Vec<u64> = wanted.collect();
-    let n = wanted.len() * rows.row_len();
-    let [mut ids, mut labels, mut positions, mut doc_start] = [(); 4].map(|()| vec![0; n]);
-    let n_predicted = rows.fill(
-        &wanted,
-        &mut BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start },
-    );
-    let n_predicted = n_predicted.unwrap();
+    const COLUMNS: [Column; 3] = [Column::Ids, Column::Labels, Column::DocStart];
+    let mut batch = Columns::new(COLUMNS, BatchShape { n_rows: wanted.len(), seq_len: rows.row_len() });
+    let n_predicted = rows.fill(&wanted, CounterRng::new(0), &mut batch).unwrap();
+    let [ids, labels, doc_start] = COLUMNS.map(|column| batch.of(column).to_vec());
     Batch { ids, labels, doc_start, n_predicted }
 }
 

@@ -1,45 +1,24 @@
 //! Rows of token ids, and batches copied from them.
 //!
-//! Legend: B rows of a batch, S tokens of a row; `t` is a position in a row.
-//!
-//! Invariants:
-//! - `ROWS-1` `labels[t]` is the id to be predicted at `t`, always of the same document, or [`IGNORED`].
-//! - `ROWS-2` A token attends to `doc_start[t] ..= t` only, and `positions[t] = t - doc_start[t]`: documents in one row
-//!   are isolated.
-//! - `ROWS-3` Padding is never predicted, and each padding token attends to itself only, which makes it nearly free in
-//!   attention.
+//! Legend: B rows of a batch, S tokens of a row.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::sampler::Permutation;
 
+use super::columns::Columns;
 use super::document_layout::Piece;
 use super::packing::Packing;
 use super::prepare::PrepareError;
 use super::stream::Stream;
 use super::token_cache::TokenCacheError;
-use super::token_reader::{TokenReader, id_of, is_trained};
+use super::token_reader::TokenReader;
 
 /// The first of the streams that choose rows by weight, downwards, among those of a seed; orders of epochs count upwards.
 const WEIGHTS: u64 = u64::MAX - 2;
-
-/// The label of a position at which nothing is predicted.
-pub const IGNORED: i32 = -100;
-
-/// The destination of a batch; each slice is `[B, S]`, row after row.
-#[derive(Debug)]
-pub struct BatchMut<'a> {
-    /// Token ids.
-    pub ids: &'a mut [i32],
-    /// The id to be predicted at each position, or [`IGNORED`]; already shifted.
-    pub labels: &'a mut [i32],
-    /// Position inside the document, from 0.
-    pub positions: &'a mut [i32],
-    /// Index within the row of the first token that this one attends to.
-    pub doc_start: &'a mut [i32],
-}
 
 /// The rows of one data file.
 #[derive(Debug)]
@@ -294,40 +273,30 @@ impl Rows {
         self.store.row_len
     }
 
-    /// Copies the rows numbered `rows` (B of them) into `batch` and returns how many tokens are predicted. Allocates nothing.
-    ///
-    /// # Shapes
-    /// Every slice of `batch`: `[B, S]`.
+    /// Copies the rows numbered `rows` (B of them) into `batch` and returns how many tokens are predicted. Random keys are drawn from
+    /// `draws` by row and position. Allocates nothing.
     ///
     /// # Errors
     /// When the token cache cannot be read, for example because another program has truncated it.
     ///
     /// # Panics
-    /// When a row does not exist, one of a stream is not ready, or a slice has another length.
-    pub fn fill(&self, rows: &[u64], batch: &mut BatchMut<'_>) -> Result<usize, TokenCacheError> {
+    /// When a row does not exist, one of a stream is not ready, or the batch is for another number of rows or tokens.
+    pub fn fill(&self, rows: &[u64], draws: CounterRng, batch: &mut Columns) -> Result<usize, TokenCacheError> {
         let row_len = self.store.row_len;
-        let want = rows.len() * row_len;
-        let lens = [batch.ids.len(), batch.labels.len(), batch.positions.len(), batch.doc_start.len()];
-        assert!(lens.iter().all(|&len| len == want), "slices of {lens:?} for {} rows of {row_len}", rows.len());
+        assert!(batch.fits(rows.len(), row_len), "{} rows of {row_len} do not fit into {batch:?}", rows.len());
         let mut n_predicted = 0;
-        for (nth, &row) in rows.iter().enumerate() {
-            let (part, row) = self.place(row);
-            let at = nth * row_len..(nth + 1) * row_len;
-            let mut row_out = BatchMut {
-                ids: &mut batch.ids[at.clone()],
-                labels: &mut batch.labels[at.clone()],
-                positions: &mut batch.positions[at.clone()],
-                doc_start: &mut batch.doc_start[at],
-            };
+        for (nth, &number) in rows.iter().enumerate() {
+            let (part, row) = self.place(number);
             let mut used = 0;
             part.for_each_document(row, row_len, |tokens| {
                 let end = used + (tokens.end - tokens.start) as usize;
-                part.tokens.read(tokens.start, &mut row_out.ids[used..end])?;
-                n_predicted += row_out.finish_document(used..end);
+                part.tokens.read(tokens.start, batch.stored_mut(used..end))?;
+                n_predicted += batch.document(nth, used..end);
                 used = end;
                 Ok(())
             })?;
-            row_out.pad(used, self.store.pad_id);
+            batch.pad(nth, used, self.store.pad_id);
+            batch.draw(nth, draws.fork(number));
         }
         Ok(n_predicted)
     }
@@ -372,39 +341,18 @@ impl Rows {
     }
 }
 
-impl BatchMut<'_> {
-    /// Completes a document of a single row, whose stored tokens are in `ids`; returns how many are predicted.
-    fn finish_document(&mut self, at: Range<usize>) -> usize {
-        let mut n_predicted = 0;
-        for t in at.clone() {
-            self.positions[t] = (t - at.start) as i32;
-            self.doc_start[t] = at.start as i32;
-            let next = (t + 1 < at.end).then(|| self.ids[t + 1]).filter(|next| is_trained(*next));
-            self.labels[t] = next.map_or(IGNORED, id_of);
-            n_predicted += usize::from(next.is_some());
-            self.ids[t] = id_of(self.ids[t]);
-        }
-        n_predicted
-    }
-
-    /// Pads a single row from `start` on.
-    fn pad(&mut self, start: usize, pad_id: i32) {
-        for t in start..self.ids.len() {
-            self.ids[t] = pad_id;
-            self.labels[t] = IGNORED;
-            self.positions[t] = 0;
-            self.doc_start[t] = t as i32;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::columns::IGNORED;
     use crate::data::token_cache::{TRAINED, TokenWriter};
+    use phalanx_strategies::model::BatchShape;
+    use phalanx_strategies::program::Column;
     use std::os::fd::AsRawFd;
 
     const S: usize = 8;
+
+    const OF_DOCUMENTS: [Column; 4] = [Column::Ids, Column::Labels, Column::Positions, Column::DocStart];
 
     struct Filled {
         ids: Vec<i32>,
@@ -414,13 +362,18 @@ mod tests {
         n_predicted: usize,
     }
 
+    fn columns(n_rows: usize) -> Columns {
+        Columns::new(OF_DOCUMENTS, BatchShape { n_rows, seq_len: S })
+    }
+
+    /// Twice into the same columns, so that nothing of other rows is left.
     fn filled(rows: &Rows, wanted: &[u64]) -> Filled {
-        let n = wanted.len() * S;
-        let [mut ids, mut labels, mut positions, mut doc_start] = [(); 4].map(|()| vec![77; n]);
-        let mut batch =
-            BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
-        let n_predicted = rows.fill(wanted, &mut batch).unwrap();
+        let mut batch = columns(wanted.len());
+        let others: Vec<u64> = wanted.iter().rev().copied().collect();
+        rows.fill(&others, CounterRng::new(0), &mut batch).unwrap();
+        let n_predicted = rows.fill(wanted, CounterRng::new(0), &mut batch).unwrap();
         assert_eq!(n_predicted, rows.n_predicted(wanted).unwrap());
+        let [ids, labels, positions, doc_start] = OF_DOCUMENTS.map(|column| batch.of(column).to_vec());
         Filled { ids, labels, positions, doc_start, n_predicted }
     }
 
@@ -445,7 +398,7 @@ mod tests {
 
     const T: u32 = TRAINED;
 
-    // ROWS-1, ROWS-2, ROWS-3
+    // COLUMNS-1, COLUMNS-2, COLUMNS-3
     #[test]
     fn packed_documents_are_isolated_and_padding_is_not_predicted() {
         let packing = Packing::best_fit(&[(0, 3), (1, 3)], S);
@@ -508,9 +461,8 @@ mod tests {
         let rows = rows(vec![part]);
         file.unwrap().set_len(200).unwrap();
 
-        let (counted, [mut a, mut b, mut c, mut d]) = (rows.n_predicted(&[1]), [(); 4].map(|()| vec![0; S]));
-        let filled =
-            rows.fill(&[1], &mut BatchMut { ids: &mut a, labels: &mut b, positions: &mut c, doc_start: &mut d });
+        let counted = rows.n_predicted(&[1]);
+        let filled = rows.fill(&[1], CounterRng::new(0), &mut columns(1));
 
         for error in [counted.unwrap_err(), filled.unwrap_err()] {
             assert!(matches!(&error, TokenCacheError::Io { action: "read", path: p, .. } if *p == path), "{error}");

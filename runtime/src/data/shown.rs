@@ -1,8 +1,12 @@
 //! Samples as text, divided into what is trained on and what is not.
 
-use super::rows::{BatchMut, IGNORED, Rows};
+use super::columns::{Columns, IGNORED};
+use super::rows::Rows;
 use super::token_cache::TokenCacheError;
 use super::tokenizer::{Tokenizer, TokenizerError};
+use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::program::Column;
+use phalanx_strategies::rng::CounterRng;
 use thiserror::Error;
 
 /// Why samples cannot be shown.
@@ -39,10 +43,10 @@ pub fn first_samples(rows: &Rows, n: usize, tokenizer: &Tokenizer) -> Result<Vec
         if samples.len() >= n {
             break;
         }
-        let [mut ids, mut labels, mut positions, mut doc_start] = [(); 4].map(|()| vec![0; rows.row_len()]);
-        let mut batch =
-            BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
-        rows.fill(&[row], &mut batch)?;
+        let batch = BatchShape { n_rows: 1, seq_len: rows.row_len() };
+        let mut batch = Columns::new([Column::Ids, Column::Labels, Column::DocStart], batch);
+        rows.fill(&[row], CounterRng::new(0), &mut batch)?;
+        let [ids, labels, doc_start] = [Column::Ids, Column::Labels, Column::DocStart].map(|column| batch.of(column));
         let mut start = 0;
         while start < ids.len() && samples.len() < n {
             let len = doc_start[start..].iter().take_while(|&&first| first as usize == start).count();

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::config::datasets::DatasetType;
+use crate::data::columns::Columns;
 use crate::data::config::{DataConfig, DatasetConfig};
 use crate::data::prepare::prepare;
-use crate::data::rows::{BatchMut, Rows};
+use crate::data::rows::Rows;
 use crate::data::tokenizer::Tokenizer;
+use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::program::Column;
+use phalanx_strategies::rng::CounterRng;
 
 const S: usize = 4;
 /// Rows of the files that [`files`] writes.
@@ -37,11 +41,9 @@ fn streamed(files: &[PathBuf], n_rows: u64, change: impl Fn(&mut DataConfig)) ->
 /// The names of the rows at these positions, each of two digits.
 fn names(rows: &Rows, positions: std::ops::Range<u64>) -> Vec<String> {
     let name = |position| {
-        let [mut ids, mut labels, mut positions, mut doc_start] = [[0; S]; 4];
-        let mut batch =
-            BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
-        rows.fill(&[position], &mut batch).unwrap();
-        ids[1..3].iter().map(|id| char::from(*id as u8)).collect()
+        let mut batch = Columns::new([Column::Ids], BatchShape { n_rows: 1, seq_len: S });
+        rows.fill(&[position], CounterRng::new(0), &mut batch).unwrap();
+        batch.of(Column::Ids)[1..3].iter().map(|id| char::from(*id as u8)).collect()
     };
     positions.map(name).collect()
 }

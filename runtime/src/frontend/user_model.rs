@@ -3,7 +3,7 @@
 use phalanx_device::{OpaqueModel, ThreadError};
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::program::{
-    Binding, DType, Hyper, Init, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId, op,
+    Binding, Column, DType, Hyper, Init, Kind, Op, Param, ParamPart, Phase, Program, Role, Site, ValueId, op,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -65,7 +65,7 @@ pub enum UserModelError {
 
 impl UserModel {
     /// The operation's inputs for a microbatch, i32 `[n_rows * seq_len]` each, in this order.
-    pub const INPUTS: [Role; 4] = [Role::Ids, Role::Labels, Role::Positions, Role::DocStart];
+    pub const INPUTS: [Column; 4] = [Column::Ids, Column::Labels, Column::Positions, Column::DocStart];
 
     /// A model from its parameters and its operation. `vocab_size` is the number of token ids that it can read and
     /// predict.
@@ -153,12 +153,12 @@ impl UserTable {
     /// The forward program: one operation from the inputs and the trained parameters to the summed loss.
     pub(crate) fn forward(&self, batch: BatchShape) -> Program {
         let mut p = Program::default();
-        let mut reads: Vec<ValueId> =
-            UserModel::INPUTS.iter().map(|role| input(&mut p, *role, batch.n_tokens(), DType::I32)).collect();
+        let column = |column: &Column| (Role::Column(*column), column.name(), batch.n_tokens(), column.dtype());
+        let mut reads: Vec<ValueId> = UserModel::INPUTS.iter().map(|c| input(&mut p, column(c))).collect();
         let params: Vec<ValueId> =
             self.tensors.iter().filter_map(|t| Some(param(&mut p, t)).filter(|_| t.trainable)).collect();
         reads.extend(&params);
-        reads.push(input(&mut p, Role::Hyper, Hyper::LEN, DType::F64));
+        reads.push(input(&mut p, (Role::Hyper, "hyper", Hyper::LEN, DType::F64)));
         let loss = p.add_value("loss_sum", &[], DType::F64, Kind::Output);
         let n_inputs = UserModel::INPUTS.len();
         let op =
@@ -169,8 +169,8 @@ impl UserTable {
     }
 }
 
-fn input(p: &mut Program, role: Role, len: usize, dtype: DType) -> ValueId {
-    let value = p.add_value(format!("{role:?}").to_lowercase(), &[len], dtype, Kind::Input);
+fn input(p: &mut Program, (role, name, len, dtype): (Role, &str, usize, DType)) -> ValueId {
+    let value = p.add_value(name, &[len], dtype, Kind::Input);
     p.bindings.push(Binding::new(role, value));
     value
 }

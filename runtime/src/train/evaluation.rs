@@ -292,7 +292,7 @@ impl Subject {
             machine: &mut *machine,
             models: &mut [],
             groups: &mut Groups::none(),
-            staging: &mut Staging::new(batch, 1),
+            staging: &mut Staging::of(&[&compiled], batch, 1),
             mesh_rank: MeshRank::default(),
             n_rows: batch.n_rows,
         };

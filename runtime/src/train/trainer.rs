@@ -178,6 +178,7 @@ impl<'a> Trainer<'a> {
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale, best: Best::default() };
         Ok(Trainer {
             train_inputs: inputs(&programs.train),
+            staging: Staging::of(&programs.all(), plan.batch, mesh.cp),
             // Each rank has a part of the model; the part of the first stage stands for all.
             model_flops: model_flops(&programs.train) * mesh.size() as f64,
             plan,
@@ -203,7 +204,6 @@ impl<'a> Trainer<'a> {
             n_saves: 0,
             sampler,
             rows: vec![0; n_rows],
-            staging: Staging::new(plan.batch, mesh.cp),
             state,
             trace: None,
             peak: Peak::measured(peak_flops * mesh.size() as f64),

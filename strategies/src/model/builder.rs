@@ -19,8 +19,8 @@
 
 use super::BatchShape;
 use crate::program::{
-    ActivationFn, Attention, Binding, DType, Hyper, Init, Kind, MatMul, NormKind, Op, Param, ParamPart, Phase, Program,
-    QkColumns, QkNorm, Role, Site, ValueId, op,
+    ActivationFn, Attention, Binding, Column, DType, Hyper, Init, Kind, MatMul, NormKind, Op, Param, ParamPart, Phase,
+    Program, QkColumns, QkNorm, Role, Site, ValueId, op,
 };
 
 /// A value under construction.
@@ -65,29 +65,33 @@ impl ForwardBuilder {
         self.program.add_value(name, shape, DType::F32, Kind::Constant)
     }
 
-    /// The input of this role, i32 `[N]`, created on first use.
-    pub fn input(&mut self, role: Role) -> Tensor {
-        let (shape, dtype) = match role {
-            Role::Hyper => (vec![Hyper::LEN], DType::F64),
-            _ => (vec![self.batch.n_tokens()], DType::I32),
-        };
+    /// The input of this column, `[N]`, created on first use.
+    pub fn column(&mut self, column: Column) -> Tensor {
+        self.input(Role::Column(column), column.name(), &[self.batch.n_tokens()], column.dtype())
+    }
+
+    fn hyper(&mut self) -> Tensor {
+        self.input(Role::Hyper, "hyper", &[Hyper::LEN], DType::F64)
+    }
+
+    fn input(&mut self, role: Role, name: &str, shape: &[usize], dtype: DType) -> Tensor {
         if let Some(value) = self.program.bound(role).next() {
             return value;
         }
-        let value = self.program.add_value(format!("{role:?}").to_lowercase(), &shape, dtype, Kind::Input);
+        let value = self.program.add_value(name, shape, dtype, Kind::Input);
         self.program.bindings.push(Binding::new(role, value));
         value
     }
 
     /// Rows of `table [V, C]` by token id, plus `residual` → `[N, C]`.
     pub fn embed_ids(&mut self, table: Tensor, residual: Option<Tensor>) -> Tensor {
-        let ids = self.input(Role::Ids);
+        let ids = self.column(Column::Ids);
         self.embed(ids, table, residual)
     }
 
     /// Rows of `table [P, C]` by position, plus `residual` → `[N, C]`.
     pub fn embed_positions(&mut self, table: Tensor, residual: Option<Tensor>) -> Tensor {
-        let positions = self.input(Role::Positions);
+        let positions = self.column(Column::Positions);
         self.embed(positions, table, residual)
     }
 
@@ -160,14 +164,14 @@ impl ForwardBuilder {
 
     /// Rotary embedding of packed `qkv` with the `[2, P, D/2]` table of cosines and sines.
     pub fn rotary(&mut self, qkv: Tensor, table: Tensor, heads: Attention) -> Tensor {
-        let positions = self.input(Role::Positions);
+        let positions = self.column(Column::Positions);
         let shape = self.program.value(qkv).shape.clone();
         self.emit("rotary", Op::Rotary(op::Rotary { heads, inverse: false }), vec![qkv, positions, table], &shape)
     }
 
     /// Causal attention within documents over packed `qkv [N, (H + 2 K) D]` → `[N, H D]`.
     pub fn attention(&mut self, qkv: Tensor, heads: Attention) -> Tensor {
-        let doc_start = self.input(Role::DocStart);
+        let doc_start = self.column(Column::DocStart);
         let n = self.batch.n_tokens();
         let o = self.program.add_value("attention", &[n, heads.n_heads * heads.head_dim], DType::F32, Kind::Activation);
         let lse = self.program.add_value("lse", &[n, heads.n_heads], DType::F32, Kind::Activation);
@@ -211,7 +215,7 @@ impl ForwardBuilder {
 
     /// Ends the program at the negative log-likelihood, summed over the labels that are not -100.
     pub fn finish_loss(mut self, logits: Tensor) -> Program {
-        let (labels, hyper) = (self.input(Role::Labels), self.input(Role::Hyper));
+        let (labels, hyper) = (self.column(Column::Labels), self.hyper());
         let loss = self.program.add_value("loss_sum", &[], DType::F64, Kind::Output);
         let op = Op::CrossEntropy(op::CrossEntropy { residual: false, gradient: false, vocab: None });
         self.push(op, vec![logits, labels, hyper], vec![loss]);

@@ -7,7 +7,7 @@
 //!
 //! Source: Pope et al. 2022, Efficiently Scaling Transformer Inference, §2.1 (arXiv:2211.05102): prefill and decode.
 
-use crate::program::{Binding, CachedAttention, DType, Instr, Kind, Op, Program, Role, ValueId, op};
+use crate::program::{Binding, CachedAttention, Column, DType, Instr, Kind, Op, Program, Role, ValueId, op};
 
 /// How a program uses the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,10 +85,10 @@ pub fn cache(program: &mut Program, use_of_cache: CacheUse) -> Result<(), CacheE
 
 /// The positions of the tokens, which some models read already.
 fn positions(program: &mut Program, n_tokens: usize) -> ValueId {
-    let known = program.bound(Role::Positions).next();
+    let known = program.bound(Role::Column(Column::Positions)).next();
     known.unwrap_or_else(|| {
         let value = program.add_value("positions", &[n_tokens], DType::I32, Kind::Input);
-        program.bindings.push(Binding::new(Role::Positions, value));
+        program.bindings.push(Binding::new(Role::Column(Column::Positions), value));
         value
     })
 }

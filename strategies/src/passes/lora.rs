@@ -13,8 +13,8 @@
 use crate::program::blocks::can_be_stacked;
 use crate::program::op::weight_use::WeightUse;
 use crate::program::{
-    AdaptedRows, Binding, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Measured, Op, Packing, Param,
-    ParamPart, Program, Role, Site, ValueId, op,
+    AdaptedRows, Binding, Column, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Measured, Op, Packing,
+    Param, ParamPart, Program, Role, Site, ValueId, op,
 };
 use std::collections::BTreeSet;
 use std::slice;
@@ -461,10 +461,10 @@ fn measured(program: &Program, w: ValueId, of_columns: bool) -> Measured {
 
 /// Zeroes elements of an adapter's input; every target has draws of its own, as in PEFT.
 fn dropped_out(program: &mut Program, x: ValueId, rate: f32, stream: u32, site: Site) -> ValueId {
-    let bound = program.bound(Role::DropoutKeys).next();
+    let bound = program.bound(Role::Column(Column::DropoutKeys)).next();
     let keys = bound.unwrap_or_else(|| {
         let keys = program.add_value("dropout_keys", &[program.value(x).n_rows()], DType::I32, Kind::Input);
-        program.bindings.push(Binding::new(Role::DropoutKeys, keys));
+        program.bindings.push(Binding::new(Role::Column(Column::DropoutKeys), keys));
         keys
     });
     let shape = program.value(x).shape.clone();

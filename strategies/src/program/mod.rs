@@ -7,6 +7,7 @@
 
 pub mod blocks;
 pub mod collective;
+mod column;
 mod display;
 pub mod dtype;
 pub mod held;
@@ -17,6 +18,7 @@ pub mod tiles;
 
 pub use blocks::Blocks;
 pub use collective::{Collective, CollectiveKind, Stream};
+pub use column::Column;
 pub use dtype::DType;
 pub use op::{
     ActivationFn, AdaptedRows, Attention, AttentionPart, CachedAttention, Columns, Compute, Cost, Dropout, MatMul,
@@ -150,21 +152,10 @@ pub struct Instr {
 /// What the host binds to an input or output value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Token ids, i32 `[batch * seq_len]`.
-    Ids,
-    /// Id to be predicted at each position, i32 `[batch * seq_len]`; -100 for none.
-    Labels,
-    /// Position of each token inside its document, i32 `[batch * seq_len]`.
-    Positions,
-    /// Index inside the row of the first token that each token may see, i32 `[batch * seq_len]`.
-    DocStart,
-    /// A random key for each token, i32 `[batch * seq_len]`: a function of the seed, the step, the row of the data and the
-    /// position in it.
-    DropoutKeys,
+    /// A column of the data.
+    Column(Column),
     /// The scalars of the step, f64 `[Hyper::LEN]`; see [`Hyper`].
     Hyper,
-    /// Features of a user-defined model, f32.
-    Features,
     /// Sum of the negative log-likelihoods over all predicted tokens of the step, f64 scalar, nats.
     LossSum,
     /// This rank's part of [`Role::LossSum`], before the sum over the world: one or more f64, nats.

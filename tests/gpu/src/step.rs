@@ -14,7 +14,7 @@ use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::program::packing::E4M3_STEP;
-use phalanx_strategies::program::{Hyper, Init, Kind, Packing, Param, Role, ValueId};
+use phalanx_strategies::program::{Column, Hyper, Init, Kind, Packing, Param, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use std::time::Instant;
 
@@ -460,17 +460,17 @@ impl StepCase {
     /// The inputs of a step.
     fn tokens(&self, c: &Compiled, step: u64) -> Vec<(ValueId, Vec<i32>)> {
         let mut inputs = Vec::new();
-        for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart, Role::DropoutKeys] {
-            for (microbatch, value) in c.program.bound(role).enumerate() {
-                let stream = CounterRng::new(step).fork_named(&format!("{role:?} {microbatch}"));
+        for column in [Column::Ids, Column::Labels, Column::Positions, Column::DocStart, Column::DropoutKeys] {
+            for (microbatch, value) in c.program.bound(Role::Column(column)).enumerate() {
+                let stream = CounterRng::new(step).fork_named(&format!("{column:?} {microbatch}"));
                 let token = |i: usize| {
                     let t = i % self.batch.seq_len;
-                    match role {
-                        Role::Positions => (t % self.document) as i32,
-                        Role::DocStart => (t - t % self.document) as i32,
+                    match column {
+                        Column::Positions => (t % self.document) as i32,
+                        Column::DocStart => (t - t % self.document) as i32,
                         // The last token of a document predicts nothing.
-                        Role::Labels if t % self.document == self.document - 1 => -100,
-                        Role::DropoutKeys => stream.bits(i as u64) as i32,
+                        Column::Labels if t % self.document == self.document - 1 => -100,
+                        Column::DropoutKeys => stream.bits(i as u64) as i32,
                         _ => (stream.bits(i as u64) % self.model.vocab_size as u64) as i32,
                     }
                 };

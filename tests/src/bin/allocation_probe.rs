@@ -11,11 +11,14 @@
 
 use anyhow::{Result, ensure};
 use phalanx::config::datasets::DatasetType;
+use phalanx::data::columns::Columns;
 use phalanx::data::config::{DataConfig, DatasetConfig};
 use phalanx::data::prepare::prepare;
-use phalanx::data::rows::{BatchMut, Rows};
+use phalanx::data::rows::Rows;
 use phalanx::data::tokenizer::Tokenizer;
 use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::program::Column;
+use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::sampler::Sampler;
 use phalanx_tests::step::{BenchProgram, small_model};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -148,17 +151,15 @@ fn allocations_of_steps(bf16: bool, rows: &Rows) -> Result<u64> {
     (model.n_layers, model.windows) = (2, vec![None; 2]);
     let mut step = BenchProgram::new(model, bf16, BATCH).allocate();
     let sampler = Sampler::new(7, rows.len() as u64, BATCH.n_rows as u64, true)?;
-    let [mut ids, mut labels, mut positions, mut doc_start] = [const { [0i32; BATCH.n_tokens()] }; 4];
+    let mut batch = Columns::new([Column::Ids, Column::Labels, Column::Positions, Column::DocStart], BATCH);
     let mut picked = vec![0; BATCH.n_rows];
     for i in 0..N_WARM_UP + N_STEPS {
         if i == N_WARM_UP {
             WATCHES.store(true, Ordering::SeqCst);
         }
         sampler.fill_step(i, 0, &mut picked);
-        let mut batch =
-            BatchMut { ids: &mut ids, labels: &mut labels, positions: &mut positions, doc_start: &mut doc_start };
-        rows.fill(&picked, &mut batch)?;
-        step.write_batch(&ids, &labels, &positions, &doc_start);
+        rows.fill(&picked, CounterRng::new(0), &mut batch)?;
+        step.write_batch(&batch);
         ensure!(step.run().is_finite(), "step {i}: the loss is not a number");
     }
     WATCHES.store(false, Ordering::SeqCst);

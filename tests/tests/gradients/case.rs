@@ -9,7 +9,7 @@ use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{DType, Hyper, Init, Instr, Kind, Op, Packing, Program, Role, ValueId, op};
+use phalanx_strategies::program::{Column, DType, Hyper, Init, Instr, Kind, Op, Packing, Program, Role, ValueId, op};
 use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::target::Target;
 use proptest::prelude::*;
@@ -276,7 +276,7 @@ impl Bench {
     pub fn loss(&mut self, data: &Data) -> f64 {
         let eval = self.eval.clone();
         let scale = 1.0 / data.labels.iter().filter(|l| **l >= 0).count() as f64;
-        let ids = eval.program.bound(Role::Ids).next().expect("a model reads ids");
+        let ids = eval.program.bound(Role::Column(Column::Ids)).next().expect("a model reads ids");
         let n = eval.program.value(ids).n_elements();
         let mut sum = 0.0;
         for first in (0..data.ids.len()).step_by(n) {
@@ -295,10 +295,10 @@ impl Bench {
     /// Fills all microbatches of the program with the tokens from `first` on.
     fn fill(&mut self, compiled: &Compiled, data: &Data, first: usize) {
         let columns = [
-            (Role::Ids, &data.ids),
-            (Role::Labels, &data.labels),
-            (Role::Positions, &data.positions),
-            (Role::DocStart, &data.doc_start),
+            (Role::Column(Column::Ids), &data.ids),
+            (Role::Column(Column::Labels), &data.labels),
+            (Role::Column(Column::Positions), &data.positions),
+            (Role::Column(Column::DocStart), &data.doc_start),
         ];
         for (role, column) in columns {
             let mut at = first;

@@ -9,7 +9,7 @@ use phalanx_device::groups::Groups;
 use phalanx_device::span::{Span, chunks};
 use phalanx_device::staging::Staging;
 use phalanx_strategies::mesh::MeshRank;
-use phalanx_strategies::program::Role;
+use phalanx_strategies::program::{Column, Role};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -291,7 +291,7 @@ fn copy_of_what_is_no_state_comes_after_all_earlier_work_under_every_order() {
     hold_work_back();
     let mut trainer = Trainer::new(&gpu.0, MeshRank::default(), false);
     let Trainer { c, machine, .. } = &mut trainer;
-    let ids = c.program.bound(Role::Ids).next().unwrap();
+    let ids = c.program.bound(Role::Column(Column::Ids)).next().unwrap();
     let span = (machine as &dyn Machine).source(c, ids, 0..c.program.value(ids).n_elements()).span();
     let mut staging = Staging::new([&span], 1, span.bytes()).unwrap();
     for seed in 0..N_SEEDS {

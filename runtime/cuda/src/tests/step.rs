@@ -17,7 +17,7 @@ use phalanx_strategies::model::{
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Hyper, Instr, Kind, Program, Role, ValueId};
+use phalanx_strategies::program::{Column, Hyper, Instr, Kind, Program, Role, ValueId};
 use phalanx_strategies::target::Target;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -189,11 +189,11 @@ impl Trainer {
         hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
         (hyper[Hyper::LOSS_GRAD_SCALE], hyper[Hyper::LOSS_SCALE]) = (1.0 / 48.0, 1.0);
         write(machine, c, c.program.bound(Role::Hyper).next().unwrap(), &hyper);
-        for role in [Role::Ids, Role::Labels, Role::Positions, Role::DocStart] {
-            for v in c.program.bound(role) {
-                let token = |i: usize| match role {
-                    Role::Positions => i as i32 % 24,
-                    Role::DocStart => 0,
+        for column in [Column::Ids, Column::Labels, Column::Positions, Column::DocStart] {
+            for v in c.program.bound(Role::Column(column)) {
+                let token = |i: usize| match column {
+                    Column::Positions => i as i32 % 24,
+                    Column::DocStart => 0,
                     _ => ((i as u64 * 29 + step * 13) % 131) as i32,
                 };
                 write(machine, c, v, &(0..c.program.value(v).n_elements()).map(token).collect::<Vec<i32>>());

@@ -7,7 +7,7 @@
 use super::TpError;
 use crate::mesh::Axis;
 use crate::program::op::shares::{Pieces, Ranks, Reading, Share, Unshared};
-use crate::program::{Instr, Op, Program, Role, ValueId};
+use crate::program::{Column, Instr, Op, Program, Role, ValueId};
 use std::collections::BTreeMap;
 
 /// A rank's part of a program.
@@ -102,7 +102,7 @@ impl<'a> Search<'a> {
 
     /// Embedding tables are cut by token, like the head that may share them.
     fn tables(&mut self) -> Result<(), TpError> {
-        let ids = self.program.bound(Role::Ids).next();
+        let ids = self.program.bound(Role::Column(Column::Ids)).next();
         for instr in &self.program.instrs {
             if matches!(instr.op, Op::Embedding(_)) && Some(instr.reads[0]) == ids {
                 let table = instr.reads[1];

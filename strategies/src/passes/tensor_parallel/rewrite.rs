@@ -5,8 +5,8 @@ use crate::mesh::{Axes, Axis, Group};
 use crate::program::collective::part;
 use crate::program::op::shares::{Piece, inside};
 use crate::program::{
-    Binding, Collective, CollectiveKind, Columns, DType, Dropout, GradSum, Instr, Kind, MatMul, Op, Param, ParamPart,
-    Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard, op,
+    Binding, Collective, CollectiveKind, Column, Columns, DType, Dropout, GradSum, Instr, Kind, MatMul, Op, Param,
+    ParamPart, Program, QkColumns, QkNorm, Role, Site, TokenSlice, ValueId, VocabShard, op,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ const GROUP: Group = Group::over(&[Axis::Tp]);
 pub(super) fn rewrite(program: &mut Program, cut: &Cut, sequence_parallel: bool) {
     let instrs = std::mem::take(&mut program.instrs);
     let mesh_rank = program.mesh_rank;
-    let ids = program.bound(Role::Ids).next();
+    let ids = program.bound(Role::Column(Column::Ids)).next();
     let mut r = Rewrite {
         n_tokens: ids.map_or(0, |ids| program.value(ids).shape[0]),
         tp: mesh_rank.mesh.tp,

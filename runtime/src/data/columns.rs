@@ -1,0 +1,119 @@
+//! The columns of a microbatch, filled from documents.
+//!
+//! Legend: B rows of a batch, S tokens of a row; `t` is a position in a row.
+//!
+//! Invariants:
+//! - `COLUMNS-1` `labels[t]` is the id to be predicted at `t`, always of the same document, or [`IGNORED`].
+//! - `COLUMNS-2` A token attends to `doc_start[t] ..= t` only, and `positions[t] = t - doc_start[t]`: documents in one row
+//!   are isolated.
+//! - `COLUMNS-3` Padding is never predicted, and each padding token attends to itself only, which makes it nearly free in
+//!   attention.
+
+use super::token_reader::{id_of, is_trained};
+use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::program::Column;
+use phalanx_strategies::rng::CounterRng;
+use std::ops::Range;
+
+/// The label of a position at which nothing is predicted.
+pub const IGNORED: i32 = -100;
+
+/// The columns of a microbatch that a program asks for; each is `[B, S]`, row after row.
+#[derive(Debug)]
+pub struct Columns {
+    row_len: usize,
+    all: Vec<(Column, Vec<i32>)>,
+    /// A row as it is stored, before its columns are written.
+    stored: Vec<i32>,
+}
+
+impl Columns {
+    /// These columns of a batch.
+    pub fn new(columns: impl IntoIterator<Item = Column>, batch: BatchShape) -> Columns {
+        let all = columns.into_iter().map(|column| (column, vec![0; batch.n_tokens()])).collect();
+        Columns { row_len: batch.seq_len, all, stored: vec![0; batch.seq_len] }
+    }
+
+    /// A column.
+    ///
+    /// # Panics
+    /// When it was not asked for.
+    pub fn of(&self, column: Column) -> &[i32] {
+        let found = self.all.iter().find(|(other, _)| *other == column);
+        found.map(|(_, tokens)| tokens).expect("a column is read only where it was asked for")
+    }
+
+    /// Every column.
+    pub fn iter(&self) -> impl Iterator<Item = (Column, &[i32])> {
+        self.all.iter().map(|(column, tokens)| (*column, &tokens[..]))
+    }
+
+    /// Whether it has room for this many rows of this length.
+    pub(super) fn fits(&self, n_rows: usize, row_len: usize) -> bool {
+        self.row_len == row_len && self.all.iter().all(|(_, tokens)| tokens.len() == n_rows * row_len)
+    }
+
+    /// Where the stored tokens of a document go that is at these positions of its row.
+    pub(super) fn stored_mut(&mut self, at: Range<usize>) -> &mut [i32] {
+        &mut self.stored[at]
+    }
+
+    /// Writes the columns of the document whose stored tokens are at these positions of a row; returns how many are predicted.
+    pub(super) fn document(&mut self, row: usize, at: Range<usize>) -> usize {
+        let (first, stored) = (row * self.row_len, &self.stored[at.clone()]);
+        for (column, tokens) in &mut self.all {
+            let out = &mut tokens[first + at.start..first + at.end];
+            match column {
+                Column::Ids => out.iter_mut().zip(stored).for_each(|(id, token)| *id = id_of(*token)),
+                Column::Labels => {
+                    let next = stored.iter().skip(1).map(|next| if is_trained(*next) { id_of(*next) } else { IGNORED });
+                    out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
+                }
+                Column::Positions => out.iter_mut().zip(0..).for_each(|(position, t)| *position = t),
+                Column::DocStart => out.fill(at.start as i32),
+                Column::DropoutKeys => {}
+            }
+        }
+        stored.iter().skip(1).filter(|next| is_trained(**next)).count()
+    }
+
+    /// Pads a row from this position on.
+    pub(super) fn pad(&mut self, row: usize, from: usize, pad_id: i32) {
+        let first = row * self.row_len;
+        for (column, tokens) in &mut self.all {
+            let out = &mut tokens[first + from..first + self.row_len];
+            match column {
+                Column::Ids => out.fill(pad_id),
+                Column::Labels => out.fill(IGNORED),
+                Column::Positions => out.fill(0),
+                Column::DocStart => out.iter_mut().zip(from as i32..).for_each(|(start, t)| *start = t),
+                Column::DropoutKeys => {}
+            }
+        }
+    }
+
+    /// Draws the random keys of a row.
+    pub(super) fn draw(&mut self, row: usize, of_row: CounterRng) {
+        let at = row * self.row_len..(row + 1) * self.row_len;
+        for (_, tokens) in self.all.iter_mut().filter(|(column, _)| *column == Column::DropoutKeys) {
+            tokens[at.clone()].iter_mut().zip(0..).for_each(|(key, t)| *key = of_row.bits(t) as i32);
+        }
+    }
+
+    /// Takes these runs of every row of another batch.
+    pub(crate) fn cut(&mut self, whole: &Columns, runs: &[Range<usize>]) {
+        for ((_, own), (_, whole_rows)) in self.all.iter_mut().zip(&whole.all) {
+            own.clear();
+            for row in whole_rows.chunks_exact(whole.row_len) {
+                runs.iter().for_each(|run| own.extend_from_slice(&row[run.clone()]));
+            }
+        }
+    }
+
+    /// Excludes the labels of rows from `first` on.
+    pub(crate) fn ignore(&mut self, first: usize) {
+        for (_, tokens) in self.all.iter_mut().filter(|(column, _)| *column == Column::Labels) {
+            tokens[first * self.row_len..].fill(IGNORED);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What a program reads of each token of its data.
+
+use super::DType;
+
+/// A named, typed column of a microbatch, row after row. The data fills those that a program asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Column {
+    /// Token ids.
+    Ids,
+    /// Id to be predicted at each position; -100 for none.
+    Labels,
+    /// Position of each token inside its document.
+    Positions,
+    /// Index inside the row of the first token that each token may see.
+    DocStart,
+    /// A random key for each token: a function of the seed, the step, the row of the data and the position in it.
+    DropoutKeys,
+}
+
+impl Column {
+    /// Name in error messages, traces and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Column::Ids => "ids",
+            Column::Labels => "labels",
+            Column::Positions => "positions",
+            Column::DocStart => "docstart",
+            Column::DropoutKeys => "dropout_keys",
+        }
+    }
+
+    /// Element type.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Column::Ids | Column::Labels | Column::Positions | Column::DocStart | Column::DropoutKeys => DType::I32,
+        }
+    }
+}
