@@ -17,8 +17,30 @@ use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Writ
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// A rank's save state at a step boundary, summed over all ranks.
-pub(crate) type Ballot = [u64; 4];
+/// How the save of a rank stands at a step boundary, or the sums over all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ballot {
+    /// Threads that wait for a sum.
+    n_terms: u64,
+    /// The terms of that sum.
+    sum: u64,
+    /// Threads that have ended.
+    n_ended: u64,
+    /// Ranks whose store does not answer.
+    n_stalled: u64,
+}
+
+impl Ballot {
+    /// As numbers that ranks add up.
+    pub(super) const fn numbers(self) -> [u64; 4] {
+        [self.n_terms, self.sum, self.n_ended, self.n_stalled]
+    }
+
+    /// Of these numbers.
+    pub(super) const fn of([n_terms, sum, n_ended, n_stalled]: [u64; 4]) -> Ballot {
+        Ballot { n_terms, sum, n_ended, n_stalled }
+    }
+}
 
 /// Time between two ballots of ranks that only wait for their saves.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -85,11 +107,17 @@ impl Ongoing {
     pub(crate) fn ballot(&mut self) -> Ballot {
         self.term = self.term.or_else(|| self.terms.try_recv().ok());
         let is_stalled = self.writer.is_stalled();
-        [self.term.is_some().into(), self.term.unwrap_or(0), self.save.is_finished().into(), is_stalled.into()]
+        Ballot {
+            n_terms: self.term.is_some().into(),
+            sum: self.term.unwrap_or(0),
+            n_ended: self.save.is_finished().into(),
+            n_stalled: is_stalled.into(),
+        }
     }
 
     /// Counts the ballots of all ranks: sends the thread its sum, or ends the save.
-    pub(crate) fn count(mut self, [n_terms, sum, n_ended, _]: Ballot, n_ranks: u64) -> Result<EndedSave, Ongoing> {
+    pub(crate) fn count(mut self, ballots: Ballot, n_ranks: u64) -> Result<EndedSave, Ongoing> {
+        let Ballot { n_terms, sum, n_ended, n_stalled: _ } = ballots;
         // A thread that ends while others wait for a sum has panicked: that sum will never be complete.
         let is_broken = n_ended > 0 && n_terms > 0;
         if n_ended == n_ranks || is_broken {
@@ -110,8 +138,8 @@ impl Ongoing {
     /// When a peer is lost.
     pub(crate) fn wait(mut self, team: &mut Team, to_the_end: bool) -> Result<Waited, JobError> {
         loop {
-            let ballots = team.sums(self.ballot())?;
-            let [.., n_stalled] = ballots;
+            let ballots = team.sums(self.ballot().numbers()).map(Ballot::of)?;
+            let n_stalled = ballots.n_stalled;
             match self.count(ballots, team.n_ranks() as u64) {
                 Ok(ended) => return Ok(Waited::Ended(ended)),
                 Err(ongoing) if n_stalled > 0 && !to_the_end => return Ok(Waited::Stalled(ongoing)),

@@ -83,4 +83,5 @@ pub(crate) mod trainer;
 mod utilisation;
 pub(crate) mod verification;
 pub(crate) mod vocabulary;
+mod vote;
 pub(crate) mod weights;

@@ -423,7 +423,7 @@ impl Saving {
 
     /// This rank's contribution to the state of the current save, summed over all ranks.
     pub(crate) fn ballot(&mut self) -> Ballot {
-        self.ongoing.as_mut().map_or([0; 4], Ongoing::ballot)
+        self.ongoing.as_mut().map_or(Ballot::default(), Ongoing::ballot)
     }
 
     /// Advances the running save by the sum of all ranks' ballots. Returns it when it has ended.

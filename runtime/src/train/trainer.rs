@@ -20,6 +20,7 @@ use super::step_trace::StepTrace;
 use super::team::Team;
 use super::utilisation::Peak;
 use super::verification::Verification;
+use super::vote::Vote;
 use super::weights;
 use crate::control::Control;
 use crate::data::prepare::PrepareError;
@@ -314,23 +315,24 @@ impl<'a> Trainer<'a> {
     ) -> Result<(Requests, bool, Option<SaveOutcome>), JobError> {
         let step = self.state.step + 1;
         self.member.as_mut().map_or(Ok(()), |member| member.computed(step))?;
-        // Any rank may be asked to stop; the leader passes requests to save on to all ranks.
-        let stop = u64::from(control.stop.load(Ordering::Acquire) || self.is_over());
-        let saves = if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 };
         // A running save finishes first.
-        let asks = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
-        let pause = u64::from(asks && saving.is_idle());
-        let [a, b, c, d] = saving.ballot();
+        let pauses = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
+        // Any rank may be asked to stop; the leader passes requests to save on to all ranks.
+        let own = Vote {
+            n_stop: u64::from(control.stop.load(Ordering::Acquire) || self.is_over()),
+            n_saves: if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 },
+            n_pause: u64::from(pauses && saving.is_idle()),
+            save: saving.ballot(),
+        };
         let start = Instant::now();
-        let [stop, saves, pause, ballots @ ..] = self.team.sums([stop, saves, pause, a, b, c, d])?;
+        let all = own.counted(&mut self.team)?;
         let waited_s = start.elapsed().as_secs_f64();
         if let Some((_, outcome)) = &mut self.open {
             (outcome.collective_s, outcome.step_s) = (outcome.collective_s + waited_s, outcome.step_s + waited_s);
         }
-        let pause = if pause > 0 { self.generation.0 } else { 0 };
-        let requests = Requests { stop: stop > 0, save: saves, pause: Generation(pause) };
+        let requests = all.requests(self.generation);
         self.member.as_mut().map_or(Ok(()), |member| member.committed(step, requests))?;
-        Ok((requests, self.is_asked(saves), saving.count(ballots, &self.team)))
+        Ok((requests, self.is_asked(all.n_saves), saving.count(all.save, &self.team)))
     }
 
     /// Sends this step's gradients to shadow holders and followers of this rank, and receives those of other ranks.
