@@ -106,7 +106,9 @@ fn six_thousand_seeds_violate_no_invariant_and_reach_rare_events() {
 /// Each seed was the only one of many thousands that found its bug, before plans had faults of the environment.
 #[test]
 fn regression_seeds_violate_no_invariant() {
-    for seed in SPREADING.into_iter().chain([3_146_866, 3_834_153, 4_144_776, 4_897_618, 6_009_038, 6_035_724]) {
+    for seed in
+        SPREADING.into_iter().chain([3_146_866, 3_834_153, 4_144_776, 4_897_618, 6_009_038, 6_035_724, 7_477_998])
+    {
         let config = Config::small(seed);
         assert_eq!(run(config, &drawn(&config)).violation, None, "seed {seed}");
     }

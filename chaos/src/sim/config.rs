@@ -40,7 +40,7 @@ pub struct Config {
     pub catch_up_part_us: u64,
     /// End of the safety phase.
     pub safety_ms: u64,
-    /// Time after the safety phase in which the whole mesh must train again.
+    /// Time after the safety phase, and after the longest quarantine of a node, in which the whole mesh must train again.
     pub liveness_ms: u64,
     /// The rule to break deliberately.
     pub mutation: Option<Mutation>,

@@ -37,7 +37,7 @@ use data_plane::Collective;
 use event::{Event, Queue};
 use network::Network;
 use node::Node;
-use phalanx_strategies::elastic::coordinator::Activity;
+use phalanx_strategies::elastic::coordinator::{Activity, quarantine};
 use phalanx_strategies::elastic::identity::{Generation, JobId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::incident::Timeline;
 use phalanx_strategies::elastic::mesh_choice::Policy;
@@ -199,7 +199,9 @@ impl Sim {
 
     fn run(mut self) -> Outcome {
         let safety_end = self.config.safety_ms * 1_000;
-        let deadline = safety_end + self.config.liveness_ms * 1_000;
+        // A node that was killed again and again gets no rank for as long as that.
+        let quarantine = u64::try_from(quarantine::longest(&self.config.timing).as_micros()).unwrap_or(u64::MAX);
+        let deadline = safety_end + self.config.liveness_ms * 1_000 + quarantine;
         let (mut whole_at, mut stops): (Option<Step>, bool) = (None, false);
         while self.outcome.violation.is_none() {
             let Some((at, event)) = self.queue.pop() else { break };

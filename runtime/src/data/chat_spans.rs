@@ -8,6 +8,7 @@
 //! - The end of a turn is what the loop over the messages prints for it after the message, and a token that ends the text.
 //! - `generation` blocks of a template decide both by themselves.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError, Conversation, Message, THOUGHT_FIELDS};
@@ -53,7 +54,7 @@ pub fn render_for_training(
     let whole = rendered_in_form(template, conversation, false)?.with_first_origins();
     let mut turns = Vec::new();
     for &idx in trained {
-        let turn = Turn { template, conversation, whole: &whole, idx };
+        let turn = Turn { template, conversation, whole: &whole, idx, prompted: OnceCell::new() };
         turns.extend(turn.ranges().into_iter().map(|range| (idx, range)));
     }
     turns.sort_by_key(|(_, range)| range.start);
@@ -74,6 +75,8 @@ struct Turn<'a> {
     conversation: &'a Conversation,
     whole: &'a Rendered,
     idx: usize,
+    /// The conversation before this turn with a generation prompt, once it was needed: to render it takes longest.
+    prompted: OnceCell<Option<Rendered>>,
 }
 
 impl Turn<'_> {
@@ -179,7 +182,11 @@ impl Turn<'_> {
     }
 
     /// The conversation before this turn with a generation prompt, if that makes a difference.
-    fn prompted(&self) -> Option<Rendered> {
+    fn prompted(&self) -> Option<&Rendered> {
+        self.prompted.get_or_init(|| self.rendered_with_prompt()).as_ref()
+    }
+
+    fn rendered_with_prompt(&self) -> Option<Rendered> {
         // Many templates access the first message, so the empty conversation is never rendered.
         if self.idx == 0 || !self.template.mentions("add_generation_prompt") {
             return None;

@@ -211,7 +211,11 @@ fn own_roles(
     let keys = |source: &Value| source.as_object().cloned().into_iter().flatten();
     let of_special = keys(special).filter(move |(role, _)| is_own(role));
     let of_config = keys(config).filter(move |(role, token)| is_own(role) && token.is_string());
-    let listed = keys(&special["extra_special_tokens"]).chain(keys(&config["extra_special_tokens"]));
+    let listed = ["extra_special_tokens", "model_specific_special_tokens"]
+        .map(|key| [special, config].map(|source| keys(&source[key])))
+        .into_iter()
+        .flatten()
+        .flatten();
     let all = of_class.chain(of_special).chain(of_config).chain(listed);
     all.filter_map(|(role, token)| Some((role, described(&token, true)?)))
 }

@@ -52,7 +52,9 @@ fn tokens_of_all_lists_get_the_next_ids_in_the_order_of_transformers() {
     assert_eq!(ids(json!({ "added_tokens_decoder": reversed }), &[]), [353, 352, 1, 2]);
     assert_eq!(ids(json!({ "additional_special_tokens": [START, END] }), &[]), [352, 353, 1, 2]);
     assert_eq!(ids(json!({ "extra_special_tokens": [START, token(END)] }), &[]), [352, 353, 1, 2]);
-    assert_eq!(ids(json!({ "extra_special_tokens": { "turn_token": START } }), &[]), [352, 0, 1, 2]);
+    for key in ["extra_special_tokens", "model_specific_special_tokens"] {
+        assert_eq!(ids(json!({ key: { "turn_token": START } }), &[]), [352, 0, 1, 2], "{key}");
+    }
     assert_eq!(ids(json!({ "turn_token": START }), &[]), [352, 0, 1, 2]);
     assert_eq!(ids(json!({}), std::slice::from_ref(&added)), [352, 353, 1, 2]);
     assert_eq!(ids(json!({ "eos_token": END }), &[added]), [352, 353, 353, 2]);

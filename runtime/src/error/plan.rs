@@ -22,8 +22,8 @@ pub enum PlanError {
     #[error("dataset pattern {pattern}: {source}")]
     Pattern { pattern: String, source: glob::PatternError },
     /// A path that matches the pattern of a dataset cannot be read.
-    #[error("dataset pattern {pattern}: {source}")]
-    Unreadable { pattern: String, source: glob::GlobError },
+    #[error("dataset pattern {pattern}: cannot read {path}: {source}", path = path.display())]
+    Unreadable { pattern: String, path: PathBuf, source: std::io::Error },
     /// A file that matches the pattern of a dataset has a name that patterns cannot describe.
     #[error("dataset pattern {pattern}: the name of {path} is no UTF-8; rename the file, or name its folder instead", path = path.display())]
     NameNotUtf8 { pattern: String, path: PathBuf },

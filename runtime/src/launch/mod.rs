@@ -17,7 +17,8 @@
 //! - **LAUNCH-4** A rank whose liveness pipe has closed counts as ended, even if the system takes longer to release it. The launcher
 //!   waits for the exit, which tells how the rank ended, only until the caller forgoes that.
 //! - **LAUNCH-5** Requests to end concern the launcher alone, which saves before it ends its ranks: ranks ignore them from
-//!   their first instruction. Batch systems and service managers signal every process of a job.
+//!   their first instruction. Batch systems and service managers signal every process of a job. So do those that suspend a job,
+//!   with SIGTSTP before SIGSTOP: a launcher without a terminal does not obey the first, and ranks that did would seem to hang.
 //!
 //! Map: [`slots`] has all processes, `process` one of them, [`cores`] their cores, [`numa`] those near a device, [`channel`] the
 //! rank's end of the sockets, [`executable`] the file that they run, `liveness` that of the pipe that closes first,

@@ -60,6 +60,10 @@ pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
 pub(crate) const REQUESTS_TO_END: [libc::c_int; 6] =
     [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGXCPU];
 
+/// Signals of a terminal that suspend a process. Batch systems that suspend a job send the first of them to each of its processes
+/// some seconds before they stop all with SIGSTOP. A launcher without a terminal does not obey it, so a rank that did would seem to hang.
+const SUSPENDS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
 /// Sends the signal to the process that started this one, if that handles it: another one would die of it.
 pub(crate) fn pass_to_parent(signal: libc::c_int) {
     // SAFETY: the call has no arguments and cannot fail.
@@ -78,7 +82,8 @@ fn handles(status: &str, signal: libc::c_int) -> bool {
     mask >> (signal - 1) & 1 == 1
 }
 
-/// Prepares a command for a rank: the process dies with the thread that starts it, ignores requests to end (LAUNCH-5), runs on
+/// Prepares a command for a rank: the process dies with the thread that starts it, ignores requests to end and signals of
+/// terminals (LAUNCH-5), runs on
 /// these cores (on any core if the list is empty), and inherits these descriptors under their numbers.
 pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usize]) {
     // SAFETY: a set of bits, for which zero is valid.
@@ -93,7 +98,7 @@ pub(super) fn prepare(command: &mut Command, inherited: [RawFd; 2], cpus: &[usiz
         // SAFETY: these are plain system calls on integers and on the set that the closure owns.
         unsafe {
             // An ignored signal stays ignored in the program that starts here, and in its children.
-            for signal in REQUESTS_TO_END {
+            for signal in REQUESTS_TO_END.into_iter().chain(SUSPENDS) {
                 if libc::signal(signal, libc::SIG_IGN) == libc::SIG_ERR {
                     return Err(io::Error::last_os_error());
                 }

@@ -412,8 +412,9 @@ fn descriptor_that_is_not_a_channel_is_rejected() {
 #[test]
 fn requests_to_end_that_reach_a_rank_leave_it_running_from_its_first_instruction() {
     // A shell cannot take back that a signal was ignored when it started.
-    let mut slots =
-        shells(&["for signal in TERM INT HUP USR1 USR2; do kill -$signal $$; done; echo alive >&2; exit 4"]);
+    let mut slots = shells(&[
+        "for signal in TERM INT HUP USR1 USR2 TSTP TTIN TTOU; do kill -$signal $$; done; echo alive >&2; exit 4",
+    ]);
 
     let events = rest(&mut slots);
 

@@ -56,6 +56,7 @@ pub mod model_source;
 mod new_token_rows;
 pub(crate) mod output_lock;
 mod packed_weights;
+mod pattern;
 pub mod plan;
 pub(crate) mod planted;
 pub(crate) mod preparation;

@@ -6,6 +6,7 @@ use super::grown_rows::Grown;
 use super::initial_adapter;
 use super::located as models;
 use super::new_token_rows;
+use super::pattern::matching;
 use super::quantised::check_unquantised;
 use super::vocabulary;
 use crate::config::JobConfig;
@@ -221,51 +222,6 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
 fn located(dataset: &datasets::DatasetConfig) -> Result<PathBuf, JobError> {
     let is_loader = dataset.data_files.is_some();
     Ok(sources::located(&dataset.path, dataset.revision.as_deref(), is_loader, &HubCache::of_user())?)
-}
-
-/// The files that match a pattern; none for a path without a pattern, whether it exists or not.
-fn matching(path: &Path) -> Result<Vec<PathBuf>, JobError> {
-    let pattern = path.to_string_lossy();
-    if path.exists() || !pattern.contains(['*', '?', '[']) {
-        return Ok(Vec::new());
-    }
-    let pattern = || pattern.to_string();
-    let found = glob::glob(&pattern()).map_err(|source| PlanError::Pattern { pattern: pattern(), source })?;
-    let paths = found.collect::<Result<Vec<_>, _>>();
-    let paths = paths.map_err(|source| PlanError::Unreadable { pattern: pattern(), source })?;
-    if let Some(path) = skipped_name(&pattern()) {
-        return Err(PlanError::NameNotUtf8 { pattern: pattern(), path }.into());
-    }
-    let files: Vec<PathBuf> = paths.into_iter().filter(|p| !p.is_dir()).collect();
-    if files.is_empty() {
-        return Err(PlanError::NoFile { pattern: pattern() }.into());
-    }
-    Ok(files)
-}
-
-/// A file with a name that is no UTF-8, and that the pattern would match if it were: patterns skip such names.
-fn skipped_name(text: &str) -> Option<PathBuf> {
-    let pattern = glob::Pattern::new(text).ok()?;
-    let fixed =
-        Path::new(text).components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '[']));
-    let base: PathBuf = fixed.collect();
-    let n_levels = Path::new(text).components().count() - base.components().count();
-    let depth = if text.contains("**") { usize::MAX } else { n_levels };
-    let mut folders = vec![(if base.as_os_str().is_empty() { PathBuf::from(".") } else { base.clone() }, 1)];
-    while let Some((folder, level)) = folders.pop() {
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let as_text = path.to_string_lossy();
-            if path.to_str().is_none() && pattern.matches(as_text.trim_start_matches("./")) {
-                return Some(path);
-            }
-            // Links are not followed, so that none leads in a circle.
-            if level < depth && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                folders.push((path, level + 1));
-            }
-        }
-    }
-    None
 }
 
 fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::DatasetConfig {

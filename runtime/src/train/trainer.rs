@@ -260,7 +260,8 @@ impl<'a> Trainer<'a> {
             }
             self.open = Some((judged?, outcome));
             // Nothing has changed yet. All ranks vote here, so that no rank applies a step that another could not compute.
-            let (requests, asked, ended_save) = self.vote(control, saving)?;
+            let is_due = due(data.save_steps, step + 1);
+            let (requests, asked, ended_save) = self.vote(control, saving, is_due)?;
             self.plant(Where::Gradient);
             let mut outcome = self.update()?;
             self.verification.memory.note_loss(Step(self.state.step), outcome.own_loss);
@@ -280,7 +281,8 @@ impl<'a> Trainer<'a> {
             let alone = self.team.n_ranks() == 1 && self.member.is_none();
             let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
-            let is_due = last || stop || asked || due(data.save_steps, self.state.step);
+            let pauses = requests.pause == self.generation && self.member.is_some() && !(last || stop || asked);
+            let is_due = last || stop || asked || is_due && !pauses;
             [Where::Weights, Where::Optimizer, Where::Shadow].into_iter().for_each(|place| self.plant(place));
             let is_best = self.evaluate_if_due(data, last, &mut began, emit)?;
             let saves = is_best || is_due;
@@ -291,7 +293,7 @@ impl<'a> Trainer<'a> {
             if is_best {
                 self.wait_for_best(saving, data.checkpoint_required, emit)?;
             }
-            if self.member.is_some() && requests.pause == self.generation && !is_due {
+            if pauses {
                 let ended_save = saving.wait(&mut self.team)?;
                 self.conclude(ended_save, data.checkpoint_required, emit)?;
                 return Ok(Pause::Paused);
@@ -312,16 +314,17 @@ impl<'a> Trainer<'a> {
         &mut self,
         control: &Control,
         saving: &mut Saving,
+        is_due: bool,
     ) -> Result<(Requests, bool, Option<SaveOutcome>), JobError> {
         let step = self.state.step + 1;
         self.member.as_mut().map_or(Ok(()), |member| member.computed(step))?;
-        // A running save finishes first.
+        // A running save finishes first. A step after which another is due would wait for it in any case.
         let pauses = self.member.is_some() && control.pause.load(Ordering::Acquire) == self.generation.0;
         // Any rank may be asked to stop; the leader passes requests to save on to all ranks.
         let own = Vote {
             n_stop: u64::from(control.stop.load(Ordering::Acquire) || self.is_over()),
             n_saves: if self.team.leads() { control.saves.load(Ordering::Acquire) } else { 0 },
-            n_pause: u64::from(pauses && saving.is_idle()),
+            n_pause: u64::from(pauses && (saving.is_idle() || is_due)),
             save: saving.ballot(),
         };
         let start = Instant::now();

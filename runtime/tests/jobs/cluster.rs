@@ -1,6 +1,8 @@
 //! Nodes started with one command and a launcher's environment variables, here on one machine.
 
+use crate::support::job::until;
 use crate::support::{Project, Run, ranks_of};
+use serde_json::Value;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -257,6 +259,29 @@ fn terminated_job_is_saved_and_resumes_later() {
     let again = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &longer);
     again.finish();
     assert_eq!(p.metrics("out").len(), steps + 2);
+}
+
+#[test]
+fn node_0_that_comes_back_joins_the_job_that_its_standby_leads() {
+    let p = Project::new();
+    let endless = ["--max_steps", "1000000", "--elastic.replace_patience", "0.5"];
+    let mut launch = Launch::start(&p, "--slurm", &[slurm(0), slurm(1)], &endless);
+    launch.until(0, "step     5");
+    let mut dead = launch.nodes.remove(0);
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    let until_shards = |n: u64| {
+        until("a mesh", || {
+            let status: Value = serde_json::from_str(&p.run(&["status", "out", "--json"]).stdout).ok()?;
+            (status["activity"] == "running" && status["mesh"]["dp_shard"].as_u64() == Some(n)).then_some(())
+        });
+    };
+    until_shards(1);
+
+    let back = Launch::start(&p, "--slurm", &[slurm(0)], &endless);
+
+    back.until(0, "with 1 ranks");
+    until_shards(2);
 }
 
 #[test]

@@ -8,7 +8,8 @@
 //! - `MEMBER-4` All members of a world act on a request after the same step: requests travel with the votes, and each
 //!   member acts on the union of the requests in all votes for a step.
 //! - `MEMBER-5` A member is done only when the last step is committed and all its checkpoint parts are durable.
-//! - `MEMBER-6` All members of a pausing world stop after the same step and keep its state, without saving it.
+//! - `MEMBER-6` All members of a pausing world stop after the same step and keep its state, without saving it, even if a
+//!   save is due after this step: the next world continues from it.
 //! - `MEMBER-7` A member is not ready before its device has joined the world, even if its state is complete: until then
 //!   an operation of an older world may still access the memory of its peers.
 //! - `MEMBER-8` is in `catching_up`.
@@ -342,14 +343,16 @@ impl Member {
         assignment.n_saves = assignment.n_saves.max(requests.save);
         let due = self.schedule.save_steps > 0 && step.0.is_multiple_of(self.schedule.save_steps);
         let last = requests.stop || self.is_last(step);
-        if asked || due || last {
+        if asked || last {
             self.save(generation, step);
         } else if requests.pause == generation {
-            // MEMBER-6
+            // MEMBER-6: with a save at every step, or saves that take as long as the steps between them, no other step would do.
             (self.phase, self.assignment) = (MemberPhase::Paused, None);
             self.is_at(At::Idle);
             self.commands.push_back(Command::Report);
             return Ok(());
+        } else if due {
+            self.save(generation, step);
         }
         self.go_on(generation, step, last);
         Ok(())

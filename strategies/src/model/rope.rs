@@ -49,6 +49,11 @@ pub(super) fn read(hf: &HfConfig) -> Result<(f64, RopeScaling), ModelError> {
     {
         return Err(ModelError::Conflict { first: (*first).to_owned(), second: (*second).to_owned() });
     }
+    // transformers reads the old form alone then, without the base of the new one; other tools read the new form.
+    if let [(_, None), (new, Some(theta)), (old, None)] = thetas.as_slice() {
+        let old = old.trim_end_matches(".rope_theta").to_owned();
+        return Err(ModelError::Conflict { first: format!("{new}: {theta}"), second: old });
+    }
     let theta = agreed(thetas)?.unwrap_or(10_000.0);
     Ok((theta, scalings.first().map_or(RopeScaling::None, |(_, scaling)| *scaling)))
 }
@@ -157,6 +162,11 @@ mod tests {
             theta.starts_with("`rope_theta: 10000` and `rope_parameters.rope_theta: 500000` contradict"),
             "{theta}"
         );
+        let base = refused(&format!(
+            r#""rope_parameters": {{"rope_theta": 500.0, {}, "rope_scaling": {linear}"#,
+            &linear[1..]
+        ));
+        assert!(base.starts_with("`rope_parameters.rope_theta: 500` and `rope_scaling` contradict"), "{base}");
         assert!(refused(r#""rope_scaling": {"rope_type": "linear", "type": "default", "factor": 2}"#).contains("type"));
         let yarn = refused(r#""rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}"#);
         assert!(yarn.contains("yarn"), "{yarn}");

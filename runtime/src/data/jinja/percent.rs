@@ -458,7 +458,6 @@ fn formatted(budget: &Budget, value: &Value, spec: &str) -> Result<Text, Error> 
     }
     let parsed = format_spec(spec).ok_or_else(|| Error::new(format!("the format {spec:?} is not known")))?;
     match (value, value.number()) {
-        (Value::Bool(_), _) if matches!(parsed.kind, '\0') => padded(budget, &parsed, str_of(budget, value)?, '<'),
         (_, Some(Number::Int(code))) if parsed.kind == 'c' => padded(budget, &parsed, letter(code)?, '<'),
         (_, Some(found)) => number(&parsed, found).map(Text::new),
         (Value::Str(text), _) if matches!(parsed.kind, '\0' | 's') && parsed.align != Some('=') => {

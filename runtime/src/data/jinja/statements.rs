@@ -172,8 +172,7 @@ impl Interpreter {
 
     fn for_loop(&self, own: &Arc<ForLoop>, scope: &Rc<Scope>, out: &mut Output) -> Result<Flow, Error> {
         let over = self.evaluate(&own.over, scope)?;
-        self.loop_over(own, &over, 0, scope, out)?;
-        Ok(Flow::Next)
+        self.loop_over(own, &over, 0, scope, out)
     }
 
     fn loop_over(
@@ -183,7 +182,7 @@ impl Interpreter {
         depth: usize,
         scope: &Rc<Scope>,
         out: &mut Output,
-    ) -> Result<(), Error> {
+    ) -> Result<Flow, Error> {
         let mut items = over.items(&self.budget)?;
         if let Some(test) = &own.test {
             let mut kept = Vec::new();
@@ -196,13 +195,10 @@ impl Interpreter {
             }
             items = Rc::new(kept);
         }
-        if items.is_empty() {
-            self.run(&own.otherwise, &Scope::within(scope), out)?;
-            return Ok(());
-        }
         let recursive = own.is_recursive.then(|| (Arc::clone(own), Rc::downgrade(scope)));
         let (index, last_changed) = (Cell::new(0), RefCell::new(None));
         let state = Rc::new(Callable::Loop(Loop { items: Rc::clone(&items), index, depth, last_changed, recursive }));
+        let mut has_reached_end = false;
         for (idx, item) in items.iter().enumerate() {
             self.budget.step(1)?;
             let inner = Scope::within(scope);
@@ -211,11 +207,15 @@ impl Interpreter {
             }
             inner.set("loop", Value::Callable(Rc::clone(&state)));
             self.assign(&own.target, item.clone(), &inner)?;
-            if self.iteration(own, item, &inner, out)? == Flow::Break {
-                break;
+            match self.iteration(own, item, &inner, out)? {
+                Flow::Break => break,
+                Flow::Continue => {}
+                Flow::Next => has_reached_end = true,
             }
         }
-        Ok(())
+        // Unlike in Python, where only `break` skips it: Jinja2 runs it unless an iteration has reached the end of the body.
+        // A `break` in it leaves the loop around this one.
+        if has_reached_end { Ok(Flow::Next) } else { self.run(&own.otherwise, &Scope::within(scope), out) }
     }
 
     /// Runs the body for one item, and notes what it prints if that is a message.

@@ -3,6 +3,7 @@
 //! A table has every field of a struct in every row, so a field that an object lacks is null there. Such nulls are left out, as in
 //! the peers: a model would learn to write them. The messages of a conversation keep theirs, because the content of an answer that
 //! is all calls is null on purpose; whoever reads messages leaves out the others. Values of JSON columns stay as they were written.
+//! A value inside a message that JSON has no type for refuses the record; other columns of such types are left out.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,12 +37,19 @@ pub(super) struct Rows {
     expansion: Expansion,
 }
 
-/// A record that does not fit into memory.
-struct TooLarge;
+/// Why a row is no record.
+enum Refusal {
+    /// It does not fit into memory.
+    TooLarge,
+    /// A field inside a message has a value of a type that JSON does not have.
+    Type { field: String, kind: String },
+}
 
 /// Turns elements of columns into JSON until it has too many bytes.
 struct Converter<'a> {
     messages: &'a [String],
+    /// Whether the column has messages.
+    is_in_messages: bool,
     n_bytes: u64,
     /// Bytes of a table that repeats nothing.
     n_stored: u64,
@@ -67,13 +75,13 @@ impl Rows {
         let (mut records, mut n_bytes) = (Vec::new(), 0);
         let Some(batch) = &self.batch else { return Ok(records) };
         while self.next_row < batch.num_rows() && n_bytes < BATCH_BYTES as u64 {
-            let mut converter = Converter { messages: &self.messages, n_bytes: 0, n_stored: 0 };
+            let mut converter = Converter { messages: &self.messages, is_in_messages: false, n_bytes: 0, n_stored: 0 };
             let line = self.next_record;
-            let record = converter.record(batch, self.next_row).map_err(|TooLarge| ReadError::TooLarge {
-                path: path.to_owned(),
-                line,
-                limit_mib: DECODED_BYTES_MAX >> 20,
-            })?;
+            let record =
+                converter.record(batch, self.next_row).map_err(|refusal| match (refusal, path.to_owned()) {
+                    (Refusal::TooLarge, path) => ReadError::TooLarge { path, line, limit_mib: DECODED_BYTES_MAX >> 20 },
+                    (Refusal::Type { field, kind }, path) => ReadError::Type { path, line, field, kind },
+                })?;
             records.push(Numbered { line, content: Content::Fields(Value::Object(record)) });
             self.expansion.spend(converter.n_stored)?;
             n_bytes += converter.n_bytes;
@@ -87,16 +95,16 @@ impl Rows {
 }
 
 impl Converter<'_> {
-    fn spend(&mut self, n_bytes: u64) -> Result<(), TooLarge> {
+    fn spend(&mut self, n_bytes: u64) -> Result<(), Refusal> {
         self.n_bytes += n_bytes;
-        if self.n_bytes > DECODED_BYTES_MAX { Err(TooLarge) } else { Ok(()) }
+        if self.n_bytes > DECODED_BYTES_MAX { Err(Refusal::TooLarge) } else { Ok(()) }
     }
 
-    fn record(&mut self, batch: &RecordBatch, row: usize) -> Result<Map<String, Value>, TooLarge> {
+    fn record(&mut self, batch: &RecordBatch, row: usize) -> Result<Map<String, Value>, Refusal> {
         let mut record = Map::new();
         for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
-            let keeps_nulls = self.messages.contains(field.name());
-            if let Some(value) = self.value(field, &**column, row, keeps_nulls)? {
+            self.is_in_messages = self.messages.contains(field.name());
+            if let Some(value) = self.value(field, &**column, row, self.is_in_messages)? {
                 self.spend(field.name().len() as u64)?;
                 record.insert(field.name().clone(), value);
             }
@@ -104,7 +112,7 @@ impl Converter<'_> {
         Ok(record)
     }
 
-    /// An element of a column as JSON; nothing if JSON has no such type. `keeps_nulls` is whether an object, or the objects of a
+    /// An element of a column as JSON; nothing if JSON has no such type and the column has no messages. `keeps_nulls` is whether an object, or the objects of a
     /// list, keep fields without a value.
     fn value(
         &mut self,
@@ -112,7 +120,7 @@ impl Converter<'_> {
         column: &dyn Array,
         row: usize,
         keeps_nulls: bool,
-    ) -> Result<Option<Value>, TooLarge> {
+    ) -> Result<Option<Value>, Refusal> {
         self.spend(VALUE_BYTES)?;
         self.n_stored += STORED_BYTES;
         if column.is_null(row) {
@@ -129,6 +137,8 @@ impl Converter<'_> {
             DataType::FixedSizeList(item, _) => {
                 self.list(item, &column.as_fixed_size_list().value(row), keeps_nulls)?
             }
+            DataType::ListView(item) => self.list(item, &column.as_list_view::<i32>().value(row), keeps_nulls)?,
+            DataType::LargeListView(item) => self.list(item, &column.as_list_view::<i64>().value(row), keeps_nulls)?,
             DataType::Struct(_) => Some(Value::Object(self.object(column.as_struct(), row, keeps_nulls)?)),
             DataType::Dictionary(..) => {
                 let Some(dictionary) = column.as_any_dictionary_opt() else { return Ok(None) };
@@ -139,12 +149,17 @@ impl Converter<'_> {
                 }
             }
             DataType::Map(..) => self.map(column.as_map(), row)?,
-            _ => number_of(column, row).or_else(|| text_of(column, row)),
+            other => match number_of(column, row).or_else(|| text_of(column, row)) {
+                None if self.is_in_messages => {
+                    return Err(Refusal::Type { field: field.name().clone(), kind: name_of(other) });
+                }
+                value => value,
+            },
         })
     }
 
     /// An object of the entries of a map, whose keys are texts or become them.
-    fn map(&mut self, maps: &MapArray, row: usize) -> Result<Option<Value>, TooLarge> {
+    fn map(&mut self, maps: &MapArray, row: usize) -> Result<Option<Value>, Refusal> {
         let entries = maps.value(row);
         let [keys, values] = [0, 1].map(|i| (&entries.fields()[i], entries.column(i)));
         let mut object = Map::new();
@@ -157,7 +172,7 @@ impl Converter<'_> {
         Ok(Some(Value::Object(object)))
     }
 
-    fn text(&mut self, field: &Field, text: &str) -> Result<Value, TooLarge> {
+    fn text(&mut self, field: &Field, text: &str) -> Result<Value, Refusal> {
         let parsed = match is_json(field) {
             true => {
                 self.spend(json::decoded_bytes(text.as_bytes()))?;
@@ -170,7 +185,7 @@ impl Converter<'_> {
         Ok(parsed.unwrap_or_else(|| Value::String(text.to_owned())))
     }
 
-    fn list(&mut self, item: &Field, items: &ArrayRef, keeps_nulls: bool) -> Result<Option<Value>, TooLarge> {
+    fn list(&mut self, item: &Field, items: &ArrayRef, keeps_nulls: bool) -> Result<Option<Value>, Refusal> {
         let mut list = Vec::new();
         for row in 0..items.len() {
             let Some(value) = self.value(item, &**items, row, keeps_nulls)? else { return Ok(None) };
@@ -179,7 +194,7 @@ impl Converter<'_> {
         Ok(Some(Value::Array(list)))
     }
 
-    fn object(&mut self, array: &StructArray, row: usize, keeps_nulls: bool) -> Result<Map<String, Value>, TooLarge> {
+    fn object(&mut self, array: &StructArray, row: usize, keeps_nulls: bool) -> Result<Map<String, Value>, Refusal> {
         let mut object = Map::new();
         for (field, column) in array.fields().iter().zip(array.columns()) {
             let is_absent = column.is_null(row) || *column.data_type() == DataType::Null;
@@ -209,11 +224,28 @@ fn number_of(column: &dyn Array, row: usize) -> Option<Value> {
         DataType::UInt16 => number::<UInt16Type>(column, row),
         DataType::UInt32 => number::<UInt32Type>(column, row),
         DataType::UInt64 => number::<UInt64Type>(column, row),
-        DataType::Float16 => Some(f32::from(column.as_primitive::<Float16Type>().value(row)).into()),
-        DataType::Float32 => number::<Float32Type>(column, row),
-        DataType::Float64 => number::<Float64Type>(column, row),
+        DataType::Float16 => {
+            let number = f32::from(column.as_primitive::<Float16Type>().value(row));
+            not_finite(f64::from(number)).or_else(|| Some(number.into()))
+        }
+        DataType::Float32 => not_finite(f64::from(column.as_primitive::<Float32Type>().value(row)))
+            .or_else(|| number::<Float32Type>(column, row)),
+        DataType::Float64 => {
+            not_finite(column.as_primitive::<Float64Type>().value(row)).or_else(|| number::<Float64Type>(column, row))
+        }
         _ => None,
     }
+}
+
+/// NaN and infinities as Python's JSON has them.
+fn not_finite(number: f64) -> Option<Value> {
+    let text = match number {
+        f64::INFINITY => "Infinity",
+        f64::NEG_INFINITY => "-Infinity",
+        number if number.is_nan() => "NaN",
+        _ => return None,
+    };
+    exact_json::value(text)
 }
 
 /// A date, a time or a decimal number as JSON has them: texts in the form of ISO 8601, and the digits. `datasets` makes dates of texts
@@ -296,45 +328,51 @@ fn collect_left_out(name: &str, data_type: &DataType, found: &mut Vec<LeftOut>) 
         DataType::List(item)
         | DataType::LargeList(item)
         | DataType::FixedSizeList(item, _)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item)
         | DataType::Map(item, _) => {
             collect_left_out(name, item.data_type(), found);
         }
         DataType::Dictionary(_, values) => collect_left_out(name, values, found),
         other if is_read(other) => {}
-        other => {
-            let kind = match other {
-                DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
-                    "binary".to_owned()
-                }
-                other => other.to_string(),
-            };
-            found.push(LeftOut { name: name.to_owned(), kind });
-        }
+        other => found.push(LeftOut { name: name.to_owned(), kind: name_of(other) }),
     }
 }
 
-/// The leaf columns of a Parquet file whose values become values of records, in the order of its leaves, and how many leaves there
-/// are.
-pub(super) fn leaves_that_are_read(fields: &Fields) -> (Vec<usize>, usize) {
-    fn visit(data_type: &DataType, n_leaves: &mut usize, read: &mut Vec<usize>) {
+/// The name of a type that is not read.
+fn name_of(data_type: &DataType) -> String {
+    match data_type {
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            "binary".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The leaf columns of a Parquet file whose values become values of records, or refuse them, in the order of its leaves, and how many
+/// leaves there are.
+pub(super) fn leaves_that_are_read(fields: &Fields, messages: &[String]) -> (Vec<usize>, usize) {
+    fn visit(data_type: &DataType, all: bool, n_leaves: &mut usize, read: &mut Vec<usize>) {
         match data_type {
-            DataType::Struct(fields) => fields.iter().for_each(|field| visit(field.data_type(), n_leaves, read)),
+            DataType::Struct(fields) => fields.iter().for_each(|field| visit(field.data_type(), all, n_leaves, read)),
             DataType::List(item)
             | DataType::LargeList(item)
             | DataType::FixedSizeList(item, _)
-            | DataType::Map(item, _) => visit(item.data_type(), n_leaves, read),
+            | DataType::Map(item, _) => visit(item.data_type(), all, n_leaves, read),
             other => {
                 let is_read = match other {
                     DataType::Dictionary(_, values) => is_read(values),
                     other => is_read(other),
                 };
-                read.extend(is_read.then_some(*n_leaves));
+                read.extend((is_read || all).then_some(*n_leaves));
                 *n_leaves += 1;
             }
         }
     }
     let (mut n_leaves, mut read) = (0, Vec::new());
-    fields.iter().for_each(|field| visit(field.data_type(), &mut n_leaves, &mut read));
+    for field in fields {
+        visit(field.data_type(), messages.contains(field.name()), &mut n_leaves, &mut read);
+    }
     (read, n_leaves)
 }
 
@@ -376,8 +414,8 @@ mod tests {
     use crate::data::data_file::DataFile;
     use arrow_array::builder::{ListBuilder, MapBuilder, StringBuilder};
     use arrow_array::{
-        Date32Array, Decimal128Array, Int64Array, ListArray, NullArray, StringArray, Time32SecondArray,
-        TimestampSecondArray,
+        Date32Array, Decimal128Array, DurationSecondArray, Float32Array, Float64Array, Int64Array, ListArray,
+        ListViewArray, NullArray, StringArray, Time32SecondArray, TimestampSecondArray,
     };
     use arrow_buffer::OffsetBuffer;
     use serde_json::json;
@@ -500,6 +538,42 @@ mod tests {
     }
 
     #[test]
+    fn value_in_a_message_that_no_json_has_refuses_its_record() {
+        let spans: ArrayRef = Arc::new(DurationSecondArray::from(vec![None, Some(60)]));
+        let rows = |spans: ArrayRef| {
+            records(&[("messages", list(object(&[("span", spans.clone())]))), ("other", list(spans))])
+        };
+
+        let refused = rows(Arc::clone(&spans)).unwrap_err().to_string();
+
+        assert!(refused.starts_with("a.parquet:1: field \"span\" of a message has the type Duration(s)"), "{refused}");
+        assert_eq!(rows(spans.slice(0, 1)).unwrap(), [json!({ "messages": [{ "span": null }], "other": [null] })]);
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_keep_their_value() {
+        let numbers = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.5];
+        let wide: ArrayRef = Arc::new(Float64Array::from(numbers.to_vec()));
+        let narrow: ArrayRef = Arc::new(Float32Array::from(numbers.map(|number| number as f32).to_vec()));
+
+        for column in [wide, narrow] {
+            let wanted = exact_json::value(r#"{ "a": [NaN, Infinity, -Infinity, 0.5] }"#);
+
+            assert_eq!(records(&[("a", list(column))]).unwrap(), wanted.as_slice());
+        }
+    }
+
+    #[test]
+    fn views_of_lists_are_lists() {
+        let items: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+        let views = ListViewArray::new(field("item", &items), vec![1].into(), vec![2].into(), items, None);
+
+        let records = records(&[("a", Arc::new(views) as ArrayRef)]).unwrap();
+
+        assert_eq!(records, [json!({ "a": [2, 3] })]);
+    }
+
+    #[test]
     fn record_that_a_column_repeats_into_the_memory_is_refused() {
         let n_items = usize::try_from(DECODED_BYTES_MAX / VALUE_BYTES).unwrap() + 1;
 
@@ -551,6 +625,7 @@ mod tests {
             left_out(&fields).into_iter().map(|left| format!("{} {}", left.name, left.kind)).collect();
 
         assert_eq!(names, ["text binary", "content binary"]);
-        assert_eq!(leaves_that_are_read(&fields), (vec![1, 3], 4));
+        assert_eq!(leaves_that_are_read(&fields, &[]), (vec![1, 3], 4));
+        assert_eq!(leaves_that_are_read(&fields, &["messages".to_owned()]), (vec![1, 2, 3], 4));
     }
 }

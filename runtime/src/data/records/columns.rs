@@ -57,7 +57,7 @@ impl ParquetFile {
             line: 1,
             limit_mib: DECODED_BYTES_MAX >> 20,
         })?;
-        let (leaves, n_leaves) = leaves_that_are_read(metadata.schema().fields());
+        let (leaves, n_leaves) = leaves_that_are_read(metadata.schema().fields(), messages);
         let descriptor = parquet.file_metadata().schema_descr();
         let columns = match n_leaves == descriptor.num_columns() {
             true => ProjectionMask::leaves(descriptor, leaves),

@@ -26,6 +26,12 @@ pub enum ReadError {
         path.display()
     )]
     TooLarge { path: PathBuf, line: u64, limit_mib: u64 },
+    /// A value inside a message has a type that JSON does not have.
+    #[error(
+        "{}:{line}: field {field:?} of a message has the type {kind}, which is not read; store it as text (string), or remove it",
+        path.display()
+    )]
+    Type { path: PathBuf, line: u64, field: String, kind: String },
     /// A small file becomes records that no disk holds.
     #[error(
         "{} expands to more than {ratio} times its size, which no text does; if it is intact, convert it to .jsonl",

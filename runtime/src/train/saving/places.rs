@@ -7,7 +7,9 @@ use crate::error::JobError;
 use phalanx_storage::checkpoint::catalog::{Skipped, latest_valid};
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::reader::Checkpoint;
+use phalanx_storage::foreign_file;
 use phalanx_strategies::elastic::timing::Timing;
+use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// See the [module](self).
@@ -47,6 +49,13 @@ impl Places {
         Ok(places)
     }
 
+    /// The step of the last checkpoint that the history of the run names, if it has a history.
+    pub(crate) fn last_saved(&self) -> Option<u64> {
+        let history = foreign_file::read(&self.output_dir.join("events.jsonl"), HISTORY_BYTES_MAX).ok()?;
+        let mut lines = history.rsplit(|byte| *byte == b'\n');
+        lines.find_map(|line| serde_json::from_slice(line).ok()).map(|Saved::Checkpoint { step }| step)
+    }
+
     /// Notes where the run saves, and where the checkpoint is that it continues from, until it has saved.
     ///
     /// # Errors
@@ -60,6 +69,16 @@ impl Places {
         }
         control.write(CHECKPOINTS, &places.join("\n"))
     }
+}
+
+/// Bytes of a history; one of a million checkpoints has fewer.
+const HISTORY_BYTES_MAX: u64 = 256 << 20;
+
+/// The event of a checkpoint in the history of a run.
+#[derive(Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Saved {
+    Checkpoint { step: u64 },
 }
 
 /// The folder of checkpoints in an `output_dir`.
@@ -105,6 +124,21 @@ mod tests {
     fn output(dir: &Path, checkpoint_dir: Option<&Path>) -> OutputSection {
         let checkpoint_dir = checkpoint_dir.map(Path::to_owned);
         OutputSection { output_dir: dir.join("out"), checkpoint_dir, ..OutputSection::default() }
+    }
+
+    #[test]
+    fn last_checkpoint_is_known_from_the_history_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = Places::of(&output(dir.path(), None));
+        assert_eq!(places.last_saved(), None);
+        std::fs::create_dir(&places.output_dir).unwrap();
+        let events = r#"{"unix_ms":1,"term":1,"event":"checkpoint","generation":1,"step":3}
+{"unix_ms":2,"term":1,"event":"checkpoint","generation":1,"step":6}
+{"unix_ms":3,"term":2,"event":"leads","step":9}
+{"torn"#;
+        std::fs::write(places.output_dir.join("events.jsonl"), events).unwrap();
+
+        assert_eq!(places.last_saved(), Some(6));
     }
 
     #[test]

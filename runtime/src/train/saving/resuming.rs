@@ -63,6 +63,17 @@ impl Saving {
                 }
             }
         }
+        // Not where checkpoints count as given up: the run has begun again before.
+        if found.is_none()
+            && warnings.is_empty()
+            && let Some(step) = self.places.last_saved()
+        {
+            warnings.push(format!(
+                "{} has no checkpoint, although this run has saved step {step}, and begins again: if a disk is not mounted there, \
+                 stop now, mount it and start again",
+                root.display()
+            ));
+        }
         let step = found.as_deref().and_then(CheckpointId::from_dir).map_or(0, |found| found.step);
         warnings.extend(self.newer_elsewhere(step));
         Ok((found, warnings))

@@ -41,7 +41,7 @@ pub mod newest_checkpoint;
 mod next_world;
 pub mod outlook;
 mod partition;
-mod quarantine;
+pub mod quarantine;
 mod requests;
 pub mod status;
 #[cfg(test)]

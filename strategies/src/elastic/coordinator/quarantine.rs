@@ -12,6 +12,7 @@ use super::super::identity::NodeId;
 use super::super::incident::{Cause, Culprit, Why};
 use super::super::membership::Status;
 use super::super::message::{MemberReport, printable};
+use super::super::timing::Timing;
 use super::backoff::Backoff;
 use super::{Command, Coordinator};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,11 @@ const TIMES_MIN: u32 = 3;
 const DOUBLINGS_MAX: u32 = 6;
 /// A node without a disturbance for this many of the shortest quarantines is trusted again.
 const FORGOTTEN_AFTER: u32 = 12;
+
+/// The longest time for which a node gets no rank (`COORDINATOR-14`).
+pub fn longest(timing: &Timing) -> Duration {
+    timing.disk_patience.saturating_mul(2u32.pow(DOUBLINGS_MAX))
+}
 
 impl Quarantine {
     fn suspect(&mut self, now: Instant, node: NodeId, shortest: Duration) {

@@ -47,7 +47,11 @@ fn world_plan(generation: u64, assignments: [Worker; 2]) -> Arc<WorldPlan> {
 }
 
 fn running(world_plan: &Arc<WorldPlan>) -> Member {
-    let mut member = Member::new(JobId(1), worker(0), None, Schedule::default());
+    running_with(world_plan, Schedule::default())
+}
+
+fn running_with(world_plan: &Arc<WorldPlan>, schedule: Schedule) -> Member {
+    let mut member = Member::new(JobId(1), worker(0), None, schedule);
     let generation = world_plan.generation;
     member.handle_desired_state(&desired_state(generation.0, Stage::Form, Some(world_plan))).unwrap();
     member.handle_joined(generation).unwrap();
@@ -229,6 +233,26 @@ fn member_pauses_behind_an_unsaved_step_and_keeps_its_state() {
     (later.requests, later.id.revision) = (requests, requests.revision());
     member.handle_desired_state(&later).unwrap();
     assert_eq!(member.report().holds.len(), 2, "the next world needs the state");
+}
+
+// MEMBER-6
+#[test]
+fn member_that_saves_at_every_step_pauses_instead() {
+    let schedule = Schedule { save_steps: 1, ..Schedule::default() };
+    let mut member = running_with(&world_plan(1, [worker(0), worker(1)]), schedule);
+    let pause = Requests { pause: Generation(1), ..Requests::default() };
+    for (step, requests) in [(1, Requests::default()), (2, pause)] {
+        assert_eq!(member.report().phase, MemberPhase::Running);
+        member.handle_computed(Generation(1), Step(step)).unwrap();
+        member.handle_committed(Generation(1), Step(step), requests).unwrap();
+    }
+
+    let saved = commands(&mut member).into_iter().filter_map(|command| match command {
+        Command::Save(part) => Some(part.of.step),
+        _ => None,
+    });
+    assert_eq!(saved.collect::<Vec<_>>(), [Step(1)]);
+    assert_eq!(member.report().phase, MemberPhase::Paused);
 }
 
 // MEMBER-5
