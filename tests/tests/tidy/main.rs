@@ -1,13 +1,19 @@
-//! Project rules that no compiler checks: layers and import cycles of folders, sizes of files and functions, words.
+//! Project rules that no compiler checks: layers and import cycles of folders, circles and imports of files, sizes of files, functions
+//! and the README, words.
 
+mod imports;
+mod modules;
+mod tokens;
+
+use crate::imports::circles;
+use crate::modules::Modules;
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The crates whose modules are checked for import cycles, bottom-up. The software GPU is missing: its settings, engine and
-/// memory still import each other.
-const CRATES: [&str; 14] = [
+/// The sources of all crates, bottom-up.
+const CRATES: [&str; 16] = [
     "strategies/src",
     "actors/src",
     "runtime/device/src",
@@ -17,12 +23,18 @@ const CRATES: [&str; 14] = [
     "runtime/storage/src",
     "runtime/src",
     "chaos/src",
+    "chaos/softgpu/src",
     "chaos/ptxsim/src",
     "chaos/kernelcheck/src",
     "tests/src",
     "tests/gpu/src",
+    "tests/needs/src",
     "examples/src",
 ];
+
+/// The crates whose folders may import each other: the contract of a communicator is one idea in several files, and the settings,
+/// engine and memory of the software GPU still import each other.
+const FOLDER_CYCLES: [&str; 2] = ["runtime/device/src", "chaos/softgpu/src"];
 
 /// The folders and top-level files of the `phalanx` crate, bottom-up: each imports only itself and lower layers.
 const LAYERS: [&str; 24] = [
@@ -66,6 +78,17 @@ const LONG_FUNCTIONS: [(&str, &str); 2] = [
     ("strategies/src/elastic/coordinator/next_world.rs", "next_world"),
 ];
 
+/// The folders of what users install; simulators and tests are not among them.
+const PRODUCT: [&str; 3] = ["strategies", "actors", "runtime"];
+
+// Where the first number of a pair is not the goal, the second is. The first is lowered with each change that allows it, never raised.
+const CIRCLES_MAX: (usize, usize) = (43, 15);
+const FILES_OF_PRODUCT_CIRCLE_MAX: (usize, usize) = (13, 3);
+const IMPORTS_OF_FILE_MAX: (usize, usize) = (55, 30);
+const FUNCTIONS_OVER_60_LINES_MAX: (usize, usize) = (29, 5);
+const README_LINES_MAX: usize = 180;
+const README_WORDS_MAX: usize = 1_500;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is above this crate").to_owned()
 }
@@ -105,7 +128,7 @@ fn production(text: &str) -> String {
 }
 
 /// The top-level modules that a file imports from its crate, except its own.
-fn imports(file: &Path, code: &str) -> BTreeSet<String> {
+fn imported_modules(file: &Path, code: &str) -> BTreeSet<String> {
     let modules: Vec<String> = file.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
     let depth = modules.len() - usize::from(modules.last().is_some_and(|last| last == "mod"));
     let own = &modules[0];
@@ -170,7 +193,7 @@ fn imports_between_modules(folder: &str) -> Result<BTreeMap<(String, String), Pa
         if is_test || FUZZING_MODULES.contains(&from.as_str()) || from == "lib" || from == "main" {
             continue;
         }
-        for to in imports(file, &production(&fs::read_to_string(source.join(file))?)) {
+        for to in imported_modules(file, &production(&fs::read_to_string(source.join(file))?)) {
             if modules.contains(&to) && !FUZZING_MODULES.contains(&to.as_str()) {
                 found.entry((from.clone(), to)).or_insert_with(|| Path::new(folder).join(file));
             }
@@ -234,11 +257,7 @@ fn folders_of_the_runtime_crate_import_only_from_lower_layers() -> Result<()> {
 
 #[test]
 fn folders_of_a_crate_have_no_import_cycles() -> Result<()> {
-    for folder in CRATES {
-        // The contract of a communicator is one idea in several files, which import each other.
-        if folder == "runtime/device/src" {
-            continue;
-        }
+    for folder in CRATES.into_iter().filter(|folder| !FOLDER_CYCLES.contains(folder)) {
         let imports = imports_between_modules(folder)?;
         if let Some(cycle) = cycle(&imports) {
             let on_it = |(from, to): &&(String, String)| cycle.contains(from) && cycle.contains(to);
@@ -273,10 +292,60 @@ fn files_have_at_most_800_lines_and_functions_at_most_70() -> Result<()> {
 }
 
 #[test]
+fn files_import_few_others_and_few_import_each_other() -> Result<()> {
+    let imports = imports::imports(&Modules::read(&root(), &CRATES)?);
+    let mut many: Vec<(usize, &PathBuf)> = imports.iter().map(|(file, imported)| (imported.len(), file)).collect();
+    many.sort_by(|a, b| b.cmp(a));
+    let circles = circles(&imports);
+    let is_product = |circle: &&BTreeSet<&Path>| circle.iter().any(|file| PRODUCT.iter().any(|p| file.starts_with(p)));
+    let largest = circles.iter().find(is_product).map_or(0, BTreeSet::len);
+    println!("{} files, {} circles, the largest of {largest} files", imports.len(), circles.len());
+    for circle in &circles {
+        println!("circle: {circle:?}");
+    }
+    for (n, file) in many.iter().filter(|(n, _)| *n > IMPORTS_OF_FILE_MAX.1) {
+        println!("{} imports {n} files", file.display());
+    }
+
+    ensure!(imports.len() > 1_000, "found only {} files", imports.len());
+    ensure!(many[0].0 > 25, "no file imports more than {} others", many[0].0);
+    ensure!(circles.len() <= CIRCLES_MAX.0, "{} circles of files, more than {}", circles.len(), CIRCLES_MAX.0);
+    let limit = FILES_OF_PRODUCT_CIRCLE_MAX.0;
+    ensure!(largest <= limit, "{largest} files of the product import each other, more than {limit}");
+    let ((n, file), limit) = (many[0], IMPORTS_OF_FILE_MAX.0);
+    ensure!(n <= limit, "{} imports {n} files, more than {limit}", file.display());
+    Ok(())
+}
+
+#[test]
+fn few_functions_have_more_than_60_lines() -> Result<()> {
+    let mut long = Vec::new();
+    for file in all_files()? {
+        let text = fs::read_to_string(root().join(&file))?;
+        long.extend(functions(&text).into_iter().filter(|(n, _)| *n > 60).map(|(n, name)| (n, name, file.clone())));
+    }
+
+    let limit = FUNCTIONS_OVER_60_LINES_MAX.0;
+    ensure!(long.len() <= limit, "{} functions have more than 60 lines, more than {limit}: {long:#?}", long.len());
+    Ok(())
+}
+
+#[test]
+fn readme_fits_a_few_screens() -> Result<()> {
+    let readme = fs::read_to_string(root().join("README.md"))?;
+
+    let (n_lines, n_words) = (readme.lines().count(), readme.split_whitespace().count());
+
+    ensure!(n_lines <= README_LINES_MAX, "README.md has {n_lines} lines, more than {README_LINES_MAX}");
+    ensure!(n_words <= README_WORDS_MAX, "README.md has {n_words} words, more than {README_WORDS_MAX}");
+    Ok(())
+}
+
+#[test]
 fn imports_are_found_in_every_form() {
     let code = "use crate::train::{plan, team};\nuse crate::{\n    config::JobConfig, data::{rows, packing},\n};\nlet x = super::super::api::start();";
 
-    let found = imports(Path::new("rank/heal/mod.rs"), code);
+    let found = imported_modules(Path::new("rank/heal/mod.rs"), code);
 
     let expected = ["api", "config", "data", "train"].map(str::to_owned);
     assert_eq!(found, BTreeSet::from(expected));
@@ -378,7 +447,7 @@ fn words(code: &str) -> Vec<String> {
 
 #[test]
 fn no_identifier_or_text_has_a_replaced_word() -> Result<()> {
-    for file in all_files()?.into_iter().filter(|file| !file.ends_with("tests/tests/tidy.rs")) {
+    for file in all_files()?.into_iter().filter(|file| !file.ends_with("tests/tests/tidy/main.rs")) {
         let text = fs::read_to_string(root().join(&file))?;
         for (at, line) in text.lines().enumerate() {
             // The name of a stream of random numbers; a new name would change every simulated history.
