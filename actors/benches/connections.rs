@@ -7,10 +7,12 @@
 
 use anyhow::{Context, Result, ensure};
 use phalanx_actors::quic::link::{Link, LinkConfig};
-use phalanx_actors::quic::listener::{Listener, ListenerConfig};
+use phalanx_actors::quic::listener::Listener;
+use phalanx_actors::quic::listener_config::ListenerConfig;
 use phalanx_actors::transport::{Downlink, Inbound, Uplink};
-use phalanx_actors::trust::authority::{Authority, Validity};
+use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::name::Role;
+use phalanx_actors::trust::validity::Validity;
 use phalanx_strategies::elastic::commit::CommitState;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Worker};
 use phalanx_strategies::elastic::message::{DesiredStateId, MemberPhase, MemberReport, Report};

@@ -1,10 +1,10 @@
 //! Events of a job: one JSON object per line in `events.jsonl`.
 
 use actix::Message;
+use phalanx_strategies::elastic::checkpoint::Checkpoint;
 use phalanx_strategies::elastic::identity::{Generation, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::incident::{Cause, Culprit, Phase, Timeline, Why};
 use phalanx_strategies::elastic::message::{Ending, WorldPlan};
-use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -3,8 +3,8 @@
 use crate::operator::{Answer, Request};
 use crate::quic::fuzzing::{Join, Renew};
 use crate::store::sealed;
-use crate::trust::authority::{read_key, requested_key};
 use crate::trust::credential::Grant;
+use crate::trust::keys::{read_key, requested_key};
 use crate::trust::{join, register};
 use crate::wire::{self, Kind, Message};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Record, Report};

@@ -13,7 +13,7 @@ use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::held::HeldBox;
+use phalanx_strategies::program::held_box::HeldBox;
 use phalanx_strategies::target::Nowhere;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

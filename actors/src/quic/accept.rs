@@ -2,7 +2,8 @@
 
 use super::enrol::{self, Join};
 use super::frame::{self, Code, End};
-use super::listener::{self, NOT_LEADING, Shared};
+use super::shared;
+use super::shared::{NOT_LEADING, Shared};
 use super::{node, operator};
 use crate::trust::name::{Certified, Role};
 use crate::trust::register::{NodeIdentity, Refused};
@@ -98,7 +99,7 @@ async fn greet(shared: Arc<Shared>, incoming: Incoming, unidentified: Arc<()>) {
             tracing::info!(peer = %connection.remote_address(), %why, "refused a certificate");
             frame::close(&connection, why.code(), &why.to_string());
         }
-        Err(why) => listener::refuse(&shared, &connection, why.code(), &why, &why.to_string()),
+        Err(why) => shared::refuse(&shared, &connection, why.code(), &why, &why.to_string()),
     }
 }
 
@@ -199,7 +200,7 @@ async fn joins(shared: &Arc<Shared>, connection: &Connection, returning: Option<
         Ok(Err(NotJoined::End(end))) => (Code::Refused, end.to_string(), end.to_string()),
         Err(_) => (Code::Refused, "its join takes too long".to_owned(), "the join takes too long".to_owned()),
     };
-    listener::refuse(shared, connection, code, &log, &reply);
+    shared::refuse(shared, connection, code, &log, &reply);
 }
 
 /// The reason as sent to the peer: a peer without the secret must not find out whether a token exists.

@@ -5,7 +5,6 @@
 //! its thread sleeps for a short interval and then reads everything that has arrived. This delays the news of a large job
 //! by at most that interval, and nothing in a small job.
 
-use super::listener::Shared;
 use crate::transport::Inbound;
 use phalanx_strategies::elastic::message::Report;
 use phalanx_strategies::elastic::timing::Timing;
@@ -13,8 +12,8 @@ use std::convert::Infallible;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc};
 
 /// A batch of this size makes the listener sleep between batches. At the default timing that happens from 160 nodes on.
 const FULL: usize = 8;
@@ -51,17 +50,14 @@ impl Batch {
 }
 
 /// Hands each batch over, one interval after its first heartbeat.
-pub(super) async fn hand_over(shared: &Shared) -> Infallible {
-    let batch = &shared.batch;
+pub(super) async fn hand_over(batch: &Batch, timing: &Timing, inbound: &mpsc::Sender<Inbound>) -> Infallible {
     loop {
         batch.first.notified().await;
-        tokio::time::sleep(moment(&shared.config.timing)).await;
+        tokio::time::sleep(moment(timing)).await;
         let reports = std::mem::take(&mut *batch.reports.lock().expect("no holder of this lock panics"));
         batch.full.store(reports.len() >= FULL, Ordering::Relaxed);
         // The receiver is behind. Dropping is safe: the next heartbeats repeat the content.
-        if let Err(TrySendError::Full(Inbound::Heartbeats(reports))) =
-            shared.inbound.try_send(Inbound::Heartbeats(reports))
-        {
+        if let Err(TrySendError::Full(Inbound::Heartbeats(reports))) = inbound.try_send(Inbound::Heartbeats(reports)) {
             tracing::debug!(n_dropped = reports.len(), "dropped heartbeats");
         }
     }

@@ -3,80 +3,27 @@
 use super::batch::{self, Batch};
 use super::complaint::Complaints;
 use super::frame::{self, Code};
+use super::listener_config::ListenerConfig;
+use super::shared::{NOT_LEADING, Shared};
 use super::{QuicError, accept, transport};
 use crate::transport::{Downlink, Inbound, NotSent};
-use crate::trust::authority::{Authority, Validity};
-use crate::trust::credential::{Applicant, Grant};
+use crate::trust::authority::Authority;
 use crate::trust::join::{Address, JoinString};
-use crate::trust::name::Role;
-use crate::trust::place::Place;
 use crate::trust::register::Register;
 use crate::trust::token::TokenId;
-use crate::trust::{Fingerprint, TrustError, tls};
-use crate::wire::{self, WireError};
-use bytes::Bytes;
-use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
+use crate::trust::validity::Validity;
+use crate::trust::{Fingerprint, TrustError};
+use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use phalanx_strategies::elastic::message::DesiredState;
-use phalanx_strategies::elastic::timing::Timing;
-use quinn::crypto::rustls::QuicServerConfig;
-use quinn::{Connection, Endpoint, ServerConfig, TokioRuntime};
-use std::collections::BTreeMap;
+use quinn::{Endpoint, TokioRuntime};
 use std::convert::Infallible;
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
-use tokio::sync::{mpsc, watch};
-
-/// The name of the operator's credential in the coordinator's directory.
-pub const OPERATOR: &str = "operator";
-
-/// Most unauthenticated connections; further ones are rejected.
-const HANDSHAKES_MAX: usize = 1024;
-/// Most buffered bytes of all unauthenticated connections.
-const HANDSHAKE_BUFFER_BYTES: u64 = 4 << 20;
-
-/// Why a node is not served.
-pub(super) const NOT_LEADING: &str = "this coordinator does not lead the job";
-
-/// Settings of a listener.
-#[derive(Clone, Debug)]
-pub struct ListenerConfig {
-    /// Place of the authority, the register and the operator's credential. Only one coordinator at a time may use it.
-    pub place: Place,
-    /// The job.
-    pub job: JobId,
-    /// The address to listen on. Default: a free port of loopback, which no other machine can reach.
-    pub listen: SocketAddr,
-    /// All timeouts.
-    pub timing: Timing,
-    /// Lifetime of certificates. Default: 24 h.
-    pub lifetime: Duration,
-    /// Job information that a node receives with its certificate.
-    pub bootstrap: Vec<u8>,
-    /// Whether machines may join, and nodes renew their certificates. Default: yes.
-    pub admits: bool,
-    /// How many events may wait. A full queue drops heartbeats and delays all other events. Default: 4,096.
-    pub n_events_max: usize,
-}
-
-impl ListenerConfig {
-    /// Default settings.
-    pub fn new(place: impl Into<Place>, job: JobId) -> ListenerConfig {
-        ListenerConfig {
-            place: place.into(),
-            job,
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
-            timing: Timing::default(),
-            lifetime: Validity::LIFETIME,
-            bootstrap: Vec::new(),
-            admits: true,
-            n_events_max: 4096,
-        }
-    }
-}
+use tokio::sync::mpsc;
 
 /// Handle of the coordinator's side. Dropping the last clone closes the side.
 #[derive(Clone)]
@@ -84,28 +31,6 @@ pub struct Listener {
     shared: Arc<Shared>,
     address: SocketAddr,
     closer: Arc<Closer>,
-}
-
-/// State shared by the tasks of the side.
-pub(super) struct Shared {
-    pub(super) config: ListenerConfig,
-    pub(super) authority: Authority,
-    pub(super) register: Mutex<Register>,
-    pub(super) nodes: Mutex<BTreeMap<NodeId, Connected>>,
-    pub(super) complaints: Complaints,
-    pub(super) inbound: mpsc::Sender<Inbound>,
-    pub(super) batch: Batch,
-    /// Whether the coordinator may lead. Read and written while `nodes` is locked, so that no node stays (`TP-5`).
-    leads: AtomicBool,
-    encoded: Mutex<Option<(DesiredState, Bytes)>>,
-}
-
-/// A connected node.
-pub(super) struct Connected {
-    pub(super) boot: Incarnation,
-    pub(super) connection: Connection,
-    /// The newest desired state that has not been sent (`QUIC-5`).
-    pub(super) desired_state: watch::Sender<Option<Bytes>>,
 }
 
 struct Closer {
@@ -241,77 +166,6 @@ impl Drop for Closer {
     }
 }
 
-impl Shared {
-    pub(super) fn register(&self) -> MutexGuard<'_, Register> {
-        self.register.lock().expect("no holder of this lock panics")
-    }
-
-    /// Whether the coordinator may lead.
-    pub(super) fn leads(&self) -> bool {
-        self.leads.load(Ordering::Acquire)
-    }
-
-    pub(super) fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeId, Connected>> {
-        self.nodes.lock().expect("no holder of this lock panics")
-    }
-
-    /// Issues a certificate that is valid from now on.
-    pub(super) fn grant(&self, public_key: &[u8], role: Role) -> Result<Grant, TrustError> {
-        let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
-        let certificate = self.authority.issue(public_key, role, validity)?;
-        let (certificate, authority) = (certificate.to_vec(), self.authority.certificate().to_vec());
-        Ok(Grant { certificate, authority, bootstrap: self.config.bootstrap.clone() })
-    }
-
-    /// Encodes a desired state once for all its nodes: most nodes get the same one, and its world plan may be long.
-    fn encode(&self, desired_state: &DesiredState) -> Result<Bytes, WireError> {
-        let mut encoded = self.encoded.lock().expect("no holder of this lock panics");
-        if let Some((last, frame)) = &*encoded
-            && is_same(last, desired_state)
-        {
-            return Ok(frame.clone());
-        }
-        let frame = Bytes::from(wire::encode(desired_state)?);
-        *encoded = Some((desired_state.clone(), frame.clone()));
-        Ok(frame)
-    }
-
-    /// The server's configuration, with a new key and certificate of the coordinator.
-    fn server_config(&self) -> Result<ServerConfig, TrustError> {
-        let validity = Validity::starting(SystemTime::now(), self.config.lifetime);
-        let tls = tls::coordinator(&self.authority, &self.authority.credential(Role::Coordinator, validity)?)?;
-        let crypto =
-            QuicServerConfig::try_from(tls).expect("the provider has the cipher suite of QUIC's first packets");
-        let mut config = ServerConfig::with_crypto(Arc::new(crypto));
-        config
-            .transport_config(transport::coordinator(&self.config.timing))
-            .migration(false)
-            .max_incoming(HANDSHAKES_MAX)
-            .incoming_buffer_size(HANDSHAKE_BUFFER_BYTES / 64)
-            .incoming_buffer_size_total(HANDSHAKE_BUFFER_BYTES);
-        Ok(config)
-    }
-
-    /// Writes the operator's credential, for processes that can read the directory. Its key never changes, so that key and
-    /// certificate match at any moment.
-    fn write_operator(&self) -> Result<(), TrustError> {
-        let applicant = Applicant::open(&self.config.place, OPERATOR)?;
-        let grant = self.grant(&applicant.public_key(), Role::Operator)?;
-        applicant.granted(grant)?.save(&self.config.place, OPERATOR)
-    }
-}
-
-/// Compares world plans by pointer: comparing their contents would cost as much as encoding one.
-fn is_same(a: &DesiredState, b: &DesiredState) -> bool {
-    let world_plan = match (&a.world_plan, &b.world_plan) {
-        (None, None) => true,
-        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-        _ => false,
-    };
-    let is_same_for_all = (a.job, a.id, a.requests) == (b.job, b.id, b.requests);
-    world_plan && is_same_for_all && a.evict == b.evict && (a.release, &a.refused) == (b.release, &b.refused)
-}
-
 /// Body of the listener's thread.
 fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, QuicError>>) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -336,7 +190,7 @@ fn run(shared: &Arc<Shared>, started: &std::sync::mpsc::Sender<Result<Endpoint, 
         tokio::select! {
             () = accept::serve(shared, &endpoint) => endpoint.wait_idle().await,
             never = renew(shared, &endpoint) => match never {},
-            never = batch::hand_over(shared) => match never {},
+            never = batch::hand_over(&shared.batch, &shared.config.timing, &shared.inbound) => match never {},
         }
     });
     // Does not wait for requests on blocking threads.
@@ -378,10 +232,4 @@ async fn renew(shared: &Arc<Shared>, endpoint: &Endpoint) -> Infallible {
             tracing::error!(%why, "cannot renew the operator's certificate");
         }
     }
-}
-
-/// Closes the connection of a rejected peer with a reason, and logs the rejection.
-pub(super) fn refuse(shared: &Shared, connection: &Connection, code: Code, log: &dyn fmt::Display, why: &str) {
-    shared.complaints.refused(connection.remote_address(), log);
-    frame::close(connection, code, why);
 }

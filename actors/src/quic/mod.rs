@@ -40,8 +40,10 @@ pub mod enrol;
 mod frame;
 pub mod link;
 pub mod listener;
+pub mod listener_config;
 mod node;
 mod operator;
+pub mod shared;
 mod transport;
 
 /// For fuzz targets.

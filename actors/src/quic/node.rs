@@ -2,7 +2,8 @@
 
 use super::enrol::Renew;
 use super::frame::{self, Code, End, Violation};
-use super::listener::{self, Connected, NOT_LEADING, Shared};
+use super::shared;
+use super::shared::{Connected, NOT_LEADING, Shared};
 use crate::transport::Inbound;
 use crate::trust::name::{Certified, Name, Role};
 use crate::wire;
@@ -28,7 +29,7 @@ pub(super) async fn serve(
         Err(NotEntered::NotLeading) => return frame::close(&connection, Code::Done, NOT_LEADING),
         Err(NotEntered::Displaced(have)) => {
             let why = displaced(node, have, boot);
-            return listener::refuse(shared, &connection, Code::Displaced, &why, &why);
+            return shared::refuse(shared, &connection, Code::Displaced, &why, &why);
         }
     }
     let peer = connection.remote_address();
@@ -49,8 +50,8 @@ pub(super) async fn serve(
     match end {
         // Only nodes compare terms.
         End::Lost(_) | End::Deposed { .. } => {}
-        End::Violation(_) => listener::refuse(shared, &connection, Code::Violation, &format!("{node}: {why}"), &why),
-        End::Expired => listener::refuse(shared, &connection, Code::Expired, &format!("{node}: {why}"), &why),
+        End::Violation(_) => shared::refuse(shared, &connection, Code::Violation, &format!("{node}: {why}"), &why),
+        End::Expired => shared::refuse(shared, &connection, Code::Expired, &format!("{node}: {why}"), &why),
     }
     if leave(shared, node, &connection) {
         tracing::info!(%node, %boot, %why, "a node disconnected");

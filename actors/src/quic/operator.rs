@@ -1,7 +1,8 @@
 //! Serves an operator's connection at the coordinator.
 
 use super::frame::{self, Code, End};
-use super::listener::{self, Shared};
+use super::shared;
+use super::shared::Shared;
 use crate::transport::Inbound;
 use crate::trust::name::Certified;
 use crate::wire::{self, Kind};
@@ -21,7 +22,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, connection: Connection, certifie
     };
     let Err(end) = end;
     if let End::Expired = end {
-        listener::refuse(shared, &connection, Code::Expired, &end, &end.to_string());
+        shared::refuse(shared, &connection, Code::Expired, &end, &end.to_string());
     }
 }
 
@@ -33,7 +34,7 @@ async fn requests(shared: &Arc<Shared>, connection: &Connection) -> Result<Infal
         tokio::spawn(async move {
             if let Err(end @ End::Violation(_)) = answer(&shared, tx, rx).await {
                 let why = format!("an operator: {end}");
-                listener::refuse(&shared, &connection, Code::Violation, &why, &end.to_string());
+                shared::refuse(&shared, &connection, Code::Violation, &why, &end.to_string());
             }
         });
     }

@@ -4,57 +4,24 @@
 //! subject and key, which do not change.
 
 use super::credential::Credential;
+use super::keys::{new_key, read_key};
 use super::name::{Name, Role};
 use super::place::Place;
 use super::register::Register;
+use super::validity::Validity;
 use super::{Fingerprint, TrustError};
 use phalanx_strategies::elastic::identity::JobId;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
-    SubjectPublicKeyInfo,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber, SubjectPublicKeyInfo,
 };
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
-use std::time::{Duration, SystemTime};
+use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 
 /// The name that a coordinator's certificate carries for TLS, so that no other member can pose as one.
 pub(super) const COORDINATOR: &str = "coordinator.phalanx";
 
 const KEY_FILE: &str = "authority.key";
-
-/// Validity period of a certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Validity {
-    /// When it becomes valid.
-    pub not_before: SystemTime,
-    /// When it expires.
-    pub not_after: SystemTime,
-}
-
-impl Validity {
-    /// Default lifetime of node certificates.
-    pub const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-    /// Largest allowed difference between the clocks of two machines, or between two readings of one clock that is set back: an
-    /// hour, as by a wrong time zone, and a reserve.
-    pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(2 * 60 * 60);
-
-    /// A period that starts [`Self::CLOCK_SKEW_MAX`] before `now`, since another machine's clock may be behind.
-    pub fn starting(now: SystemTime, lifetime: Duration) -> Validity {
-        Validity { not_before: now - Validity::CLOCK_SKEW_MAX, not_after: now + lifetime }
-    }
-
-    /// When to renew the certificate: after two thirds of its lifetime.
-    pub fn renewal_due(&self) -> SystemTime {
-        let validity = self.not_after.duration_since(self.not_before).unwrap_or_default();
-        self.not_after - validity.saturating_sub(Validity::CLOCK_SKEW_MAX) / 3
-    }
-
-    /// Whether to renew the certificate at this time: it is due, or the clock has been set back to before its issue.
-    pub fn is_due(&self, now: SystemTime) -> bool {
-        now >= self.renewal_due() || now < self.not_before + Validity::CLOCK_SKEW_MAX
-    }
-}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -169,34 +136,13 @@ impl Authority {
     }
 }
 
-/// A new key pair.
-///
-/// # Errors
-/// When the system has no random numbers.
-pub(super) fn new_key() -> Result<KeyPair, TrustError> {
-    KeyPair::generate().map_err(|_| TrustError::NoEntropy)
-}
-
-pub(crate) fn read_key(der: &[u8]) -> Result<KeyPair, TrustError> {
-    KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(der), &rcgen::PKCS_ECDSA_P256_SHA256)
-        .map_err(|err| TrustError::malformed("a P-256 key", err))
-}
-
-/// Verifies the signature of a signing request and returns its public key.
-///
-/// # Errors
-/// When the bytes are not a signing request, or the signature is not by its key.
-pub(crate) fn requested_key(csr: &[u8]) -> Result<Vec<u8>, TrustError> {
-    let request = CertificateSigningRequestParams::from_der(&csr.into())
-        .map_err(|err| TrustError::malformed("a certificate signing request", err))?;
-    Ok(request.public_key.subject_public_key_info())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trust::keys::requested_key;
     use crate::trust::name::Certified;
     use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
+    use std::time::{Duration, SystemTime};
 
     const NODE: Role = Role::Node { node: NodeId(3), boot: Incarnation(9) };
 

@@ -4,7 +4,7 @@
 //! A credential has two files. Each is replaced atomically, and the key is written only once, so they always match.
 
 use super::TrustError;
-use super::authority::{new_key, read_key};
+use super::keys::{new_key, read_key};
 use super::name::Certified;
 use super::place::Place;
 use crate::wire::{self, Kind, Message};
@@ -191,8 +191,9 @@ fn names(name: &str) -> [String; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::authority::{Authority, Validity};
+    use crate::trust::authority::Authority;
     use crate::trust::name::Role;
+    use crate::trust::validity::Validity;
     use phalanx_strategies::elastic::identity::JobId;
     use std::path::Path;
     use std::time::SystemTime;

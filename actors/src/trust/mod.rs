@@ -33,11 +33,13 @@ pub mod authority;
 pub mod credential;
 pub mod file;
 pub mod join;
+pub mod keys;
 pub mod name;
 pub mod place;
 pub mod register;
 pub mod tls;
 pub mod token;
+pub mod validity;
 
 /// SHA-256 of a public key in its X.509 form.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

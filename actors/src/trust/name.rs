@@ -1,6 +1,6 @@
 //! The holder of a certificate, as a URI such as `phalanx://7/node/3/boot/12`.
 
-use super::authority::Validity;
+use super::validity::Validity;
 use super::{Fingerprint, TrustError};
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
 use rustls::pki_types::CertificateDer;

@@ -3,7 +3,7 @@
 
 use super::place::Place;
 use super::token::{CHANNEL_BYTES, Proof, Secret, Token, TokenId};
-use super::{Fingerprint, TrustError, authority};
+use super::{Fingerprint, TrustError, keys};
 use crate::wire::{self, Kind, Message};
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use serde::{Deserialize, Serialize};
@@ -184,7 +184,7 @@ impl Register {
         if now >= terms.expires {
             return Err(Refused::Expired(id));
         }
-        let public_key = authority::requested_key(&application.signing_request).map_err(Refused::Request)?;
+        let public_key = keys::requested_key(&application.signing_request).map_err(Refused::Request)?;
         let key = Fingerprint::of(&public_key);
         let known = state.nodes.iter().position(|entry| entry.key == key);
         let position = match known {

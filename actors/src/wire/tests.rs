@@ -2,6 +2,7 @@ mod arbitrary;
 
 use super::*;
 use arbitrary::{desired_state, report};
+use phalanx_strategies::elastic::checkpoint::{Checkpoint, Part};
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
 use phalanx_strategies::elastic::copies::{Claim, Difference, Holder};
 use phalanx_strategies::elastic::devices::DeviceHealth;
@@ -14,7 +15,6 @@ use phalanx_strategies::elastic::message::{
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
-use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use phalanx_strategies::mesh::{Axes, Axis, Mesh};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -9,6 +9,7 @@ use phalanx_actors::supervisor::{
     self, DesiredStateArrived, Kill, SendReport, Shutdown, Spawn, StatusReport, Supervisor, Tell, WorkerExited,
     WorkerStarted,
 };
+use phalanx_strategies::elastic::checkpoint::Checkpoint;
 use phalanx_strategies::elastic::commit::Vote;
 use phalanx_strategies::elastic::coordinator::Activity;
 use phalanx_strategies::elastic::coordinator::status::Status;
@@ -17,7 +18,6 @@ use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, Node
 use phalanx_strategies::elastic::member::{Command, Member, Schedule};
 use phalanx_strategies::elastic::mesh_choice::{INCIDENTS_MAX, Policy};
 use phalanx_strategies::elastic::message::{MemberReport, Requests};
-use phalanx_strategies::elastic::snapshot::Checkpoint;
 use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use std::cell::RefCell;

@@ -1,7 +1,7 @@
 //! What a device is: its architecture, its attributes, its identity.
 
 use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, refuse};
-use crate::settings;
+use crate::environment;
 
 /// Facts of one architecture; those of the usual product with it.
 struct Architecture {
@@ -34,7 +34,7 @@ const ARCHITECTURES: [Architecture; 6] = [
 ];
 
 fn current() -> &'static Architecture {
-    let arch = settings::number("SOFTGPU_ARCH");
+    let arch = environment::number("SOFTGPU_ARCH");
     ARCHITECTURES.iter().find(|a| u64::from(a.capability) == arch).unwrap_or(&ARCHITECTURES[3])
 }
 
@@ -56,7 +56,7 @@ pub fn shared_bytes_optin() -> usize {
 /// The physical devices that the process sees, in its order. As in CUDA, `CUDA_VISIBLE_DEVICES` is a list of indices and of
 /// beginnings of UUIDs that ends at the first device that does not exist.
 pub fn visible() -> Vec<u32> {
-    let n = settings::number("SOFTGPU_DEVICES") as u32;
+    let n = environment::number("SOFTGPU_DEVICES") as u32;
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else { return (0..n).collect() };
     let device = |name: &str| match name.strip_prefix("GPU-") {
         Some(_) => (0..n).find(|physical| uuid_text(*physical).starts_with(name)),
@@ -119,7 +119,7 @@ pub fn attribute(attribute: i32, ordinal: u32) -> Result<i32, Code> {
         15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 | 83 => 1, // overlap, mapped host memory, concurrent kernels, ECC, …
         16 => a.multiprocessors,
         17 | 18 | 35 => 0, // time limit, integrated, TCC
-        20 => settings::foreign("SOFTGPU_NVML_COMPUTE_MODE", 0) as i32,
+        20 => environment::foreign("SOFTGPU_NVML_COMPUTE_MODE", 0) as i32,
         33 => physical(ordinal) as i32 + 1, // PCI bus
         34 | 50 => 0,                       // PCI device, domain
         36 => 2_619_000,                    // memory clock in kHz

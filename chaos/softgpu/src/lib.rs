@@ -7,7 +7,7 @@
 //! | module | is |
 //! |---|---|
 //! | `install` | the folder of libraries; the only part that tests call as Rust |
-//! | `settings`, `stats` | environment variables, `softgpu_set`, `softgpu_stat` |
+//! | `environment`, `settings`, `stats` | environment variables, `softgpu_set`, `softgpu_stat` |
 //! | `engine` | streams, events and graphs as queues that one thread works off in any legal order; planted faults |
 //! | `memory` | poisoned allocations between guard pages, closed to the host; what ends a process that leaves them |
 //! | `module`, `nvrtc` | kernels: their images, their compilation |
@@ -24,6 +24,7 @@ mod cudnn;
 mod device;
 mod driver;
 mod engine;
+mod environment;
 mod install;
 mod memory;
 mod module;
@@ -35,11 +36,11 @@ mod nvrtc;
 mod settings;
 mod stats;
 
+pub use environment::{SETTINGS, Setting};
 pub use install::{InstallError, Installation, LIBRARIES};
-pub use settings::{SETTINGS, Setting};
 
 /// A number from the settings of the collective and management libraries, which may have none.
 #[allow(dead_code)]
 fn setting(name: &str, otherwise: u64) -> u64 {
-    settings::foreign(name, otherwise)
+    environment::foreign(name, otherwise)
 }

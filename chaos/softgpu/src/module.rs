@@ -5,7 +5,7 @@
 use crate::codes::{Code, INVALID_IMAGE, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND, UNSUPPORTED_PTX_VERSION, refuse};
 use crate::engine::pool;
 use crate::memory::arena;
-use crate::{device, settings};
+use crate::{device, environment};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -175,7 +175,7 @@ fn open(path: &str) -> Result<*mut c_void, Code> {
 
 /// NVRTC is that of CUDA 13: older drivers load neither its cubins nor its PTX, and have a code for each.
 fn is_older_driver() -> bool {
-    settings::number("SOFTGPU_DRIVER_VERSION") < 13_000
+    environment::number("SOFTGPU_DRIVER_VERSION") < 13_000
 }
 
 /// A cubin runs on devices of the same major version and at least its minor version; with a letter, on that one only.
@@ -317,7 +317,7 @@ impl Launch {
             block: self.block,
             dynamic: self.dynamic as usize,
             seed: seed >> 8,
-            n_os: settings::number("SOFTGPU_THREADS").clamp(1, 64) as u32,
+            n_os: environment::number("SOFTGPU_THREADS").clamp(1, 64) as u32,
             arena: arena::of_this_thread,
             parallel: pool::parallel,
             message: message.as_mut_ptr(),

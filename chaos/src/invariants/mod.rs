@@ -18,12 +18,12 @@ mod steps_go_on;
 mod strangers;
 mod two_copies;
 
+use phalanx_strategies::elastic::checkpoint::Checkpoint;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, NodeId, Step, Term, Worker};
 use phalanx_strategies::elastic::incident::Timeline;
 use phalanx_strategies::elastic::message::{DesiredStateId, Record, WorldPlan};
 use phalanx_strategies::elastic::shadow::Shard;
-use phalanx_strategies::elastic::snapshot::Checkpoint;
 use std::ops::Range;
 
 /// An event of the simulation, shown to all invariants.

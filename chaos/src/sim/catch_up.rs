@@ -2,13 +2,14 @@
 
 use super::Sim;
 use super::event::{Event, RankEvent};
-use super::node::retain;
+use super::node::Rank;
 use crate::mutation::Mutation;
 use crate::state;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
 use phalanx_strategies::elastic::message::{CatchUp, MemberPhase, WorldPlan};
 use phalanx_strategies::elastic::recovery::{Share, shares};
+use phalanx_strategies::elastic::shadow::Shard;
 
 /// Progress of a catching-up rank.
 #[derive(Clone, Copy, Debug, Default)]
@@ -141,4 +142,10 @@ impl Sim {
 /// The state that a step begins from.
 fn before(step: Step, base: Version) -> Version {
     Version { step: Step(step.0 - 1), ..base }
+}
+
+/// Frees all state except these shards.
+pub fn retain(rank: &mut Rank, shards: &[Shard], n_atoms: u64) {
+    let ranges: Vec<_> = shards.iter().flat_map(|shard| state::atoms(*shard, n_atoms)).collect();
+    rank.atoms.retain(|atom, _| ranges.iter().any(|range| range.contains(atom)));
 }

@@ -1,13 +1,13 @@
 //! Events of the simulation and their queue.
 
 use crate::plan::Fault;
+use phalanx_strategies::elastic::checkpoint::{Checkpoint, Part};
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::copies::Difference;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, Step, Term, Worker};
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Record, Report, Requests};
 use phalanx_strategies::elastic::recovery::Transfer;
-use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use phalanx_strategies::elastic::succession::Lease;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

@@ -1,6 +1,6 @@
 //! Nodes: a supervisor, its rank processes, and the messages between them.
 
-use super::catch_up::CatchUpProgress;
+use super::catch_up::{CatchUpProgress, retain};
 use super::comparison::Entered;
 use super::event::{Event, RankEvent};
 use super::{JOB, Sim};
@@ -542,10 +542,4 @@ impl Sim {
     pub(super) fn worker_in(&self, member: MemberId) -> Option<Worker> {
         self.nodes[member.node.0 as usize].worker_in(member.slot)
     }
-}
-
-/// Frees all state except these shards.
-pub fn retain(rank: &mut Rank, shards: &[Shard], n_atoms: u64) {
-    let ranges: Vec<_> = shards.iter().flat_map(|shard| state::atoms(*shard, n_atoms)).collect();
-    rank.atoms.retain(|atom, _| ranges.iter().any(|range| range.contains(atom)));
 }

@@ -8,10 +8,10 @@ use crate::environment::{Outage, StoreName};
 use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use crate::state;
+use phalanx_strategies::elastic::checkpoint::{Checkpoint, Part};
 use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::identity::{Term, Worker};
 use phalanx_strategies::elastic::message::Record;
-use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use std::ops::Range;
 
 /// Outages of both stores, with the time of their end.

@@ -1,9 +1,10 @@
 //! The durable store: the lease, the record and the parts of checkpoints.
 
+use phalanx_strategies::elastic::checkpoint::{Checkpoint, Part};
 use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::shadow::Shard;
-use phalanx_strategies::elastic::snapshot::{Checkpoint, Manifests, Part};
+use phalanx_strategies::elastic::snapshot::Manifests;
 use phalanx_strategies::elastic::succession::Lease;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

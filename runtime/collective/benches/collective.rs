@@ -18,7 +18,8 @@ use phalanx_collective::tcp::collective::TcpRank;
 use phalanx_collective::tcp::connect::TcpConfig;
 use phalanx_collective::tcp::listener::Listener;
 use phalanx_device::huge_pages;
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{
     Collective, CollectiveError, Element, Operand, Operation, OperationKind, RawBuffer, SliceOperations,
 };

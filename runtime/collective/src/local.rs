@@ -11,7 +11,8 @@ use super::reduce;
 use phalanx_device::communicator::{Behind, Collective, CollectiveControl, Ticket};
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::error::CollectiveError;
-use phalanx_device::operation::{IN_FLIGHT_MAX, Operand, Operation, OperationKind, RawBuffer, Stream, check_on_host};
+use phalanx_device::operation::{IN_FLIGHT_MAX, Operand, Operation, OperationKind, RawBuffer, Stream};
+use phalanx_device::operation_check::check_on_host;
 use phalanx_device::parts::part;
 use phalanx_device::world::World;
 

@@ -3,8 +3,9 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use half::bf16;
-use phalanx_cpu::kernels::attention::{self, Shape};
-use phalanx_cpu::kernels::attention_part::{self, Indexes, PartShape};
+use phalanx_cpu::kernels::attention;
+use phalanx_cpu::kernels::attention_part::{self, Indexes};
+use phalanx_cpu::kernels::attention_shape::{PartShape, Shape};
 use phalanx_cpu::kernels::{
     Heads, activation, cross_entropy, elementwise, embedding, optimizer, reduce, rms_norm, rotary,
 };

@@ -62,7 +62,8 @@ mod tests {
     use super::*;
     use crate::library::{Dnn, Search};
     use phalanx_collective::local::LocalWorld;
-    use phalanx_device::world::{World, WorldId};
+    use phalanx_device::world::World;
+    use phalanx_device::world_id::WorldId;
 
     fn outcomes(arithmetic: [&str; 3]) -> Vec<Result<(), CollectiveError>> {
         let local = LocalWorld::new(World::of_one_group(WorldId { job: 1, generation: 1, incarnation: 1 }, 3).unwrap());

@@ -5,7 +5,7 @@
 
 use crate::error::CudaError;
 use crate::gpu::{DeviceMemory, Gpu};
-use phalanx_device::operation::check;
+use phalanx_device::operation_check::check;
 use phalanx_device::{
     Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, RawBuffer, Space, Stream, Ticket,
 };

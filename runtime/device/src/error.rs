@@ -2,7 +2,7 @@
 
 use super::descriptor::Descriptor;
 use super::operation::{OperationKind, Space};
-use super::world::WorldId;
+use super::world_id::WorldId;
 
 /// Failure of a collective or of joining its world.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

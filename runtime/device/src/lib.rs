@@ -27,6 +27,7 @@ pub mod groups;
 pub mod huge_pages;
 pub mod machine;
 pub mod operation;
+pub mod operation_check;
 pub mod packed;
 pub mod parts;
 pub mod progress_counter;
@@ -35,6 +36,7 @@ pub mod span;
 pub mod staging;
 pub mod thread;
 pub mod world;
+pub mod world_id;
 
 pub use communicator::{Collective, CollectiveControl, Progress, SliceOperations, Ticket};
 pub use device::{Activity, Device, HealthWatch};

@@ -2,6 +2,7 @@
 
 use super::descriptor::digest;
 use super::error::CollectiveError;
+use super::world_id::WorldId;
 
 /// Most ranks of one world.
 pub const RANKS_MAX: u32 = 4096;
@@ -9,23 +10,6 @@ pub const RANKS_MAX: u32 = 4096;
 pub const LOCAL_RANKS_MAX: u32 = 64;
 /// Most groups of one world.
 pub const GROUPS_MAX: usize = 1 << 16;
-
-/// Identifies one incarnation of one generation of a job; messages and segments of any other are refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WorldId {
-    /// The job.
-    pub job: u64,
-    /// The generation.
-    pub generation: u64,
-    /// Restarts of the workers since the generation was announced.
-    pub incarnation: u64,
-}
-
-impl std::fmt::Display for WorldId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "job {} generation {} incarnation {}", self.job, self.generation, self.incarnation)
-    }
-}
 
 /// The ranks of a world and its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]

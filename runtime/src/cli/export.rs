@@ -12,7 +12,7 @@ use crate::train::model_source::ModelSource;
 use crate::train::reexport::{reexport, to_gguf};
 use crate::train::run_folder::{best_instead_of, note_of_older_model};
 use crate::train::saving::places::newest_of_run;
-use phalanx_storage::checkpoint::catalog::CheckpointId;
+use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::gguf::Encoding;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;

@@ -7,9 +7,8 @@ use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::train::progress::Downloading;
 use crate::units::human_bytes;
-use phalanx_storage::hub::cache::MAIN;
 use phalanx_storage::hub::fetch::{Fetched, Hub, Request};
-use phalanx_storage::hub::name::{Kind, RepoName};
+use phalanx_storage::hub::name::{Kind, MAIN, RepoName};
 use std::path::Path;
 
 pub(super) const HELP: &str = "Examples:

@@ -5,7 +5,7 @@ use super::say;
 use crate::console::printable;
 use crate::error::JobError;
 use crate::train::adapter_settings::AdapterSettings;
-use crate::train::{located, plan};
+use crate::train::{architecture, located};
 use crate::units::{human_bytes, human_count};
 use comfy_table::{Table, presets};
 use phalanx_storage::checkpoint::reader::Checkpoint;
@@ -73,7 +73,7 @@ fn rows(source: &TensorSource) -> Result<Vec<Row>, JobError> {
 
 fn model(dir: &Path, as_json: bool) -> Result<(), JobError> {
     let path = dir.join("config.json");
-    let config = plan::parse_model(&read_json(&path)?, &path.display().to_string())?;
+    let config = architecture::parse_model(&read_json(&path)?, &path.display().to_string())?;
     let rows = rows(&TensorSource::open(dir)?)?;
     let about = json!({
         "kind": "model",

@@ -5,10 +5,10 @@ use crate::api::sampling::Sampling;
 use crate::config::output::{folder_of, is_url};
 use crate::error::JobError;
 use crate::error::generate::GenerateError;
-use crate::train::export::CONFIG_JSON;
 use crate::train::model_source::ModelSource;
+use crate::train::run_files::CONFIG_JSON;
 use crate::train::run_folder::note_of_older_model;
-use phalanx_storage::checkpoint::catalog::CheckpointId;
+use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use std::path::{Path, PathBuf};
 

@@ -425,9 +425,9 @@ fn row(node: &str, worker: &RankStatus, heard: &str) -> [String; 10] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_strategies::elastic::checkpoint::Checkpoint;
     use phalanx_strategies::elastic::identity::{Generation, Step};
     use phalanx_strategies::elastic::message::Record;
-    use phalanx_strategies::elastic::snapshot::Checkpoint;
 
     #[test]
     fn requested_checkpoint_of_a_job_that_has_ended_since_counts_as_saved() {

@@ -1,9 +1,9 @@
 //! Low-rank adapters: train small matrices beside frozen weights.
 
+use super::at::At;
 use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{COUNT, POSITIVE, Range, Setting};
-use super::source::At;
 use fancy_regex::Regex;
 use phalanx_strategies::program::Packing;
 use serde_yaml_ng::Value;

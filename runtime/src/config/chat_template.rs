@@ -2,10 +2,11 @@
 
 use serde_yaml_ng::Value;
 
+use super::at::At;
+use super::described::describe;
 use super::error::ConfigError;
 use super::model::as_json;
-use super::setting::{Setting, describe};
-use super::source::At;
+use super::setting::Setting;
 use crate::config::named_templates::NamedTemplate;
 
 /// The value of `chat_template`.

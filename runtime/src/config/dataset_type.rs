@@ -2,10 +2,11 @@
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::at::At;
+use super::described::describe;
 use super::error::{ConfigError, Errors};
 use super::section::{Section, section};
-use super::setting::{Setting, describe};
-use super::source::At;
+use super::setting::Setting;
 use crate::config::prompts::{CustomPrompt, NamedPrompt, names_in};
 
 /// The value of `type` in an entry of `datasets`.

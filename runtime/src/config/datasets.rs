@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::at::At;
 use super::chat_template::{ChatTemplateChoice, TemplateVariables};
 pub use super::dataset_type::DatasetType;
 use super::dataset_type::{PromptSection, with_type};
 use super::error::{ConfigError, Errors};
 use super::section::{Section, choices, section};
 use super::setting::{AT_LEAST_ONE, Setting, TOKENS, VISITS, read_items};
-use super::source::At;
 use super::split::{NoSplit, Split};
 use super::steps::Steps;
 

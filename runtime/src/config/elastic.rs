@@ -8,10 +8,10 @@ use phalanx_strategies::elastic::timing::Timing;
 use phalanx_strategies::mesh::Mesh;
 use serde_yaml_ng::{Mapping, Value};
 
+use super::at::At;
 use super::error::{ConfigError, Errors};
 use super::section::{Section, section};
 use super::setting::{AT_LEAST_ONE, COUNT, SECONDS, SECONDS_OF_DETECTION, SECONDS_OF_LIMIT, SPARES, Setting};
-use super::source::At;
 use super::yaml_1_1::whole;
 
 section! {

@@ -7,12 +7,15 @@
 //! Deliberately absent: checks of a model's shape (done by the model families) and of a dataset's lines (`data`).
 
 pub mod adapter;
+mod at;
 pub mod chat_template;
 pub mod dataset_type;
 pub mod datasets;
+mod described;
 pub mod elastic;
 pub mod error;
 pub(crate) mod foreign;
+pub mod key_doc;
 mod lines;
 pub mod model;
 pub mod named_templates;
@@ -43,17 +46,19 @@ use phalanx_storage::home;
 use serde_yaml_ng::{Mapping, Value};
 
 use adapter::AdapterSection;
+use at::At;
 use datasets::{DataSection, DatasetConfig};
 use elastic::{Elastic, ElasticSection};
 use error::{ConfigError, Errors, ValueLocation};
+use key_doc::KeyDoc;
 use model::ModelSection;
 use optimizer::OptimizerSection;
 use output::OutputSection;
 use parallel::ParallelSection;
 use precision::PrecisionSection;
 use schedule::ScheduleSection;
-use section::{KeyDoc, Section};
-use source::{At, Source};
+use section::Section;
+use source::Source;
 
 /// The checked configuration of a job. Each section has the keys that one part of the program reads.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -113,7 +118,7 @@ impl JobConfig {
 
     /// Reads and checks the keys of a file; `errors` are those that it has already.
     fn of_source(source: &Source, mut errors: Errors, known: &[KeyDoc]) -> Result<Self, ConfigError> {
-        let at = source.root();
+        let at = At::root(source);
         let names: Vec<&str> = known.iter().flat_map(|doc| doc.aliases.iter().copied().chain([doc.key])).collect();
         errors.keep(at.refuse_unknown(&source.keys, &names));
         let keys = &source.keys;

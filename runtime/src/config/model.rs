@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::at::At;
 use super::error::{ConfigError, Errors};
 use super::section::section;
 use super::setting::Setting;
-use super::source::At;
 use super::special_tokens::{SpecialTokens, TokenTexts};
 use super::yaml_1_1::{is_beyond_64_bits, resolved};
 

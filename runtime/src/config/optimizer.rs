@@ -2,10 +2,12 @@
 //!
 //! [`phalanx_strategies::optimizer`] registers the rules and the keys of their hyperparameters.
 
+use super::at::At;
 use super::error::{ConfigError, Errors};
-use super::section::{KeyDoc, Section, section, show};
+use super::key_doc::KeyDoc;
+use super::section::{Section, section, show};
 use super::setting::{self, Setting};
-use super::source::At;
+use crate::config::described;
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec, Range};
 use serde_yaml_ng::{Mapping, Value};
 
@@ -184,7 +186,7 @@ impl Key {
 }
 
 fn given<'a>(keys: &'a Mapping, key: &str) -> Option<&'a Value> {
-    keys.get(key).filter(|value| !setting::is_empty(value))
+    keys.get(key).filter(|value| !described::is_empty(value))
 }
 
 /// The words that name a rule, for messages and help.

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_yaml_ng::Value;
 
+use super::at::At;
 use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
-use super::source::At;
 use super::steps::Steps;
 use super::yaml_1_1::truth;
 

@@ -1,9 +1,9 @@
 //! How ranks share the work: the sizes and options of the axes of the mesh.
 
+use super::at::At;
 use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{COUNT, MEBIBYTES, RANKS, Range, SPARES, Setting};
-use super::source::At;
 use super::yaml_1_1::whole;
 use phalanx_strategies::compile::Parallel;
 use phalanx_strategies::mesh::Mesh;

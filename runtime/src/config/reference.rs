@@ -1,6 +1,6 @@
 //! The reference of all configuration keys, as Markdown: `phalanx init --reference`.
 
-use super::section::KeyDoc;
+use super::key_doc::KeyDoc;
 use super::{dataset_reference, elastic_reference, foreign, sections};
 use std::fmt::Write;
 

@@ -3,24 +3,11 @@
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::at::At;
+use super::described::is_empty;
 use super::error::ConfigError;
-use super::setting::{Range, Setting, is_empty};
-use super::source::At;
-
-/// One key of the file, for the reference, the starter file and the search for the nearest key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyDoc {
-    /// The key as it is written.
-    pub key: &'static str,
-    /// Other spellings that are accepted.
-    pub aliases: &'static [&'static str],
-    /// The effect of the key, in one sentence.
-    pub doc: String,
-    /// The default, as YAML; empty if the key is required.
-    pub default: String,
-    /// The accepted values, in words.
-    pub fits: String,
-}
+use super::key_doc::KeyDoc;
+use super::setting::{Range, Setting};
 
 /// A group of keys that one part of the program reads.
 pub(crate) trait Section: Sized {
@@ -109,10 +96,10 @@ macro_rules! section {
         }
 
         impl $crate::config::section::Section for $name {
-            fn keys() -> Vec<$crate::config::section::KeyDoc> {
+            fn keys() -> Vec<$crate::config::key_doc::KeyDoc> {
                 let default = Self::default();
                 vec![ $(
-                    $crate::config::section::KeyDoc {
+                    $crate::config::key_doc::KeyDoc {
                         key: stringify!($field).trim_start_matches("r#"),
                         aliases: &[$($($alias),+)?],
                         doc: [$($doc.trim()),+].join(" "),
@@ -126,7 +113,7 @@ macro_rules! section {
 
             fn read_section(
                 keys: &serde_yaml_ng::Mapping,
-                at: &$crate::config::source::At<'_>,
+                at: &$crate::config::at::At<'_>,
             ) -> Result<Self, $crate::config::error::ConfigError> {
                 let mut section = Self::default();
                 let mut errors = $crate::config::error::Errors::default();
@@ -192,7 +179,7 @@ macro_rules! choices {
             // spelling of YAML 1.1.
             fn read(
                 value: &serde_yaml_ng::Value,
-                at: &$crate::config::source::At<'_>,
+                at: &$crate::config::at::At<'_>,
             ) -> Result<Self, $crate::config::error::ConfigError> {
                 let of_word = |word: &str| match word {
                     $( $word $(| $alias)* => Some(Self::$variant), )+

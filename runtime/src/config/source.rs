@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::error::{ConfigError, Errors, ValueLocation, all};
+use super::described::{describe, is_empty};
+use super::error::{ConfigError, Errors, ValueLocation};
 use super::foreign::{self, Note, ReadFile};
+use super::key_doc::KeyDoc;
 use super::lines::{Segment, line_of, repeated_key};
-use super::section::KeyDoc;
-use super::setting::{describe, is_empty};
-use super::spelling::hint_for;
 
 /// Bounds the tree that the parser may build; no hand-written configuration comes near a megabyte.
 pub(super) const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -23,7 +22,7 @@ pub(crate) struct Source {
     text: String,
     pub(crate) keys: Mapping,
     /// First spelling → the spelling in the file, where they differ.
-    spelled: BTreeMap<&'static str, String>,
+    pub(super) spelled: BTreeMap<&'static str, String>,
     /// Dotted paths that came from the command line.
     overridden: BTreeSet<String>,
     /// What became of keys of Axolotl.
@@ -64,11 +63,6 @@ impl Source {
     /// What became of keys of Axolotl, as sentences: one for each translated key, and one for all keys without effect.
     pub(crate) fn notes(&self) -> Vec<String> {
         foreign::sentences(&self.notes, &|key| self.place_of(key))
-    }
-
-    /// The whole file.
-    pub(crate) fn root(&self) -> At<'_> {
-        At { source: self, path: Vec::new() }
     }
 
     fn use_first_spellings(&mut self, known: &[KeyDoc], errors: &mut Errors) {
@@ -113,7 +107,7 @@ impl Source {
     }
 
     /// The place of the value at a path, or of the innermost section around it whose line is known.
-    fn location(&self, path: &[Segment]) -> ValueLocation {
+    pub(super) fn location(&self, path: &[Segment]) -> ValueLocation {
         let dotted: Vec<String> = path.iter().map(Segment::to_string).collect();
         if (1..=dotted.len()).any(|n| self.overridden.contains(&dotted[..n].join("."))) {
             return ValueLocation::CommandLine;
@@ -126,63 +120,6 @@ impl Source {
         }
         let line = (1..=written.len()).rev().find_map(|n| line_of(&self.text, &written[..n]));
         line.map_or(ValueLocation::File, ValueLocation::Line)
-    }
-}
-
-/// A position in a [`Source`]: a key, a section or an item of a list.
-pub(crate) struct At<'a> {
-    source: &'a Source,
-    path: Vec<Segment>,
-}
-
-impl<'a> At<'a> {
-    /// The key with this name in this section.
-    pub(crate) fn key(&self, key: &str) -> At<'a> {
-        self.below(Segment::Key(key.to_owned()))
-    }
-
-    /// The item at this position of this list.
-    pub(crate) fn item(&self, index: usize) -> At<'a> {
-        self.below(Segment::Item(index))
-    }
-
-    fn below(&self, segment: Segment) -> At<'a> {
-        let mut path = self.path.clone();
-        path.push(segment);
-        At { source: self.source, path }
-    }
-
-    /// The error for a value that is not accepted at this position.
-    pub(crate) fn mismatch(&self, found: &Value, fits: String) -> ConfigError {
-        let location = self.source.location(&self.path);
-        ConfigError::Mismatch { key: self.to_string(), location, found: describe(found), fits }
-    }
-
-    /// Rejects all keys that are not in `known`, and suggests the nearest known key for each.
-    pub(crate) fn refuse_unknown(&self, keys: &Mapping, known: &[&str]) -> Result<(), ConfigError> {
-        all(keys.keys().map(|key| match key {
-            Value::String(name) if known.contains(&name.as_str()) => Ok(()),
-            Value::String(name) => {
-                let at = self.key(name);
-                let location = self.source.location(&at.path);
-                let hint = hint_for(name, known, self.path.is_empty());
-                Err(ConfigError::UnknownKey { key: at.to_string(), location, hint })
-            }
-            other => Err(self.mismatch(other, "a key that is a string".into())),
-        }))
-    }
-}
-
-impl std::fmt::Display for At<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (depth, segment) in self.path.iter().enumerate() {
-            match segment {
-                Segment::Key(key) if depth == 0 => f.write_str(self.source.spelled.get(key.as_str()).unwrap_or(key))?,
-                Segment::Key(key) => write!(f, ".{key}")?,
-                Segment::Item(index) => write!(f, "[{index}]")?,
-            }
-        }
-        Ok(())
     }
 }
 

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::at::At;
+use super::described::is_empty;
 use super::error::{ConfigError, Errors};
-use super::setting::{Setting, is_empty};
-use super::source::At;
+use super::setting::Setting;
 use super::yaml_1_1::whole;
 
 /// The roles that transformers knows for one token.

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::datasets::DatasetType;
-use super::section::{KeyDoc, show};
+use super::key_doc::KeyDoc;
+use super::section::show;
 use super::{elastic_reference, sections};
 use serde_yaml_ng::{Mapping, Value};
 

@@ -2,9 +2,9 @@
 
 use serde_yaml_ng::Value;
 
+use super::at::At;
 use super::error::ConfigError;
 use super::setting::Setting;
-use super::source::At;
 use super::yaml_1_1::whole;
 
 /// A number of steps.

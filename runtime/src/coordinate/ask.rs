@@ -6,7 +6,7 @@ use crate::error::control_plane::ControlPlaneError;
 use phalanx_actors::control::block_on;
 use phalanx_actors::operator::{Answer, Request};
 use phalanx_actors::quic::ask::Operator;
-use phalanx_actors::quic::listener::OPERATOR;
+use phalanx_actors::quic::shared::OPERATOR;
 use phalanx_actors::trust::TrustError;
 use phalanx_actors::trust::credential::Credential;
 use phalanx_actors::trust::join::parse_addresses;

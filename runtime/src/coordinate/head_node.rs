@@ -3,8 +3,10 @@
 use crate::config::JobConfig;
 use crate::control::{Bell, Control};
 use crate::control_place::CONTROL;
+use crate::coordinate::listening::{admission, listen_alone};
 use crate::coordinate::sentence::{self, sentence};
-use crate::coordinate::serve::{Coordinated, Coordinating, CoordinatorEvent, Serve, admission, listen_alone, serve};
+use crate::coordinate::serve::{Coordinated, Coordinating, CoordinatorEvent, serve};
+use crate::coordinate::serving::Serve;
 use crate::coordinate::term::begin_alone;
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;

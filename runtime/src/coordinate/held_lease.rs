@@ -7,13 +7,15 @@ use crate::control::Control;
 use crate::control_place::ControlPlace;
 use crate::coordinate::job_number::forget_job;
 use crate::coordinate::patience::patiently;
-use crate::coordinate::term::take_alone;
+use crate::coordinate::standby;
+use crate::coordinate::standby::{ALONE, Watched};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::train::output_lock::OutputLock;
+use crate::train::output_lock::{OutputLock, RankLock};
 use phalanx_actors::store::{SharedStore, Store};
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::succession::Lease;
+use std::cell::Cell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle, scope};
 use std::time::{Duration, Instant};
@@ -119,6 +121,51 @@ fn renew(
         }
     }
     true
+}
+
+/// Takes the lease of a folder, which this process has locked, for a job on this machine alone.
+///
+/// # Errors
+/// When a coordinator is active in the folder, or ranks of an earlier job are, or the store cannot be used.
+pub(super) fn take_alone(
+    config: &JobConfig,
+    place: &ControlPlace,
+    lock: &OutputLock,
+) -> Result<(SharedStore, (Lease, Instant)), JobError> {
+    let (store, goes_on) = (place.store()?, || false);
+    let in_use = || JobError::InUse { path: config.output.output_dir.clone() };
+    let read = || Ok(store.read_lease().map_err(ControlPlaneError::from)?);
+    let mut seen = patiently(place, &goes_on, read)?;
+    // A job on one machine holds the lock as long as it renews its lease, where the file system has locks. The lock of a folder
+    // says nothing about other machines that use the same object store.
+    let is_over = if seen.holder == ALONE {
+        seen == Lease::default() || lock.is_exclusive() && !config.output.is_remote()
+    } else {
+        patiently(place, &goes_on, || Ok(store.read_record().map_err(ControlPlaneError::from)?))?.ending.is_some()
+    };
+    if !is_over {
+        let is_alive = Cell::new(false);
+        let timing = config.elastic.timing();
+        let watched = patiently(place, &goes_on, || {
+            standby::wait(&*store, &timing, &|| is_alive.get(), &mut || is_alive.set(true))
+        })?;
+        let Watched::Vacant(lease) = watched else { return Err(in_use()) };
+        seen = lease;
+    }
+    RankLock::await_end_of_ranks(&config.output.folder())?;
+    // Without ranks, the record of a job on one machine tells nothing that its checkpoints do not.
+    let is_own = seen.holder == ALONE && lock.is_exclusive() && !config.output.is_remote();
+    if is_own && store.replace_damaged_record().map_err(ControlPlaneError::from)? {
+        tracing::warn!("the record of the last run was damaged and is replaced; no checkpoint is lost");
+    }
+    let lease = patiently(place, &goes_on, || claim(&*store, seen, ALONE))?.ok_or_else(in_use)?;
+    Ok((store, lease))
+}
+
+/// Takes the lease for the next term, unless another candidate took it first.
+pub(super) fn claim(store: &dyn Store, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
+    let (asked, lease) = (Instant::now(), Lease { term: seen.term.next(), holder: candidate, beat: 0 });
+    Ok(store.replace_lease(seen, lease).map_err(ControlPlaneError::from)?.ok().map(|lease| (lease, asked)))
 }
 
 #[cfg(test)]

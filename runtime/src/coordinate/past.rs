@@ -174,9 +174,9 @@ pub(crate) fn instead_of(error: JobError, output_dir: &Path, timing: &Timing) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_strategies::elastic::checkpoint::Checkpoint;
     use phalanx_strategies::elastic::identity::{Generation, Term};
     use phalanx_strategies::elastic::message::Requests;
-    use phalanx_strategies::elastic::snapshot::Checkpoint;
 
     /// A folder with these events, a second apart.
     fn folder(events: &[What]) -> tempfile::TempDir {

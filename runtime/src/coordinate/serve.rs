@@ -4,18 +4,17 @@
 use crate::checkpoint_claim::CheckpointClaim;
 use crate::config::JobConfig;
 use crate::control::{Bell, Control, STOP_PATIENCE};
-use crate::control_place::{self, ADDRESS, CONTROL, ControlPlace, JOB};
-use crate::coordinate::advertised::{advertised, outward};
+use crate::control_place::{ControlPlace, JOB};
 use crate::coordinate::event_log::EventLog;
 use crate::coordinate::folder_mark::FolderMark;
+use crate::coordinate::listening::{admission, open};
 use crate::coordinate::patience::patiently;
+use crate::coordinate::serving::{Serve, write_address};
 use crate::coordinate::silent_stop::SilentStop;
 use crate::coordinate::standby::ALONE;
-use crate::coordinate::term::{Term, take_over};
+use crate::coordinate::term::{Term, as_snapshot, take_over};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
-use crate::node::bootstrap::JobBootstrap;
-use crate::train::fit::{fits, fits_here};
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::ModelPlan;
 use crate::train::programs::state_bytes;
@@ -24,39 +23,19 @@ use phalanx_actors::coordinator::{Checkpoints, Settings};
 use phalanx_actors::coordinator_handle::{Admission, CoordinatorHandle};
 use phalanx_actors::events::{Event, What};
 use phalanx_actors::operator::{Answer, Request};
-use phalanx_actors::quic::QuicError;
-use phalanx_actors::quic::listener::{Listener, ListenerConfig};
 use phalanx_actors::transport::{Downlink, Inbox};
-use phalanx_actors::trust::authority::Authority;
-use phalanx_actors::trust::join::{Address, JoinString};
-use phalanx_storage::checkpoint::catalog::{CheckpointId, Skipped, latest_after};
+use phalanx_actors::trust::join::Address;
+use phalanx_storage::checkpoint::catalog::{Skipped, latest_after};
 use phalanx_strategies::elastic::coordinator::newest_checkpoint::Listing;
 use phalanx_strategies::elastic::coordinator::status::Status;
-use phalanx_strategies::elastic::identity::{Generation, NodeId, Step};
+use phalanx_strategies::elastic::identity::NodeId;
 use phalanx_strategies::elastic::mesh_choice::Policy;
 use phalanx_strategies::elastic::message::Ending;
-use phalanx_strategies::elastic::snapshot;
-use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
-
-/// Settings of a coordinator.
-#[derive(Clone, Debug)]
-pub(crate) struct Serve {
-    pub(crate) listen: SocketAddr,
-    /// Advertised addresses, if they differ from `listen`; port 0 means the listening port.
-    pub(crate) advertise: Vec<Address>,
-    /// Number of machines that may join with one join string, and its lifetime.
-    pub(crate) n_machines: u32,
-    pub(crate) token_lifetime: Duration,
-    /// Whether this is the standby of a node in this process. It takes over after a request to stop, too: if the active
-    /// coordinator dies of what stops the job, nothing else saves the state of the nodes.
-    pub(crate) is_beside_node: bool,
-}
 
 /// Events of a coordinator for its caller.
 pub(crate) enum CoordinatorEvent {
@@ -108,104 +87,6 @@ fn try_serve(
     let outcome = coordinating.follow(control, is_abandoned, tell);
     thread.stop();
     Ok(outcome)
-}
-
-/// Listens, publishes the address, and creates a join string.
-fn open(config: &JobConfig, serve: &Serve, term: &Term) -> Result<(Listener, Inbox, JoinString), JobError> {
-    let (listener, inbox) = listen_again(config, serve.listen, term)?;
-    let addresses = advertised(listener.address(), &serve.advertise, outward)?;
-    write_address(&term.place, &addresses)?;
-    let invitation =
-        listener.invite(addresses, serve.token_lifetime, serve.n_machines).map_err(ControlPlaneError::from)?;
-    // A join string is one word for every shell.
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/:.,-_".contains(letter);
-    let published = term.place.root().filter(|root| root.chars().all(plain));
-    Ok((listener, inbox, JoinString { published, ..invitation }))
-}
-
-/// File in the control folder of this machine with the port of the last coordinator.
-const PORT: &str = "port";
-
-/// The address with the port of the last coordinator on this machine, unless it has one of its own.
-pub(super) fn last_address(config: &JobConfig, at: SocketAddr) -> SocketAddr {
-    let path = config.output.folder().join(CONTROL).join(PORT);
-    let before = fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u16>().ok());
-    before.filter(|_| at.port() == 0).map_or(at, |port| SocketAddr::new(at.ip(), port))
-}
-
-/// Listens at an address. Without a port of its own, a coordinator listens at the port of its predecessor, where the nodes look
-/// for it, unless another program has that port now.
-fn listen_again(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
-    let path = config.output.folder().join(CONTROL).join(PORT);
-    let before = last_address(config, at);
-    let listened = match listen(config, before, term) {
-        Err(JobError::ControlPlane(ControlPlaneError::Transport(QuicError::Bind { .. }))) if before != at => {
-            let port = before.port();
-            tracing::warn!(port, "the port of the last coordinator is in use; nodes need the new address");
-            listen(config, at, term)
-        }
-        listened => listened,
-    }?;
-    let port = listened.0.address().port().to_string();
-    let written = fs::create_dir_all(config.output.folder().join(CONTROL))
-        .and_then(|()| control_place::write(&path, port.as_bytes()));
-    written.map_err(|source| JobError::Io { action: "write", path, source })?;
-    Ok(listened)
-}
-
-/// Listens for operators of a job on this machine alone. No node can join, because no token is issued.
-pub(super) fn listen_alone(config: &JobConfig, term: &mut Term) -> Result<(Listener, Inbox), JobError> {
-    let goes_on = || false;
-    let at = (Ipv4Addr::LOCALHOST, 0).into();
-    let (listener, inbox) = patiently(&term.place, &goes_on, || listen(config, at, term))?;
-    term.addresses = vec![Address::from(listener.address())];
-    patiently(&term.place, &goes_on, || write_address(&term.place, &term.addresses))?;
-    Ok((listener, inbox))
-}
-
-/// Checks requests to a job: a mesh must fit the model. On one machine, a mesh may not exceed the number of ranks, and the
-/// node cannot be drained.
-pub(super) fn admission(config: &JobConfig, model: &ModelPlan, n_slots_alone: Option<u32>) -> Admission {
-    let (model, evaluates) = (model.clone(), config.data.evaluates());
-    let kept_tp = config.parallel.mesh().ok().filter(|_| config.parallel.reproducible).map(|mesh| mesh.tp);
-    Admission::new(move |request| match (request, n_slots_alone) {
-        (Request::Resize(mesh), _) if kept_tp.is_some_and(|tp| tp != mesh.tp) => Err(format!(
-            "tensor_parallel_size {} gives other bits than {}, which a run with `reproducible` keeps",
-            mesh.tp,
-            kept_tp.unwrap_or_default()
-        )),
-        (Request::Resize(mesh), None) => fits(&model, *mesh, evaluates).map(drop).map_err(|error| error.to_string()),
-        (Request::Resize(mesh), Some(n_slots)) => {
-            fits_here(&model, *mesh, evaluates, n_slots).map_err(|error| error.to_string())
-        }
-        (Request::Drain(_) | Request::DeclareGone(_), Some(_)) => {
-            Err("the job runs on one machine, so no other node can take its state; stopping the job saves it".into())
-        }
-        _ => Ok(()),
-    })
-}
-
-pub(super) fn write_address(place: &ControlPlace, addresses: &[Address]) -> Result<(), JobError> {
-    let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    place.settle()?;
-    place.write(ADDRESS, &text.join(","))
-}
-
-/// Listens for nodes and operators.
-fn listen(config: &JobConfig, at: SocketAddr, term: &Term) -> Result<(Listener, Inbox), JobError> {
-    let secrets = term.place.secrets();
-    let authority = Authority::open(&secrets, term.job).map_err(ControlPlaneError::from)?;
-    let secret = authority.secret("tensors between ranks").to_vec();
-    drop(authority);
-    let (start_from, claim) = (term.start_from.clone(), term.claim());
-    let bootstrap = JobBootstrap { yaml: config.to_yaml(), secret, start_from, claim };
-    let settings = ListenerConfig {
-        listen: at,
-        timing: config.elastic.timing(),
-        bootstrap: serde_json::to_vec(&bootstrap).map_err(ControlPlaneError::Encode)?,
-        ..ListenerConfig::new(&secrets, term.job)
-    };
-    Ok(Listener::start(settings).map_err(ControlPlaneError::from)?)
 }
 
 /// A coordinated job.
@@ -517,8 +398,4 @@ fn newest_checkpoint(root: PathBuf) -> Checkpoints {
         }
         Ok(found.map(|found| as_snapshot(found.id())))
     })
-}
-
-pub(super) fn as_snapshot(id: &CheckpointId) -> snapshot::Checkpoint {
-    snapshot::Checkpoint { generation: Generation(id.generation), step: Step(id.step) }
 }

@@ -5,10 +5,10 @@ use crate::checkpoint_claim::CheckpointClaim;
 use crate::config::JobConfig;
 use crate::config::output::Resume;
 use crate::control_place::{CONFIG, ControlPlace};
-use crate::coordinate::held_lease::HeldLease;
+use crate::coordinate::held_lease::{HeldLease, claim, take_alone};
 use crate::coordinate::job_number::{forget_job, job_id, job_of};
 use crate::coordinate::patience::patiently;
-use crate::coordinate::serve::{Serve, as_snapshot};
+use crate::coordinate::serving::Serve;
 use crate::coordinate::standby::{self, ALONE, Watched};
 use crate::coordinate::survivors;
 use crate::error::JobError;
@@ -19,8 +19,10 @@ use crate::train::same_run::{Change, change_of_running_job};
 use crate::train::saving::Saving;
 use phalanx_actors::store::{SharedStore, Store};
 use phalanx_actors::trust::join::Address;
+use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_strategies::elastic::identity::{Generation, JobId};
+use phalanx_strategies::elastic::checkpoint;
+use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::succession::Lease;
 use std::cell::{Cell, RefCell};
@@ -161,45 +163,6 @@ pub(super) fn begin_alone(
     Ok(Term { job, place, store, candidate: ALONE, lease: held, start_from, addresses, claim, lock: None })
 }
 
-/// Takes the lease of a folder, which this process has locked, for a job on this machine alone.
-///
-/// # Errors
-/// When a coordinator is active in the folder, or ranks of an earlier job are, or the store cannot be used.
-pub(super) fn take_alone(
-    config: &JobConfig,
-    place: &ControlPlace,
-    lock: &OutputLock,
-) -> Result<(SharedStore, (Lease, Instant)), JobError> {
-    let (store, goes_on) = (place.store()?, || false);
-    let in_use = || JobError::InUse { path: config.output.output_dir.clone() };
-    let read = || Ok(store.read_lease().map_err(ControlPlaneError::from)?);
-    let mut seen = patiently(place, &goes_on, read)?;
-    // A job on one machine holds the lock as long as it renews its lease, where the file system has locks. The lock of a folder
-    // says nothing about other machines that use the same object store.
-    let is_over = if seen.holder == ALONE {
-        seen == Lease::default() || lock.is_exclusive() && !config.output.is_remote()
-    } else {
-        patiently(place, &goes_on, || Ok(store.read_record().map_err(ControlPlaneError::from)?))?.ending.is_some()
-    };
-    if !is_over {
-        let is_alive = Cell::new(false);
-        let timing = config.elastic.timing();
-        let watched = patiently(place, &goes_on, || {
-            standby::wait(&*store, &timing, &|| is_alive.get(), &mut || is_alive.set(true))
-        })?;
-        let Watched::Vacant(lease) = watched else { return Err(in_use()) };
-        seen = lease;
-    }
-    RankLock::await_end_of_ranks(&config.output.folder())?;
-    // Without ranks, the record of a job on one machine tells nothing that its checkpoints do not.
-    let is_own = seen.holder == ALONE && lock.is_exclusive() && !config.output.is_remote();
-    if is_own && store.replace_damaged_record().map_err(ControlPlaneError::from)? {
-        tracing::warn!("the record of the last run was damaged and is replaced; no checkpoint is lost");
-    }
-    let lease = patiently(place, &goes_on, || claim(&*store, seen, ALONE))?.ok_or_else(in_use)?;
-    Ok((store, lease))
-}
-
 /// What became of the job on record, which no coordinator led when this one came. A coordinator with the same wishes as the last one
 /// continues it; wishes that differ, and those of the operator of a run whose processes are gone, need to know whether it is over.
 ///
@@ -247,12 +210,6 @@ fn other_configuration(config: &JobConfig, place: &ControlPlace) -> Option<Contr
         Some(Change::Of(changed)) => Some(ControlPlaneError::OtherConfiguration { path, changed }),
         None => None,
     }
-}
-
-/// Takes the lease for the next term, unless another candidate took it first.
-fn claim(store: &dyn Store, seen: Lease, candidate: u32) -> Result<Option<(Lease, Instant)>, JobError> {
-    let (asked, lease) = (Instant::now(), Lease { term: seen.term.next(), holder: candidate, beat: 0 });
-    Ok(store.replace_lease(seen, lease).map_err(ControlPlaneError::from)?.ok().map(|lease| (lease, asked)))
 }
 
 /// For how many leases the folder may be locked by another coordinator that has no lease yet.
@@ -304,4 +261,8 @@ fn begin(
     // If a later term has begun, the store does not take this record, and this coordinator steps down later.
     store.write_record(&record).map_err(ControlPlaneError::from)?;
     Ok(start_from)
+}
+
+pub(super) fn as_snapshot(id: &CheckpointId) -> checkpoint::Checkpoint {
+    checkpoint::Checkpoint { generation: Generation(id.generation), step: Step(id.step) }
 }

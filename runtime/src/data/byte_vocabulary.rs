@@ -3,9 +3,8 @@
 //! The id of a byte is its value. [`tokenizer_json`] states the same vocabulary in the format of the `tokenizers` library,
 //! so that other programs can load an exported model directory.
 
+use crate::data::token_span::Piece;
 use serde_json::{Value, json};
-
-use super::tokenizer::Piece;
 
 /// Special tokens; the first has id 256. The reserved ones round the vocabulary up to a multiple of eight, which suits
 /// matrix kernels.

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use super::config::DataConfig;
-use super::token_cache::{TRAINED, TokenFile};
+use super::token_cache::TokenFile;
+use super::token_cache_format::TRAINED;
 use crate::config::datasets::ExcessLength;
 
 /// A document, or the part of it that begins at token `nth * sequence_len`.

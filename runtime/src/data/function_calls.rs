@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::exact_json;
-use super::record::RecordError;
+use super::record_error::RecordError;
 use super::thinking;
 
 /// The role of these turns.

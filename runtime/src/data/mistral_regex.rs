@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::tokenizer::TokenizerError;
+use super::tokenizer_error::TokenizerError;
 use super::tokenizer_files::{CONFIG, TOKENIZER, TokenizerFiles};
 
 /// The families that are looked at, and the size of the vocabulary beyond which they are.

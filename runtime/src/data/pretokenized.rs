@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::record::{RecordError, field_of, wrong_type};
-use super::token_cache::TRAINED;
+use super::record_error::{RecordError, field_of, wrong_type};
+use super::token_cache_format::TRAINED;
 
 /// The label of a token that is not predicted, as in PyTorch's cross-entropy.
 const IGNORED: i64 = -100;

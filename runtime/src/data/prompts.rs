@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::record::{RecordError, field_of, not_text};
+use super::record_error::{RecordError, field_of, not_text};
 use crate::config::prompts::{Prompt, PromptSystem, filled};
 
 impl Prompt {

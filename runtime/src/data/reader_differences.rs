@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::byte_vocabulary;
 use super::splitting::Library;
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokenizer::Tokenizer;
+use super::tokenizer_error::TokenizerError;
 use super::tokenizer_files::{CONFIG, Settings, TOKENIZER, TokenizerFiles};
 use super::transformers_class::{Reading, TransformersClass, have_same_rules};
 

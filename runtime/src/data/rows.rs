@@ -14,7 +14,7 @@ use super::document_layout::Piece;
 use super::packing::Packing;
 use super::prepare::PrepareError;
 use super::stream::Stream;
-use super::token_cache::TokenCacheError;
+use super::token_cache_format::TokenCacheError;
 use super::token_reader::TokenReader;
 
 /// The first of the streams that choose rows by weight, downwards, among those of a seed; orders of epochs count upwards.
@@ -345,7 +345,8 @@ impl Rows {
 mod tests {
     use super::*;
     use crate::data::columns::IGNORED;
-    use crate::data::token_cache::{TRAINED, TokenWriter};
+    use crate::data::token_cache::TokenWriter;
+    use crate::data::token_cache_format::TRAINED;
     use phalanx_strategies::model::BatchShape;
     use phalanx_strategies::program::Column;
     use std::os::fd::AsRawFd;

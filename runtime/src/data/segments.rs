@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::record::{RecordError, field_of, wrong_type};
+use super::record_error::{RecordError, field_of, wrong_type};
 
 /// A part of a document, which is tokenised by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

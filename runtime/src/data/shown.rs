@@ -2,8 +2,9 @@
 
 use super::columns::{Columns, IGNORED};
 use super::rows::Rows;
-use super::token_cache::TokenCacheError;
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::token_cache_format::TokenCacheError;
+use super::tokenizer::Tokenizer;
+use super::tokenizer_error::TokenizerError;
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::program::Column;
 use phalanx_strategies::rng::CounterRng;

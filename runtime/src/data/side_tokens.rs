@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::tokenizer::TokenizerError;
+use super::tokenizer_error::TokenizerError;
 use super::tokenizer_files::{ADDED, CONFIG, SPECIAL, TOKENIZER, TokenizerFiles, invalid};
 use super::transformers_class::{TransformersClass, have_same_rules};
 

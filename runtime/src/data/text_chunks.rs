@@ -9,9 +9,8 @@
 //!
 //! Source of the pair criterion: van Antwerpen and Neubeck 2024, "So many tokens, so little time", on the `bpe` crate.
 
+use crate::data::token_span::Piece;
 use rayon::prelude::*;
-
-use super::tokenizer::Piece;
 
 /// Consecutive tokens on which both sides must agree.
 const RUN_TOKENS: usize = 8;

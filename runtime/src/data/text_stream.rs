@@ -1,6 +1,7 @@
 //! Text from tokens that arrive one at a time, without ever showing half a character.
 
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokenizer::Tokenizer;
+use super::tokenizer_error::TokenizerError;
 
 /// No character needs more tokens than this in any byte-level vocabulary; tokens that are still undecodable then are not
 /// text, or are the replacement character itself.

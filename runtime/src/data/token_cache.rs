@@ -13,14 +13,11 @@ use std::fs::{DirEntry, File, TryLockError};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::token_cache_format::{DocumentEnd, TRAINED, TokenCacheError};
 use super::token_reader::TokenReader;
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use phalanx_storage::sync_dir::sync_dir;
-use thiserror::Error;
-
-/// Set in a stored token that the model is trained to predict.
-pub(crate) const TRAINED: u32 = 1 << 31;
 
 /// Part of every key: a change of the format, or of how text becomes tokens, must change it.
 pub(crate) const FORMAT_VERSION: u32 = 3;
@@ -28,18 +25,6 @@ pub(crate) const FORMAT_VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"PHXTOKEN";
 const HEADER_BYTES: usize = size_of::<Header>();
 const _: () = assert!(HEADER_BYTES == 128 && cfg!(target_endian = "little"));
-
-/// Why a token file cannot be written or used.
-#[allow(missing_docs, reason = "each variant's message says what its fields are")]
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum TokenCacheError {
-    /// A file operation failed.
-    #[error("cannot {action} token cache {}: {reason}", path.display())]
-    Io { action: &'static str, path: PathBuf, reason: String },
-    /// The file differs from what was written.
-    #[error("token cache {} is damaged: {reason}", path.display())]
-    Damaged { path: PathBuf, reason: &'static str },
-}
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -66,16 +51,6 @@ impl Header {
         let documents = self.n_documents.checked_mul(size_of::<DocumentEnd>() as u64)?;
         tokens.checked_add(documents)?.checked_add(HEADER_BYTES as u64)
     }
-}
-
-/// The end of a document in the tokens, and its origin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct DocumentEnd {
-    /// Index after its last token.
-    pub(crate) end: u64,
-    /// Line of the data file, or number of the record in a JSON list; from 1.
-    pub(crate) line: u64,
 }
 
 /// The path of the tokens with content key `key`.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
 use super::side_tokens;
-use super::tokenizer::TokenizerError;
+use super::tokenizer_error::TokenizerError;
 use super::tokenizer_files::{CONFIG, SPECIAL, TEMPLATE, TOKENIZER, TokenizerFiles, invalid};
 
 /// What to change.

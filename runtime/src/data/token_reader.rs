@@ -3,13 +3,12 @@
 //! The file is read, not mapped: if another program truncates it, a read returns an error, whereas an access to a map ends the
 //! process by SIGBUS.
 
+use crate::data::token_cache_format::{DocumentEnd, TRAINED, TokenCacheError};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
-
-use super::token_cache::{DocumentEnd, TRAINED, TokenCacheError};
 
 /// Tokens that are counted at a time.
 const TOKENS_AT_A_TIME: usize = 1024;

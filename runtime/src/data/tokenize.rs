@@ -10,12 +10,17 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::data_file::DataFile;
-use super::record::{Document, RecordError, RecordReader, Sample};
+use super::document::Document;
+use super::record::{RecordReader, Sample};
+use super::record_error::RecordError;
 use super::records::{LeftOut, Numbered, ReadError, RecordFile};
 use super::sources::choice::Choice;
 use super::text_chunks::{self, Cut};
-use super::token_cache::{TRAINED, TokenCacheError, TokenWriter};
-use super::tokenizer::{Piece, Tokenizer, TokenizerError};
+use super::token_cache::TokenWriter;
+use super::token_cache_format::{TRAINED, TokenCacheError};
+use super::token_span::Piece;
+use super::tokenizer::Tokenizer;
+use super::tokenizer_error::TokenizerError;
 use crate::config::datasets::FileFormat;
 
 /// Why a data file cannot be tokenised.

@@ -1,9 +1,8 @@
 //! Text to token ids and back: a Hugging Face `tokenizer.json`, or plain bytes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
-use thiserror::Error;
 
 use super::byte_vocabulary;
 use super::chat_template::{CHATML, ChatTemplate, ChatTemplateError};
@@ -12,39 +11,9 @@ use super::reader_differences::Decision;
 use super::side_tokens;
 use super::splitting::Library;
 use super::token_changes::TokenChanges;
+use super::token_span::Piece;
+use super::tokenizer_error::TokenizerError;
 use super::tokenizer_files::{ChatTemplates, Settings, TokenizerFiles, invalid};
-
-/// Why a tokenizer cannot be loaded, used or written.
-#[allow(missing_docs, reason = "each variant's message says what its fields are")]
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum TokenizerError {
-    /// A file is missing or cannot be read.
-    #[error("cannot read {}: {reason}", path.display())]
-    Read { path: PathBuf, reason: String },
-    /// A file is malformed.
-    #[error("{} is not valid: {reason}", path.display())]
-    Invalid { path: PathBuf, reason: String },
-    /// The tokenizer refuses a text.
-    #[error("text cannot be tokenised: {reason}")]
-    Encode { reason: String },
-    /// The tokenizer refuses a sequence.
-    #[error("token ids cannot be decoded: {reason}")]
-    Decode { reason: String },
-    /// An exported file cannot be written.
-    #[error("cannot write {}: {reason}", path.display())]
-    Write { path: PathBuf, reason: String },
-}
-
-/// A token and the bytes `start .. end` of the text that it stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// The token's id.
-    pub id: u32,
-    /// Offset of its first byte.
-    pub start: usize,
-    /// Offset after its last byte; the tokens of a character that was split share both offsets.
-    pub end: usize,
-}
 
 #[derive(Debug, Clone)]
 enum Vocabulary {
@@ -154,9 +123,9 @@ impl Tokenizer {
             notes: Vec::new(),
             new_tokens: Vec::new(),
         };
-        tokenizer.bos_id = settings.special_id(&tokenizer, "bos_token");
-        tokenizer.eos_id = settings.special_id(&tokenizer, "eos_token");
-        tokenizer.pad_id = settings.special_id(&tokenizer, "pad_token");
+        let special_id = |role| settings.special_id(vocab_size, |text| tokenizer.token_id(text), role);
+        let ids = ["bos_token", "eos_token", "pad_token"].map(special_id);
+        [tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id] = ids;
         tokenizer.stop_ids = settings.stop_ids(tokenizer.eos_id);
         tokenizer.document_start = tokenizer.probe_of_start()?;
         tokenizer.notes = decision.notes(&settings, &tokenizer, &side_tokens);

@@ -7,7 +7,7 @@ use phalanx_storage::foreign_file;
 use serde_json::{Value, json};
 
 use super::exact_json;
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokenizer_error::TokenizerError;
 
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const CONFIG: &str = "tokenizer_config.json";
@@ -200,17 +200,17 @@ impl Settings {
 
     /// A file that sets the token takes precedence, even with `null`; the ids of the model's configs come second, because
     /// they often belong to the model from which it was derived. Every token that a file names is in the vocabulary by then.
-    pub(super) fn special_id(&self, tokenizer: &Tokenizer, role: &str) -> Option<u32> {
+    pub(super) fn special_id(&self, vocab_size: usize, id_of: impl Fn(&str) -> Option<u32>, role: &str) -> Option<u32> {
         let files = [&self.tokenizer_config, &self.special_tokens];
         // As transformers, to which the list of added tokens says that the other file is old.
         let order = if self.tokenizer_config["added_tokens_decoder"].is_object() { [0, 1] } else { [1, 0] };
         for source in order.map(|at| files[at]) {
             let Some(value) = source.get(role) else { continue };
-            return value.as_str().or_else(|| value["content"].as_str()).and_then(|token| tokenizer.token_id(token));
+            return value.as_str().or_else(|| value["content"].as_str()).and_then(id_of);
         }
         let key = format!("{role}_id");
         let ids = self.model_configs.iter().flat_map(|config| ids_of(&config[&key]));
-        ids.into_iter().find(|&id| (id as usize) < tokenizer.vocab_size())
+        ids.into_iter().find(|&id| (id as usize) < vocab_size)
     }
 
     pub(super) fn stop_ids(&self, eos: Option<u32>) -> Vec<u32> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::jinja::Origin;
-use super::record::{RecordError, wrong_type};
+use super::record_error::{RecordError, wrong_type};
 
 /// Characters of a text, and whether they are trained on.
 #[derive(Debug, Clone, PartialEq, Eq)]

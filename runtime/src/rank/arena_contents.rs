@@ -58,7 +58,8 @@ pub(crate) mod tests {
     use crate::devices;
     use crate::rank::heal::tests::{assert_filled, compiled, fill};
     use phalanx_collective::shm::world::ShmWorld;
-    use phalanx_device::world::{World, WorldId};
+    use phalanx_device::world::World;
+    use phalanx_device::world_id::WorldId;
     use phalanx_device::{Backing, Machine};
 
     fn programs(mesh: Mesh, rank: usize) -> Programs {

@@ -271,7 +271,7 @@ pub(crate) mod fuzzing {
     use crate::train::weights::Tensor;
     use phalanx_strategies::boxes::TensorBox;
     use phalanx_strategies::program::ValueId;
-    use phalanx_strategies::program::held::HeldBox;
+    use phalanx_strategies::program::held_box::HeldBox;
     use std::ops::Range;
 
     /// Number of held elements.

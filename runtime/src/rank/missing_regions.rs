@@ -116,7 +116,7 @@ pub(crate) fn share_of(found: Vec<(&Tensor, Piece)>, share: Share) -> Vec<(&Tens
 mod tests {
     use super::*;
     use phalanx_strategies::program::ValueId;
-    use phalanx_strategies::program::held::HeldBox;
+    use phalanx_strategies::program::held_box::HeldBox;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 

@@ -21,7 +21,7 @@ pub(crate) mod heal;
 mod mesh_groups;
 mod missing_regions;
 mod opening;
-mod pairs;
+pub(crate) mod pairs;
 mod port;
 pub(crate) mod process;
 pub(crate) mod rank_messages;

@@ -1,9 +1,10 @@
 //! The pairs of members that exchange messages in a world. Every member derives them locally from the plan.
 
-use crate::rank::world_groups::owner;
 use crate::train::trainer::catching_up::Follower;
 use phalanx_strategies::elastic::identity::Worker;
 use phalanx_strategies::elastic::message::{CatchUp, WorldPlan};
+use phalanx_strategies::elastic::shadow::Shard;
+use phalanx_strategies::mesh::Mesh;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pairs of members that exchange state while the world heals, or gradients while it trains.
@@ -61,4 +62,10 @@ pub(crate) fn shadow_holders(world_plan: &WorldPlan, rank: usize) -> Vec<u32> {
     let holds_it = |held: &Vec<phalanx_strategies::elastic::shadow::Shard>| held[1..].contains(&shard);
     let holders = world_plan.holds.iter().enumerate().filter(|(_, held)| holds_it(held));
     holders.map(|(holder, _)| holder as u32).collect()
+}
+
+/// The rank whose gradients update the shadows of this shard: the first rank that trains it.
+pub(crate) fn owner(mesh: &Mesh, shard: Shard) -> usize {
+    let trains = |rank: &usize| Shard::of(mesh, *rank) == shard;
+    (0..mesh.size()).find(trains).expect("every shard of a world is trained by some rank")
 }

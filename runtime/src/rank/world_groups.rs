@@ -4,11 +4,10 @@ use super::pairs::pairs;
 use crate::train::team::TeamPlan;
 use phalanx_collective::hierarchical::placement::Placement;
 use phalanx_device::CollectiveError;
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 use phalanx_strategies::elastic::identity::{JobId, Worker};
 use phalanx_strategies::elastic::message::WorldPlan;
-use phalanx_strategies::elastic::shadow::Shard;
-use phalanx_strategies::mesh::Mesh;
 
 /// The groups of a world, including those of members without a rank.
 pub(crate) fn team_plan_of(plan: &TeamPlan, world_plan: &WorldPlan) -> TeamPlan {
@@ -19,12 +18,6 @@ pub(crate) fn team_plan_of(plan: &TeamPlan, world_plan: &WorldPlan) -> TeamPlan 
 /// The placement of members on machines.
 pub(crate) fn placement(plan: &TeamPlan, id: WorldId, world_plan: &WorldPlan) -> Result<Placement, CollectiveError> {
     Placement::new(plan.world(id)?, world_plan.members().map(|worker| worker.member.node.0).collect())
-}
-
-/// The rank whose gradients update the shadows of this shard: the first rank that trains it.
-pub(crate) fn owner(mesh: &Mesh, shard: Shard) -> usize {
-    let trains = |rank: &usize| Shard::of(mesh, *rank) == shard;
-    (0..mesh.size()).find(trains).expect("every shard of a world is trained by some rank")
 }
 
 /// The world of a process before its first join.

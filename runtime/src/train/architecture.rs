@@ -1,11 +1,11 @@
 //! The computation of a model: one of the supported families, or the user's own operation.
 
-use super::plan::parse_model;
+use super::quantised::check_unquantised;
 use crate::error::JobError;
 use crate::error::plan::PlanError;
 use crate::frontend::user_model::{MODEL_TYPE, UserModel, UserTable};
 use phalanx_device::{OpaqueModel, ThreadError};
-use phalanx_strategies::model::{BatchShape, Head, ModelConfig, ModelError};
+use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig, ModelError};
 use phalanx_strategies::program::Program;
 use serde_json::Value;
 use std::sync::Arc;
@@ -84,6 +84,23 @@ impl Architecture {
 /// Whether a description is of a user-defined model.
 pub(crate) fn is_user_defined(description: &Value) -> bool {
     description.get("model_type").and_then(Value::as_str) == Some(MODEL_TYPE)
+}
+
+/// Parses a model configuration.
+///
+/// # Errors
+/// When the model is not supported; the error names `origin`.
+pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
+    check_unquantised(hf_config, origin)?;
+    let parsed: HfConfig = serde_json::from_value(hf_config.clone())
+        .map_err(|source| PlanError::Description { origin: origin.into(), source })?;
+    ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
+}
+
+/// The model on the smallest batch, for what does not depend on the batch.
+pub(super) fn smallest(model: &Architecture) -> Result<Program, JobError> {
+    let forward = model.forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss);
+    forward.map_err(|source| JobError::Model { path: "model".into(), source })
 }
 
 #[cfg(test)]

@@ -12,8 +12,9 @@ use super::team::Team;
 use crate::error::JobError;
 use phalanx_storage::checkpoint::background::{BackgroundSave, EndedSave, Snapshot};
 use phalanx_storage::checkpoint::catalog::Keep;
+use phalanx_storage::checkpoint::checkpoint_meta::CheckpointMeta;
 use phalanx_storage::checkpoint::error::CheckpointError;
-use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, WriterRank};
+use phalanx_storage::checkpoint::writer::{CheckpointWriter, WriterRank};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 

@@ -157,7 +157,8 @@ mod tests {
     use phalanx_collective::shm::world::ShmWorld;
     use phalanx_device::Collective;
     use phalanx_device::span::{SpanMut, SpanRef};
-    use phalanx_device::world::{World, WorldId};
+    use phalanx_device::world::World;
+    use phalanx_device::world_id::WorldId;
     use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;

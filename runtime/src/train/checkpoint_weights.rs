@@ -1,12 +1,11 @@
 //! The weights of a checkpoint, in a program of one rank. A checkpoint leaves out the weights that its run left as `base_model` has them.
 
 use super::architecture::Architecture;
-use super::export::CONFIG_JSON;
-use super::inputs::{INPUTS_JSON, RunInputs};
+use super::inputs::RunInputs;
 use super::located;
 use super::packed_weights::{read_unpacked, rounded};
-use super::preparation::cache_dir;
 use super::restoring::read;
+use super::run_files::{CONFIG_JSON, INPUTS_JSON, cache_dir};
 use super::weights::{self, FirstValues, Tensor, name_in};
 use crate::config::JobConfig;
 use crate::error::JobError;

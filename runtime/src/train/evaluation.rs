@@ -2,9 +2,10 @@
 
 use super::architecture::Architecture;
 use super::checkpoint_weights::{CheckpointWeights, Packed, base_directory};
-use super::export::{CONFIG_JSON, JOB_YAML, packed_tensors, parse_job};
+use super::export::{packed_tensors, parse_job};
 use super::model_source::{ModelSource, forward_spec};
 use super::plan;
+use super::run_files::{CONFIG_JSON, JOB_YAML};
 use super::run_folder::{best_instead_of, note_of_older_model};
 use super::saving::places::{Places, newest_in, newest_of_run};
 use super::staging::{Staging, inputs};
@@ -18,7 +19,8 @@ use crate::error::export::ExportError;
 use crate::error::plan::PlanError;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, OpaqueModel, Run};
-use phalanx_storage::checkpoint::catalog::{CheckpointId, Skipped, list};
+use phalanx_storage::checkpoint::catalog::{Skipped, list};
+use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
@@ -174,7 +176,7 @@ impl Subject {
 
     fn of(checkpoint: Checkpoint) -> Result<Subject, JobError> {
         let extra = |name: &'static str| Ok::<_, JobError>((name.to_owned(), checkpoint.extra(name)?));
-        let job = Box::new(parse_job(&[extra(super::export::JOB_YAML)?])?);
+        let job = Box::new(parse_job(&[extra(crate::train::run_files::JOB_YAML)?])?);
         let config = serde_json::from_slice(&extra(CONFIG_JSON)?.1)
             .map_err(|source| ExportError::Json { file: CONFIG_JSON.into(), source })?;
         Ok(Subject::Checkpoint { checkpoint: Box::new(checkpoint), job, config })

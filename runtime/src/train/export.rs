@@ -2,10 +2,10 @@
 
 use super::architecture::Architecture;
 use super::checkpoint_weights::{CheckpointWeights, Packed};
-use super::inputs::INPUTS_JSON;
 use super::merge::{LowRank, is_stored_in_out};
 use super::plan;
 use super::row_lengths::MAGNITUDE;
+use super::run_files::{CONFIG_JSON, GENERATION_JSON, INPUTS_JSON, JOB_YAML};
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
 use crate::devices;
@@ -27,10 +27,6 @@ use phalanx_strategies::target::Target;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
-
-pub(crate) const JOB_YAML: &str = "job.yaml";
-pub(crate) const CONFIG_JSON: &str = "config.json";
-pub(crate) const GENERATION_JSON: &str = "generation_config.json";
 
 /// The source of an export's weights.
 pub(crate) struct ExportFrom<'a> {

@@ -3,8 +3,7 @@
 //! A pattern is matched as Axolotl matches `unfrozen_parameters`: at the beginning of a parameter's name, with dots as dots unless
 //! a plus follows.
 
-use super::architecture::Architecture;
-use super::plan::{path_beside_images, smallest};
+use super::architecture::{Architecture, smallest};
 use crate::config::adapter::AdapterSection;
 use crate::error::JobError;
 use crate::error::plan::PlanError;
@@ -73,6 +72,11 @@ impl Pattern {
         };
         Ok(is_match(name)? || is_match(&path_beside_images(name))?)
     }
+}
+
+/// The path of a layer in a model that also reads images, where the language model is a part.
+pub(super) fn path_beside_images(path: &str) -> String {
+    path.replacen("model.", "model.language_model.", 1)
 }
 
 #[cfg(test)]

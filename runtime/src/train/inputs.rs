@@ -7,7 +7,7 @@ use crate::error::JobError;
 use crate::error::export::ExportError;
 use crate::train::initial_adapter;
 use crate::train::plan::ModelPlan;
-use crate::train::preparation::cache_dir;
+use crate::train::run_files::{INPUTS_JSON, cache_dir};
 use crate::train::weights::name_in;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_storage::hf::tensor_digests::{TensorDigests, tensor_digests};
@@ -16,9 +16,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-
-/// File of a checkpoint with the inputs of its run.
-pub(crate) const INPUTS_JSON: &str = "inputs.json";
 
 /// Digests of everything besides the configuration that determines a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 //! Whether a run continues with all that a checkpoint's run has trained.
 
-use super::plan::{ModelPlan, smallest};
+use super::architecture::smallest;
+use super::plan::ModelPlan;
 use crate::error::JobError;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_strategies::passes::lora::lora;

@@ -419,7 +419,8 @@ fn both_ways(
 mod tests {
     use super::*;
     use phalanx_collective::shm::world::ShmWorld;
-    use phalanx_device::world::{World, WorldId};
+    use phalanx_device::world::World;
+    use phalanx_device::world_id::WorldId;
     use proptest::prelude::*;
     use std::sync::mpsc::channel;
     use std::time::Duration;

@@ -67,6 +67,7 @@ pub(crate) mod recorded_generation;
 pub mod reexport;
 mod restoring;
 mod row_lengths;
+pub mod run_files;
 pub(crate) mod run_folder;
 pub(crate) mod same_run;
 pub(crate) mod saving;

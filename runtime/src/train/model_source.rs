@@ -3,10 +3,9 @@
 use super::adapter_settings::AdapterSettings;
 use super::checkpoint_weights::{Packed, unpack_all};
 use super::grown_rows::Grown;
-use super::located;
 use super::merge::{AdapterWeights, merge};
-use super::plan;
 use super::weights::{self, FirstValues};
+use super::{architecture, located};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::merge::MergeError;
@@ -93,7 +92,7 @@ impl ModelSource {
     }
 
     fn base_model(&self) -> Result<ModelConfig, JobError> {
-        plan::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())
+        architecture::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())
     }
 
     /// The recommended settings of generation, those of an adapter if it has some; null if there are none.

@@ -3,9 +3,8 @@
 //! A row that was there as padding, or that begins as the mean of the others, tells the model nothing about its token, and a frozen
 //! head never writes it. Axolotl asks for both modules beside adapters, and so do the documents of PEFT.
 
-use super::architecture::Architecture;
+use super::architecture::{Architecture, smallest};
 use super::grown_rows::Grown;
-use super::plan::smallest;
 use crate::error::JobError;
 use crate::error::plan::PlanError;
 use phalanx_strategies::passes::lora::LoraSpec;

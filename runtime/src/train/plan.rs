@@ -1,17 +1,17 @@
 //! All parts of a run, resolved from its configuration before a buffer exists.
 
-use super::architecture::{Architecture, User, is_user_defined};
+use super::architecture::{Architecture, User, is_user_defined, parse_model, smallest};
 use super::frozen;
+use super::frozen::path_beside_images;
 use super::grown_rows::Grown;
 use super::initial_adapter;
 use super::located as models;
 use super::new_token_rows;
 use super::pattern::matching;
-use super::quantised::check_unquantised;
 use super::vocabulary;
+use super::vocabulary::template_config;
 use crate::config::JobConfig;
 use crate::config::adapter::{Lora, whole};
-use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::dataset_type::PromptSection;
 use crate::config::datasets::{self, DataSection, DatasetType, ValSetSize};
 use crate::config::elastic::VerifySteps;
@@ -247,15 +247,6 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
     }
 }
 
-/// A data set with a template of its own uses nothing of the job's.
-pub(super) fn template_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::TemplateConfig {
-    let (choice, jinja) = match (d.chat_template, &d.chat_template_jinja) {
-        (None, None) => (job.chat_template, &job.chat_template_jinja),
-        (choice, jinja) => (choice.unwrap_or(ChatTemplateChoice::Jinja), jinja),
-    };
-    data::TemplateConfig { choice, jinja: jinja.clone(), variables: job.chat_template_kwargs.0.clone() }
-}
-
 fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::ConversationConfig {
     let default = match d.r#type {
         DatasetType::Sharegpt => data::ConversationConfig::sharegpt(),
@@ -419,17 +410,6 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
     }
 }
 
-/// Parses a model configuration.
-///
-/// # Errors
-/// When the model is not supported; the error names `origin`.
-pub fn parse_model(hf_config: &Value, origin: &str) -> Result<ModelConfig, JobError> {
-    check_unquantised(hf_config, origin)?;
-    let parsed: HfConfig = serde_json::from_value(hf_config.clone())
-        .map_err(|source| PlanError::Description { origin: origin.into(), source })?;
-    ModelConfig::try_from(&parsed).map_err(|source| JobError::Model { path: origin.into(), source })
-}
-
 /// A note about dropout that a model's configuration sets and this build does not apply.
 pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
     let keys = ["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"];
@@ -560,17 +540,6 @@ fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError
         rate_ratio: lora.section.loraplus_lr_ratio,
         packing: lora.section.packing(),
     })
-}
-
-/// The model on the smallest batch, for what does not depend on the batch.
-pub(super) fn smallest(model: &Architecture) -> Result<Program, JobError> {
-    let forward = model.forward(BatchShape { n_rows: 1, seq_len: 2 }, Head::Loss);
-    forward.map_err(|source| JobError::Model { path: "model".into(), source })
-}
-
-/// The path of a layer in a model that also reads images, where the language model is a part.
-pub(super) fn path_beside_images(path: &str) -> String {
-    path.replacen("model.", "model.language_model.", 1)
 }
 
 /// Paths of the linear layers that a regular expression matches, also if it is written for a model that also reads images.

@@ -1,12 +1,14 @@
 //! The rows that a run trains on, prepared before it starts, and the files that make its checkpoints self-contained.
 
-use super::export::{self};
-use super::inputs::{INPUTS_JSON, RunInputs};
+use super::inputs::RunInputs;
 use super::plan::{self, ModelPlan};
+use super::run_files;
+use super::run_files::{INPUTS_JSON, cache_dir};
 use super::vocabulary;
 use crate::config::JobConfig;
 use crate::data::end_of_turn::{self, with_ids};
-use crate::data::prepare::{PrepareError, Prepared, Summary, in_tokens, prepare, template_sources};
+use crate::data::prepare::PrepareError;
+use crate::data::prepare::{Prepared, Summary, in_tokens, prepare, template_sources};
 use crate::data::tokenize::{OnProgress, Progress, Stopped};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
@@ -17,11 +19,6 @@ use phalanx_device::ThreadError;
 use phalanx_storage::foreign_file;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-
-/// Folder of prepared tokens, and of digests of weights.
-pub(crate) fn cache_dir(config: &JobConfig) -> PathBuf {
-    config.data.dataset_prepared_path.clone().unwrap_or_else(|| config.output.folder().join("data"))
-}
 
 /// Prepares the rows, or stops soon once `stops` is true; tokens of files that are complete stay in the cache.
 ///
@@ -206,7 +203,7 @@ fn ends_of_turns(config: &JobConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>, 
         None => Vec::new(),
     };
     for dataset in conversations() {
-        let sources = template_sources(&plan::template_config(dataset, data), tokenizer, &dataset.path)?;
+        let sources = template_sources(&vocabulary::template_config(dataset, data), tokenizer, &dataset.path)?;
         for source in std::iter::once(sources.plain).chain(sources.with_tools) {
             let template = tokenizer.parse_template(&source).map_err(GenerateError::Template)?;
             let template = template.with_variables(data.chat_template_kwargs.0.clone());
@@ -243,15 +240,17 @@ pub(crate) fn extras(
     inputs: &RunInputs,
 ) -> Result<Vec<(String, Vec<u8>)>, JobError> {
     let json = serde_json::to_vec_pretty(&model.hf_config).map_err(ExportError::Encode)?;
-    let mut extras =
-        vec![(export::JOB_YAML.to_string(), config.to_yaml().into_bytes()), (export::CONFIG_JSON.to_string(), json)];
+    let mut extras = vec![
+        (run_files::JOB_YAML.to_string(), config.to_yaml().into_bytes()),
+        (run_files::CONFIG_JSON.to_string(), json),
+    ];
     extras.push((INPUTS_JSON.to_string(), inputs.encode()));
     extras.extend(vocabulary::exported(config, tokenizer)?.files());
     let found = match &model.weights {
-        Some(dir) => read_if_there(dir.join(export::GENERATION_JSON))?,
+        Some(dir) => read_if_there(dir.join(run_files::GENERATION_JSON))?,
         None => None,
     };
     let generation = generation_config(config, model, tokenizer, found)?;
-    extras.extend(generation.map(|bytes| (export::GENERATION_JSON.to_string(), bytes)));
+    extras.extend(generation.map(|bytes| (run_files::GENERATION_JSON.to_string(), bytes)));
     Ok(extras)
 }

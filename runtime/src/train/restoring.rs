@@ -177,7 +177,9 @@ mod tests {
     use super::*;
     use crate::devices;
     use phalanx_device::{Backing, Device};
-    use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece};
+    use phalanx_storage::checkpoint::checkpoint_meta::CheckpointMeta;
+    use phalanx_storage::checkpoint::piece::Piece;
+    use phalanx_storage::checkpoint::writer::CheckpointWriter;
     use phalanx_storage::hf::dtype::Dtype;
     use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
     use phalanx_strategies::mesh::{Mesh, MeshRank};

@@ -1,6 +1,7 @@
 //! What the folder of a run stands for, where a command names neither a checkpoint nor a model.
 
-use super::export::{JOB_YAML, parse_job};
+use super::export::parse_job;
+use super::run_files::JOB_YAML;
 use super::saving::{STATE, TrainerState};
 use crate::config::output::is_url;
 use crate::control_place::checkpoint_places;

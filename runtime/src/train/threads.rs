@@ -14,7 +14,7 @@ use crate::events::{Event, Report};
 use crate::train::programs::Programs;
 use crate::train::trainer::{TrainData, Trainer};
 use phalanx_collective::shm::world::ShmWorld;
-use phalanx_device::world::WorldId;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{Backing, CollectiveError};
 use std::borrow::Borrow;
 use std::sync::Arc;

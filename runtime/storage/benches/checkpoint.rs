@@ -13,8 +13,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_storage::checkpoint::background::Snapshot;
+use phalanx_storage::checkpoint::checkpoint_meta::CheckpointMeta;
+use phalanx_storage::checkpoint::piece::Piece;
 use phalanx_storage::checkpoint::reader::Checkpoint;
-use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
+use phalanx_storage::checkpoint::writer::{CheckpointWriter, WriterRank};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
 

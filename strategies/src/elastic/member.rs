@@ -19,6 +19,7 @@ mod command;
 
 pub use command::Command;
 
+use super::checkpoint::{Checkpoint, Part};
 use super::commit::{CommitState, Version};
 use super::copies::Difference;
 use super::identity::{Generation, JobId, Stale, Step, Worker, refuse_older};
@@ -29,7 +30,7 @@ use super::message::{
 use super::progress::{At, Progress, Wait};
 use super::recovery::Transfer;
 use super::shadow::Shard;
-use super::snapshot::{Checkpoint, Part, writes};
+use super::snapshot::writes;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! Messages between nodes and the coordinator, and the coordinator's durable record.
 
+use super::checkpoint::{Checkpoint, Part};
 use super::commit::{CommitState, Version};
 use super::copies::Difference;
 use super::devices::DeviceHealth;
@@ -9,7 +10,6 @@ use super::inputs::Input;
 use super::progress::Progress;
 use super::recovery::Transfer;
 use super::shadow::Shard;
-use super::snapshot::{Checkpoint, Part};
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

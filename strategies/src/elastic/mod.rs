@@ -24,6 +24,7 @@
 //! Deliberately absent: clocks, randomness, sockets, files and the tensors themselves.
 
 pub mod catch_up;
+pub mod checkpoint;
 pub mod commit;
 pub mod coordinator;
 pub mod copies;

@@ -12,9 +12,9 @@
 //! State that was cut differently is fetched piece by piece; the common elements follow from the program's boxes
 //! (`program::held`), which both sides compute locally. A piece may contain no common element.
 
+use super::checkpoint::Checkpoint;
 use super::identity::Worker;
 use super::shadow::{Cut, Shard};
-use super::snapshot::Checkpoint;
 use crate::mesh::Mesh;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -5,29 +5,11 @@
 //! - `SNAPSHOT-2` A checkpoint is complete when all shards of one step, written in one generation, are durable.
 //! - `SNAPSHOT-3` A checkpoint that is incomplete when its generation ends never becomes complete.
 
+use super::checkpoint::{Checkpoint, Part};
 use super::identity::{Generation, Step};
 use super::message::WorldPlan;
 use super::shadow::Shard;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A checkpoint. The default one is the initial weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Checkpoint {
-    /// The world that wrote it.
-    pub generation: Generation,
-    /// The step of its state.
-    pub step: Step,
-}
-
-/// A durable part of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
-    /// The checkpoint.
-    pub of: Checkpoint,
-    /// The shard in this part.
-    pub shard: Shard,
-}
 
 /// The shard that a rank writes, if it writes one (`SNAPSHOT-1`).
 pub fn writes(world_plan: &WorldPlan, rank: usize) -> Option<Shard> {

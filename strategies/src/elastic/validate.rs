@@ -298,11 +298,11 @@ fn counted(what: &'static str, found: u64) -> Result<(), InvalidMessage> {
 mod tests {
     use super::super::inputs::Input;
     use super::*;
+    use crate::elastic::checkpoint::Checkpoint;
     use crate::elastic::identity::{Incarnation, MemberId};
     use crate::elastic::message::DesiredStateId;
     use crate::elastic::recovery::{Source, Transfer};
     use crate::elastic::shadow::{Cut, place};
-    use crate::elastic::snapshot::Checkpoint;
     use std::sync::Arc;
 
     const SHARD: Shard = Shard { stage: 0, tensor: 0, part: 0, cut: Cut::WHOLE };

@@ -4,7 +4,7 @@
 //! Face's.
 
 use super::config::check_layers;
-use super::hf_config::need;
+use super::family::need;
 use super::rope::{self, ROPE_TABLE};
 use super::{
     BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,

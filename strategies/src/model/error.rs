@@ -1,16 +1,17 @@
 //! Why a model cannot be built.
 
-use super::family::supported;
 use std::fmt;
 
 /// Why a `config.json` cannot be used.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
     /// An unsupported architecture.
-    #[error("architecture `{found}` is not supported; supported are {}", supported())]
+    #[error("architecture `{found}` is not supported; supported are {supported}")]
     Unsupported {
         /// Its `model_type`.
         found: String,
+        /// The names of all families.
+        supported: String,
     },
     /// A required field is absent.
     #[error("`{field}` is missing from the model configuration of a {family}")]

@@ -31,7 +31,7 @@ impl Family {
     /// When no family has this name.
     pub fn named(name: &str) -> Result<&'static Family, ModelError> {
         let family = FAMILIES.iter().find(|f| f.model_type == name || f.architecture == name);
-        family.copied().ok_or_else(|| ModelError::Unsupported { found: name.into() })
+        family.copied().ok_or_else(|| ModelError::Unsupported { found: name.into(), supported: supported() })
     }
 
     /// The family that a `config.json` names.
@@ -43,6 +43,11 @@ impl Family {
         let name = hf.text("model_type")?.map_or_else(of_class, |name| Ok(Some(name)))?;
         Family::named(name.ok_or(ModelError::Missing { field: "model_type", family: "model" })?)
     }
+}
+
+/// The value of a key that `family` requires.
+pub(super) fn need<T>(field: &'static str, family: &Family, value: Option<T>) -> Result<T, ModelError> {
+    value.ok_or(ModelError::Missing { field, family: family.model_type })
 }
 
 /// Keys that describe a model of any family.
@@ -69,7 +74,7 @@ pub fn keys() -> Vec<&'static str> {
 }
 
 /// The names of all families, for error messages.
-pub(super) fn supported() -> String {
+fn supported() -> String {
     FAMILIES.iter().map(|f| f.model_type).collect::<Vec<_>>().join(", ")
 }
 

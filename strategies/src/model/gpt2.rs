@@ -1,7 +1,8 @@
 //! GPT-2: layer norm, learned positions, GELU, weights stored `[in, out]`. Source: Radford et al. 2019.
 
 use super::config::check_layers;
-use super::hf_config::{agreed, need};
+use super::family::need;
+use super::hf_config::agreed;
 use super::{
     BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
     RopeScaling, Tensor,

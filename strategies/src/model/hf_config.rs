@@ -1,6 +1,6 @@
 //! Hugging Face `config.json` as keys and values, from which each family reads its own.
 
-use super::{Family, ModelError};
+use super::ModelError;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
@@ -109,11 +109,6 @@ impl HfConfig {
             Some(value) => of(value).map(Some).ok_or_else(|| ModelError::value(key, value, expected)),
         }
     }
-}
-
-/// The value of a key that `family` requires.
-pub(super) fn need<T>(field: &'static str, family: &Family, value: Option<T>) -> Result<T, ModelError> {
-    value.ok_or(ModelError::Missing { field, family: family.model_type })
 }
 
 /// The one value of several keys.

@@ -5,14 +5,13 @@
 //! ZeRO, §5, for scattering the sum (arXiv:1910.02054). A bucket is one collective over several tensors, without a copy
 //! into one buffer.
 
+use super::buckets::{buckets, buckets_within};
 use super::fully_sharded::{GROUP as SHARDS, ZeroStage};
 use crate::mesh::{Axis, Group};
 use crate::program::{Collective, CollectiveKind, DType, Instr, Kind, Op, Phase, Program, Site, ValueId, op};
 use std::collections::BTreeMap;
 
 const REPLICAS: Group = Group::over(&[Axis::DpReplicate]);
-/// Maximum number of tensors in one collective.
-const TENSORS_MAX: usize = 256;
 const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
 
 /// Whether gradients of this stage are summed over the ranks after each microbatch, so that no rank keeps a whole one.
@@ -163,39 +162,6 @@ fn over_stages(program: &mut Program, param: usize, grad: &mut ValueId) {
         });
     }
     *grad = sum.unwrap_or(*grad);
-}
-
-/// Cuts items into runs whose parameters' gradients fill `bytes`.
-pub(super) fn buckets<T: Copy>(
-    program: &Program,
-    items: &[T],
-    param: impl Fn(T) -> usize,
-    bytes: usize,
-) -> Vec<Vec<T>> {
-    buckets_within(program, items, param, |_| 0, bytes)
-}
-
-/// As [`buckets`], with one key in each run, so that gradients of one microbatch do not wait for the next.
-fn buckets_within<T: Copy>(
-    program: &Program,
-    items: &[T],
-    param: impl Fn(T) -> usize,
-    key: impl Fn(T) -> u32,
-    bytes: usize,
-) -> Vec<Vec<T>> {
-    let mut buckets: Vec<Vec<T>> = Vec::new();
-    let mut filled = usize::MAX;
-    for item in items {
-        let size = program.params[param(*item)].shape.iter().product::<usize>() * DType::F32.size_bytes();
-        let ends = buckets.last().is_none_or(|b| b.len() >= TENSORS_MAX || key(b[0]) != key(*item));
-        if filled >= bytes || ends {
-            buckets.push(Vec::new());
-            filled = 0;
-        }
-        filled += size;
-        buckets.last_mut().expect("one was just opened").push(*item);
-    }
-    buckets
 }
 
 pub(super) fn last_writes(program: &Program) -> Vec<usize> {

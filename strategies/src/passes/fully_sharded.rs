@@ -169,7 +169,7 @@ pub fn gather_updated(program: &mut Program, trained: &[usize], bucket_bytes: us
     }
     let c = Collective { unit, ..Collective::new(CollectiveKind::AllGather, GROUP) };
     let site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
-    for bucket in super::data_parallel::buckets(program, trained, |p| p, bucket_bytes) {
+    for bucket in crate::passes::buckets::buckets(program, trained, |p| p, bucket_bytes) {
         let values: Vec<ValueId> = bucket.iter().map(|p| program.params[*p].value).collect();
         program.push(Op::Start(op::Start(c)), values.clone(), values.clone(), site);
         program.push(Op::Await(op::Await(c)), values, vec![], site);

@@ -15,6 +15,7 @@
 pub mod accumulate;
 pub mod again;
 pub mod backward;
+pub mod buckets;
 pub mod cache;
 pub mod clip;
 pub mod commit;

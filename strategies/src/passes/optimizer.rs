@@ -1,24 +1,10 @@
 //! The parameter update: one fused instruction for each trainable parameter.
 
-use super::tensor_sums::{Exchange, tensor_sums};
+use super::tensor_sums::{Exchange, Pending, SITE, tensor_sums};
 use crate::optimizer::{Extent, OptimizerSpec};
 use crate::program::blocks::{Blocks, CutState};
 use crate::program::tiles::Tiles;
-use crate::program::{Binding, DType, Hyper, Kind, Op, Phase, Program, Role, Site, Update, ValueId};
-
-pub(super) const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
-
-/// An update whose sums are not yet appended.
-pub(super) struct Pending {
-    /// Index of the parameter.
-    pub(super) param: usize,
-    pub(super) update: Update,
-    /// The parameter and the optimizer's state.
-    pub(super) state: Vec<ValueId>,
-    pub(super) grad: ValueId,
-    /// Sums over whole tensors appended so far.
-    pub(super) sums: Vec<ValueId>,
-}
+use crate::program::{Binding, DType, Hyper, Kind, Op, Program, Role, Update, ValueId};
 
 /// Appends the update of every parameter in `grads`, after the sums over whole tensors that the rule needs.
 ///

@@ -10,8 +10,9 @@
 //!
 //! Reproducibility needs memory for a few gradients instead of one, which is why it is optional.
 
+use super::buckets::buckets;
 use super::clip::coefficient;
-use super::data_parallel::{Insertions, buckets, last_writes, like};
+use super::data_parallel::{Insertions, last_writes, like};
 use crate::mesh::{Axes, Axis, Group};
 use crate::program::{Binding, Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Role, Site, ValueId, op};
 use crate::tree::{Step, leaves_of, nodes_of, steps};

@@ -12,13 +12,13 @@
 //!
 //! Source: Shazeer and Stern 2018, Adafactor, §3 and §6 (arXiv:1804.04235), for what is summed.
 
-use super::data_parallel::{buckets, like};
+use super::buckets::buckets;
+use super::data_parallel::like;
 use super::fully_sharded::GROUP as SHARDS;
-use super::optimizer::{Pending, SITE};
 use crate::mesh::{Axis, Group};
 use crate::optimizer::Extent;
 use crate::program::tiles::{Tiles, is_shared};
-use crate::program::{Collective, CollectiveKind, DType, Kind, Op, Program, Update, ValueId, op};
+use crate::program::{Collective, CollectiveKind, DType, Kind, Op, Phase, Program, Site, Update, ValueId, op};
 use std::collections::BTreeMap;
 
 /// Maximum number of tensors in one collective.
@@ -167,3 +167,17 @@ fn add_up(program: &mut Program, group: Group, sums: Vec<ValueId>) -> Vec<(Value
     }
     sums.into_iter().zip(totals).collect()
 }
+
+/// An update whose sums are not yet appended.
+pub(super) struct Pending {
+    /// Index of the parameter.
+    pub(super) param: usize,
+    pub(super) update: Update,
+    /// The parameter and the optimizer's state.
+    pub(super) state: Vec<ValueId>,
+    pub(super) grad: ValueId,
+    /// Sums over whole tensors appended so far.
+    pub(super) sums: Vec<ValueId>,
+}
+
+pub(super) const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };

@@ -11,6 +11,7 @@ mod column;
 mod display;
 pub mod dtype;
 pub mod held;
+pub mod held_box;
 pub mod op;
 pub mod packing;
 pub mod param;

@@ -5,7 +5,7 @@
 //! element. The elements are listed as [`Tile`]s, parts of matrices. Each rank that has elements of a parameter keeps the
 //! values for rows, columns and tensors of *whole* tensors: they are too few to be worth sharding.
 
-use super::held::HeldBox;
+use super::held_box::HeldBox;
 use super::{Param, ParamPart};
 use crate::boxes::TensorBox;
 use crate::optimizer::Extent;

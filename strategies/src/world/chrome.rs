@@ -3,7 +3,7 @@
 //! Source: the Trace Event Format of the Chromium project; complete events (`"ph": "X"`), times in microseconds.
 
 use super::Rank;
-use super::timeline::{Span, What};
+use super::span::{Span, What};
 use std::fmt::{self, Display, Formatter};
 
 /// The spans of one rank in a step.

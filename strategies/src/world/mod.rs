@@ -30,12 +30,14 @@ mod error;
 mod launches;
 mod projection;
 mod run;
+mod span;
 mod symmetry;
 mod timeline;
 
 pub use error::{Difference, GroupName, Side, Wait, WorldError};
 pub use run::{Links, Mover};
-pub use timeline::{RankTimes, Span, Timeline, What};
+pub use span::{Span, What};
+pub use timeline::{RankTimes, Timeline};
 
 use crate::program::DType;
 use std::collections::BTreeMap;

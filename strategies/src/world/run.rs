@@ -14,8 +14,9 @@
 
 use super::deadlock::cycle;
 use super::projection::{Projection, Stream};
+use super::span::{Span, What};
 use super::symmetry::Classes;
-use super::timeline::{RankTimes, Span, Timeline, What};
+use super::timeline::{RankTimes, Timeline};
 use super::{Collective, Kind, Post, Rank, Step, WorldError, WorldTraces};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;

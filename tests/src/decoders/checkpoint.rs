@@ -1,14 +1,16 @@
 //! Checkpoints: marker, manifest, indexes, and tensors read through damaged indexes and manifests.
 
 use super::Target;
+use phalanx_storage::checkpoint::checkpoint_meta::CheckpointMeta;
 use phalanx_storage::checkpoint::commit::Commit;
 use phalanx_storage::checkpoint::contents::Contents;
 use phalanx_storage::checkpoint::error::CheckpointError;
 use phalanx_storage::checkpoint::index::Index;
 use phalanx_storage::checkpoint::manifest::{IndexEntry, Manifest};
+use phalanx_storage::checkpoint::piece::Piece;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::store::{NewFile, Store, StoredFile};
-use phalanx_storage::checkpoint::writer::{CheckpointMeta, CheckpointWriter, Piece};
+use phalanx_storage::checkpoint::writer::CheckpointWriter;
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
 use std::collections::BTreeMap;

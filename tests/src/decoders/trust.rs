@@ -2,10 +2,11 @@
 
 use super::Target;
 use phalanx_actors::fuzzing::{join_word, key_material};
-use phalanx_actors::trust::authority::{Authority, Validity};
+use phalanx_actors::trust::authority::Authority;
 use phalanx_actors::trust::credential::Applicant;
 use phalanx_actors::trust::join::{JoinString, parse_addresses};
 use phalanx_actors::trust::name::{Certified, Name, Role};
+use phalanx_actors::trust::validity::Validity;
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
 use std::time::SystemTime;
 

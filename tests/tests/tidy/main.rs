@@ -81,9 +81,9 @@ const LONG_FUNCTIONS: [(&str, &str); 2] = [
 /// The folders of what users install; simulators and tests are not among them.
 const PRODUCT: [&str; 3] = ["strategies", "actors", "runtime"];
 
-// Where the first number of a pair is not the goal, the second is. The first is lowered with each change that allows it, never raised.
-const CIRCLES_MAX: (usize, usize) = (43, 15);
-const FILES_OF_PRODUCT_CIRCLE_MAX: (usize, usize) = (13, 3);
+const CIRCLES_MAX: usize = 15;
+// Of a pair, the first number is today's limit, which is only ever lowered, and the second the goal.
+const FILES_OF_PRODUCT_CIRCLE_MAX: (usize, usize) = (8, 3);
 const IMPORTS_OF_FILE_MAX: (usize, usize) = (55, 30);
 const FUNCTIONS_OVER_60_LINES_MAX: (usize, usize) = (29, 5);
 const README_LINES_MAX: usize = 180;
@@ -309,7 +309,7 @@ fn files_import_few_others_and_few_import_each_other() -> Result<()> {
 
     ensure!(imports.len() > 1_000, "found only {} files", imports.len());
     ensure!(many[0].0 > 25, "no file imports more than {} others", many[0].0);
-    ensure!(circles.len() <= CIRCLES_MAX.0, "{} circles of files, more than {}", circles.len(), CIRCLES_MAX.0);
+    ensure!(circles.len() <= CIRCLES_MAX, "{} circles of files, more than {CIRCLES_MAX}", circles.len());
     let limit = FILES_OF_PRODUCT_CIRCLE_MAX.0;
     ensure!(largest <= limit, "{largest} files of the product import each other, more than {limit}");
     let ((n, file), limit) = (many[0], IMPORTS_OF_FILE_MAX.0);

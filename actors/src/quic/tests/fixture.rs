@@ -3,7 +3,8 @@
 use crate::quic::dial::{self, Sockets};
 use crate::quic::enrol::{NODE, enrol};
 use crate::quic::link::{Link, LinkConfig};
-use crate::quic::listener::{Listener, ListenerConfig};
+use crate::quic::listener::Listener;
+use crate::quic::listener_config::ListenerConfig;
 use crate::quic::{QuicError, transport};
 use crate::transport::{Downlink, Inbound};
 use crate::trust::credential::Credential;

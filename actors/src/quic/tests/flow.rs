@@ -7,7 +7,8 @@ use super::fixture::{
 use crate::quic::QuicError;
 use crate::quic::ask::Operator;
 use crate::quic::link::{Link, LinkConfig, LinkState, Published};
-use crate::quic::listener::{Listener, OPERATOR};
+use crate::quic::listener::Listener;
+use crate::quic::shared::OPERATOR;
 use crate::transport::{Downlink, Inbound, NotSent, Uplink};
 use crate::trust::credential::Credential;
 use crate::wire::{self, Kind, Message};

@@ -7,10 +7,11 @@ use super::fixture::{
 use crate::quic::accept::UNKNOWN_MAX;
 use crate::quic::link::Link;
 use crate::transport::{Downlink, Inbound, Uplink};
-use crate::trust::authority::{Authority, Validity};
+use crate::trust::authority::Authority;
 use crate::trust::credential::{Credential, Grant};
 use crate::trust::name::Role;
 use crate::trust::tls;
+use crate::trust::validity::Validity;
 use crate::wire::{self, Kind};
 use bytes::Bytes;
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};

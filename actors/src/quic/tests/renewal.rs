@@ -3,7 +3,7 @@
 use super::fixture::{Coordinator, Machine, PUBLISHED, connect, node_and_boot, until, wait};
 use crate::quic::QuicError;
 use crate::quic::link::LinkState;
-use crate::quic::listener::OPERATOR;
+use crate::quic::shared::OPERATOR;
 use crate::trust::credential::Credential;
 use std::time::{Duration, SystemTime};
 

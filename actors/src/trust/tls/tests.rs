@@ -1,6 +1,6 @@
 use super::*;
-use crate::trust::authority::Validity;
 use crate::trust::name::Role;
+use crate::trust::validity::Validity;
 use phalanx_strategies::elastic::identity::{Incarnation, JobId, NodeId};
 use rustls::{AlertDescription, ClientConnection, ServerConnection};
 use std::time::{Duration, SystemTime};

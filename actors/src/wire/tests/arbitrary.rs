@@ -1,5 +1,6 @@
 //! Arbitrary consistent reports and desired states (`WIRE-4`), for the property tests.
 
+use phalanx_strategies::elastic::checkpoint::{Checkpoint, Part};
 use phalanx_strategies::elastic::commit::{CommitState, Version, Vote};
 use phalanx_strategies::elastic::devices::DeviceHealth;
 use phalanx_strategies::elastic::identity::{Generation, Incarnation, JobId, MemberId, NodeId, Step, Term, Worker};
@@ -11,7 +12,6 @@ use phalanx_strategies::elastic::message::{
 use phalanx_strategies::elastic::progress::{At, Progress, Wait};
 use phalanx_strategies::elastic::recovery::{Source, Transfer};
 use phalanx_strategies::elastic::shadow::{Cut, Shard};
-use phalanx_strategies::elastic::snapshot::{Checkpoint, Part};
 use phalanx_strategies::elastic::validate::COUNTER_MAX;
 use phalanx_strategies::mesh::Mesh;
 use proptest::collection::vec;

@@ -10,14 +10,16 @@ mod float;
 mod format;
 mod half;
 mod integer;
+mod rounding;
 
 pub(crate) use bits::{bits, funnel_shift};
 pub(crate) use compare::{Comparison, comparison};
-pub(crate) use convert::{Conversion, Rounding, convert, convert_pair};
+pub(crate) use convert::{Conversion, convert, convert_pair};
 pub(crate) use float::{FloatMode, f32_op, f64_op};
 pub(crate) use format::{BF16, F16, Format, add_to_odd, narrow, widen};
 pub(crate) use half::half_op;
 pub(crate) use integer::{IntegerMode, carry, integer_op};
+pub(crate) use rounding::Rounding;
 
 /// Threads of a warp.
 pub(crate) const WARP: usize = 32;

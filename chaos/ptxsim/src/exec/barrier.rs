@@ -1,7 +1,7 @@
 //! Block-wide barriers. Each has 16 instances, and each completes generation after generation.
 
 use super::block::Block;
-use super::step::Flow;
+use super::flow::Flow;
 use super::warp::{State, Warp};
 use crate::alu::WARP;
 use crate::memory::clock::Clock;

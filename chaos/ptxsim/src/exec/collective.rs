@@ -2,7 +2,7 @@
 
 use super::atomic::apply;
 use super::block::Block;
-use super::step::Flow;
+use super::flow::Flow;
 use super::warp::Warp;
 use crate::alu::{Lanes, WARP};
 use crate::memory::clock::lanes;

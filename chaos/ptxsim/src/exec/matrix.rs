@@ -3,7 +3,7 @@
 //! Lane `l` holds elements `2 (l % 4)` and `2 (l % 4) + 1` of row `l / 4`; transposed, of column `l / 4`.
 
 use super::block::Block;
-use super::step::Flow;
+use super::flow::Flow;
 use super::warp::Warp;
 use crate::alu::WARP;
 use crate::memory::Mode;

@@ -4,7 +4,7 @@
 //! detection, whose writes are known to those only who waited for the phase in which the copy completed.
 
 use super::block::Block;
-use super::step::Flow;
+use super::flow::Flow;
 use super::warp::{State, Warp};
 use crate::alu::WARP;
 use crate::memory::Mode;

@@ -7,7 +7,7 @@
 //! sums in another order and with fewer roundings.
 
 use super::block::Block;
-use super::step::Flow;
+use super::flow::Flow;
 use super::warp::Warp;
 use crate::alu::{F16, Rounding, WARP, narrow, widen};
 use crate::program::{MatrixType, Mma, Reg};

@@ -1,19 +1,12 @@
 //! One instruction of one fragment.
 
 use super::block::Block;
+use super::flow::Flow;
 use super::warp::{Fragment, State, Warp};
 use crate::alu::{Alu, WARP};
 use crate::memory::clock::lanes;
 use crate::program::{Instr, Op};
 use crate::report::{Kind, Violation};
-
-/// What happens to the program counter after an instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flow {
-    Next,
-    /// The instruction moved it, or waits.
-    Done,
-}
 
 impl<'a> Block<'a, '_> {
     /// Executes the next instruction of the warp's current fragment.

@@ -73,7 +73,7 @@ pub(super) struct Warp {
     /// Waits that failed since the last one that did not.
     pub(super) spins: u32,
     /// Registers of `wgmma` that are still being computed, by group.
-    pub(super) wgmma: super::wgmma::Pending,
+    pub(super) wgmma: crate::exec::pending::Pending,
 }
 
 impl Warp {
@@ -101,7 +101,7 @@ impl Warp {
             fence: None,
             n_instrs: 0,
             spins: 0,
-            wgmma: super::wgmma::Pending::default(),
+            wgmma: crate::exec::pending::Pending::default(),
         }
     }
 

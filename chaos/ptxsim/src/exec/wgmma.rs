@@ -7,8 +7,8 @@
 //! layouts of CUTLASS 3.5, `mma_sm90_desc.hpp`.
 
 use super::block::Block;
+use super::flow::Flow;
 use super::mma::{half_value, round_sum, value};
-use super::step::Flow;
 use super::swizzle::Swizzle;
 use super::warp::Warp;
 use crate::alu::WARP;
@@ -16,38 +16,10 @@ use crate::memory::clock::lanes;
 use crate::memory::shared::Outgoing;
 use crate::program::{MatrixType, Op, Reg, Wgmma, WgmmaA};
 use crate::report::Kind;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
 /// Elements of a product along K.
 const K: usize = 16;
-
-/// Products of a warp that have not been waited for.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    open: BTreeSet<Reg>,
-    groups: VecDeque<BTreeSet<Reg>>,
-    n_committed: u64,
-}
-
-impl Pending {
-    /// Whether a product still writes a register.
-    pub(super) fn uses(&self, reg: Reg) -> bool {
-        self.open.contains(&reg) || self.groups.iter().any(|group| group.contains(&reg))
-    }
-
-    /// A copy of a register that is still written is not valid before the end of the product either.
-    pub(super) fn copied(&mut self, from: Reg, to: Reg) {
-        for group in self.groups.iter_mut().chain([&mut self.open]) {
-            if group.contains(&from) {
-                group.insert(to);
-            }
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty() && self.groups.is_empty()
-    }
-}
 
 /// A matrix of 16-bit elements in shared memory.
 struct Descriptor {

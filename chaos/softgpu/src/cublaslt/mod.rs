@@ -9,11 +9,10 @@ pub mod problem;
 pub mod product;
 
 use crate::codes::ILLEGAL_ADDRESS;
-use crate::driver;
 use crate::engine::{Op, engine};
 use crate::memory;
-use crate::settings;
 use crate::stats::{self, Stat, count};
+use crate::{driver, environment};
 use algorithm::{Algorithm, Found};
 use attributes::{Attributes, Description, Layout, Preference};
 use element::Element;
@@ -95,7 +94,7 @@ fn get_attribute<T: Attributes>(at: P, attribute: u32, to: *mut u8, bytes: usize
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtCreate(at: *mut P) -> Status {
     // The libraries are those of CUDA 13.
-    match driver::current_device().filter(|_| settings::number("SOFTGPU_DRIVER_VERSION") >= 13_000) {
+    match driver::current_device().filter(|_| environment::number("SOFTGPU_DRIVER_VERSION") >= 13_000) {
         Some(device) => create(at, device),
         None => NOT_INITIALIZED,
     }

@@ -3,7 +3,7 @@
 use super::attributes::{Description, Layout};
 use super::element::{Element, f32_of_f16};
 use super::{INVALID_VALUE, NOT_SUPPORTED, Outcome, Status, is_reachable, refuse};
-use crate::settings;
+use crate::environment;
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -203,7 +203,7 @@ const OF_ROWS: u32 = 3;
 /// column of B, which only Hopper multiplies with. Source: NVIDIA, cuBLAS documentation, `cublasLtMatmul()`, CUDA 13.0. Other scale modes
 /// exist, and are refused here. An H200 refused to propose algorithms for scales without an address.
 fn check_fp8(d: &Description, layouts: [&Layout; 4], [m, k]: [usize; 2]) -> Outcome {
-    let arch = settings::number("SOFTGPU_ARCH");
+    let arch = environment::number("SOFTGPU_ARCH");
     let is_by_columns = layouts.iter().all(|layout| !layout.is_by_rows);
     if d.scale_modes != [OF_ROWS; 2] || arch != 90 {
         let what = format_args!("scales of modes {:?} on sm_{arch}", d.scale_modes);

@@ -6,7 +6,7 @@
 use super::element::{Element, bf16_of_f32};
 use super::problem::{Problem, View};
 use crate::engine::pool;
-use crate::settings;
+use crate::environment;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -40,7 +40,7 @@ impl Product {
         let p = &self.problem;
         let job = Job { product: self, next: AtomicUsize::new(0) };
         let data = (&raw const job).cast_mut().cast::<c_void>();
-        let threads = settings::number("SOFTGPU_THREADS").clamp(1, 64) as u32;
+        let threads = environment::number("SOFTGPU_THREADS").clamp(1, 64) as u32;
         if p.m * p.n * p.k * p.batches >= PARALLEL_FROM && threads > 1 {
             pool::parallel(take_chunks, data, threads);
         } else {

@@ -28,7 +28,7 @@ mod status;
 mod support;
 mod tensor;
 
-use crate::settings;
+use crate::environment;
 use status::{Status, code};
 use std::ffi::c_void;
 
@@ -36,7 +36,7 @@ type P = *mut c_void;
 
 /// The version of cuDNN that is imitated: 9.6.0 is 90600.
 fn version() -> u64 {
-    settings::number("SOFTGPU_CUDNN_VERSION")
+    environment::number("SOFTGPU_CUDNN_VERSION")
 }
 
 /// Whether `SOFTGPU_CUDNN_REFUSE` may have this value.
@@ -60,7 +60,7 @@ pub extern "C" fn cudnnGetVersion() -> usize {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudnnGetCudartVersion() -> usize {
-    settings::number("SOFTGPU_DRIVER_VERSION") as usize
+    environment::number("SOFTGPU_DRIVER_VERSION") as usize
 }
 
 #[unsafe(no_mangle)]

@@ -12,7 +12,7 @@ use super::status::{
 };
 use super::tensor::{DataType, Tensor};
 use crate::cublaslt::element::Element;
-use crate::{device, settings};
+use crate::{device, environment};
 use std::ffi::CStr;
 
 /// What an engine is used for.
@@ -43,7 +43,7 @@ pub fn refused(text: &str) -> impl Iterator<Item = &str> {
 
 /// Whether the setting names this.
 pub fn is_refused(what: &str) -> bool {
-    refused(&settings::text("SOFTGPU_CUDNN_REFUSE")).any(|r| r == what)
+    refused(&environment::text("SOFTGPU_CUDNN_REFUSE")).any(|r| r == what)
 }
 
 impl Pattern {

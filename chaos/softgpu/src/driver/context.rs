@@ -2,9 +2,9 @@
 
 use super::{Outcome, P, call, call_in_context, put};
 use crate::codes::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, refuse};
-use crate::device;
 use crate::engine::{Scope, engine};
 use crate::settings;
+use crate::{device, environment};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -43,7 +43,7 @@ pub fn current() -> Result<u32, Code> {
 pub extern "C" fn cuDevicePrimaryCtxRetain(at: *mut P, ordinal: c_int) -> Code {
     call(|| {
         let device = device::check(ordinal)?;
-        match settings::number("SOFTGPU_CONTEXT_CODE") {
+        match environment::number("SOFTGPU_CONTEXT_CODE") {
             0 => {}
             planted => return Err(planted as Code),
         }

@@ -3,7 +3,7 @@
 use super::{Outcome, P, call, code, put};
 use crate::codes::{self, Code, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, OK};
 use crate::engine::engine;
-use crate::{device, memory, settings};
+use crate::{device, environment, memory, settings};
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -14,7 +14,7 @@ pub fn check_initialized() -> Outcome {
 }
 
 fn initialize(flags: u32) -> Outcome {
-    let checks = [settings::check(), settings::number("SOFTGPU_INIT_CODE") as Code];
+    let checks = [settings::check(), environment::number("SOFTGPU_INIT_CODE") as Code];
     if let Some(code) = checks.into_iter().find(|c| *c != OK) {
         return Err(code);
     }
@@ -36,7 +36,7 @@ pub extern "C" fn cuInit(flags: c_uint) -> Code {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDriverGetVersion(at: *mut c_int) -> Code {
-    code(put(at, settings::number("SOFTGPU_DRIVER_VERSION") as c_int))
+    code(put(at, environment::number("SOFTGPU_DRIVER_VERSION") as c_int))
 }
 
 #[unsafe(no_mangle)]

@@ -3,8 +3,7 @@
 use super::{Outcome, P, call_in_context, put};
 use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, refuse};
 use crate::engine::{HostFunction, Op, Poll, Scope, engine};
-use crate::memory;
-use crate::settings;
+use crate::{environment, memory};
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU32, Ordering::Acquire};
 use std::sync::{Arc, Mutex};
@@ -83,7 +82,7 @@ fn check_word(at: u64) -> Outcome {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamWriteValue32_v2(stream: P, at: u64, value: u32, flags: c_uint) -> Code {
     call_in_context(|_| {
-        if settings::number("SOFTGPU_STREAM_WRITES") == 0 {
+        if environment::number("SOFTGPU_STREAM_WRITES") == 0 {
             return Err(NOT_SUPPORTED);
         }
         check_word(at)?;

@@ -1,7 +1,7 @@
 //! Faults by plan: sticky errors, kernels that never end, allocations that fail, a slow device, slow copies.
 
 use crate::codes::Code;
-use crate::settings;
+use crate::environment;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -64,9 +64,9 @@ fn parse_which(text: &str) -> Option<Which> {
 impl Faults {
     /// By the settings, with counters at zero.
     pub fn planned() -> Faults {
-        let mut plan = parse_faults(&settings::text("SOFTGPU_FAULT")).unwrap_or_default();
-        plan.extend(parse_hangs(&settings::text("SOFTGPU_HANG")).unwrap_or_default());
-        Faults { plan, allocation: settings::number("SOFTGPU_ALLOC_FAIL"), ..Faults::default() }
+        let mut plan = parse_faults(&environment::text("SOFTGPU_FAULT")).unwrap_or_default();
+        plan.extend(parse_hangs(&environment::text("SOFTGPU_HANG")).unwrap_or_default());
+        Faults { plan, allocation: environment::number("SOFTGPU_ALLOC_FAIL"), ..Faults::default() }
     }
 
     /// Counts a launch. Returns the fault planned for it.
@@ -94,23 +94,23 @@ impl Faults {
 
 /// How much longer a kernel takes that took `took`.
 pub fn slowness(took: Duration) -> Duration {
-    let percent = settings::number("SOFTGPU_SLOW_PERCENT").saturating_sub(100);
-    took.mul_f64(percent as f64 / 100.0) + Duration::from_micros(settings::number("SOFTGPU_SLOW_US"))
+    let percent = environment::number("SOFTGPU_SLOW_PERCENT").saturating_sub(100);
+    took.mul_f64(percent as f64 / 100.0) + Duration::from_micros(environment::number("SOFTGPU_SLOW_US"))
 }
 
 /// How much longer each capture takes.
 pub fn capture_delay() -> Duration {
-    Duration::from_micros(settings::number("SOFTGPU_CAPTURE_US"))
+    Duration::from_micros(environment::number("SOFTGPU_CAPTURE_US"))
 }
 
 /// Whether copies between devices and pinned memory take longer.
 pub fn copies_are_slow() -> bool {
-    settings::number("SOFTGPU_COPY_US") > 0
+    environment::number("SOFTGPU_COPY_US") > 0
 }
 
 /// Whether a copy whose turn came then is not done yet. The setting may change meanwhile.
 pub fn is_copy_late(since: Instant) -> bool {
-    since.elapsed() < Duration::from_micros(settings::number("SOFTGPU_COPY_US"))
+    since.elapsed() < Duration::from_micros(environment::number("SOFTGPU_COPY_US"))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ mod worker;
 
 pub use crate::codes::Code;
 use crate::codes::OK;
-use crate::{memory, settings};
+use crate::{environment, memory};
 use event::Event;
 use faults::Faults;
 use graph::{Exec, Graph};
@@ -129,7 +129,7 @@ fn own_stream(device: u32) -> u64 {
 }
 
 fn seed() -> u64 {
-    let mut seed = settings::number("SOFTGPU_SEED").wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut seed = environment::number("SOFTGPU_SEED").wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     next(&mut seed);
     seed
 }

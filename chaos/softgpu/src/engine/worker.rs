@@ -4,10 +4,10 @@ use super::faults::{self, Fault};
 use super::graph::GraphRun;
 use super::{Core, Engine, Op, Stream};
 use crate::codes::{Code, OK};
-use crate::memory;
 use crate::memory::crash::{self, Working};
 use crate::stats::{Stat, count};
 use crate::{driver, settings};
+use crate::{environment, memory};
 use std::sync::atomic::{AtomicU32, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ impl Core {
     }
 
     fn time_to_hold(&self) -> Duration {
-        let longest = Duration::from_micros(settings::number("SOFTGPU_HOLD_US"));
+        let longest = Duration::from_micros(environment::number("SOFTGPU_HOLD_US"));
         let held = self.held_since.map_or(longest, |since| since.elapsed());
         if self.is_released || self.waiters > 0 { Duration::ZERO } else { longest.saturating_sub(held) }
     }

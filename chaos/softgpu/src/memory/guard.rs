@@ -1,7 +1,7 @@
 //! How accesses of the host's threads to device memory are found.
 
 use super::{Pieces, pieces};
-use crate::settings;
+use crate::environment;
 use std::sync::OnceLock;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ enum Guard {
 
 fn guard() -> Guard {
     static GUARD: OnceLock<Guard> = OnceLock::new();
-    *GUARD.get_or_init(|| match settings::text("SOFTGPU_GUARD").as_str() {
+    *GUARD.get_or_init(|| match environment::text("SOFTGPU_GUARD").as_str() {
         "off" => Guard::Off,
         "idle" => Guard::Idle,
         "fast" => key().map_or(Guard::Off, Guard::Keys),

@@ -9,7 +9,7 @@ pub mod crash;
 mod guard;
 
 use crate::codes::{ALREADY_REGISTERED, Code, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY};
-use crate::settings;
+use crate::environment;
 pub use guard::{close, close_to_this_thread, open, open_to_this_thread};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -64,7 +64,7 @@ impl Pieces {
 
     /// Leaves the most bytes so far where the settings say.
     fn note_peak(&mut self, used: usize) {
-        let folder = settings::text("SOFTGPU_PEAKS");
+        let folder = environment::text("SOFTGPU_PEAKS");
         if used > self.peak && !folder.is_empty() {
             self.peak = used;
             let file = std::path::Path::new(&folder).join(std::process::id().to_string());
@@ -171,12 +171,12 @@ pub fn unregister(start: usize) -> Result<(), Code> {
 
 /// Bytes of memory of each device.
 pub fn total() -> usize {
-    settings::number("SOFTGPU_MEMORY") as usize
+    environment::number("SOFTGPU_MEMORY") as usize
 }
 
 /// Bytes of each device that other processes have taken.
 pub fn taken() -> usize {
-    settings::number("SOFTGPU_TAKEN") as usize
+    environment::number("SOFTGPU_TAKEN") as usize
 }
 
 /// Bytes allocated on a device.

@@ -1,7 +1,7 @@
 //! The C functions, by the names and signatures of nvml.h.
 
 use super::{Code, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, SUCCESS, UNINITIALIZED, XID, events};
-use crate::{device, memory, settings};
+use crate::{device, environment, memory};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -98,7 +98,7 @@ fn copied<const N: usize>(text: &str) -> [u8; N] {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit_v2() -> Code {
-    match settings::foreign("SOFTGPU_NVML_INIT_CODE", 0) {
+    match environment::foreign("SOFTGPU_NVML_INIT_CODE", 0) {
         0 => {
             USERS.fetch_add(1, SeqCst);
             SUCCESS
@@ -208,7 +208,7 @@ pub extern "C" fn nvmlDeviceGetTemperature(of: P, sensor: c_int, at: *mut c_uint
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(of: P, at: *mut c_ulonglong) -> Code {
-    call(|| device_of(of).and_then(|_| put(at, settings::foreign("SOFTGPU_NVML_CLOCKS", 0))))
+    call(|| device_of(of).and_then(|_| put(at, environment::foreign("SOFTGPU_NVML_CLOCKS", 0))))
 }
 
 /// Errors of memory. `kind`: 0 corrected, 1 uncorrected; `counter`: 0 since the last reset, 1 since the device was made.
@@ -219,7 +219,7 @@ pub extern "C" fn nvmlDeviceGetTotalEccErrors(of: P, kind: c_int, counter: c_int
         if !(0..2).contains(&kind) || !(0..2).contains(&counter) {
             return Err(INVALID_ARGUMENT);
         }
-        put(at, if kind == 1 { settings::foreign("SOFTGPU_NVML_ECC", 0) } else { 0 })
+        put(at, if kind == 1 { environment::foreign("SOFTGPU_NVML_ECC", 0) } else { 0 })
     })
 }
 
@@ -248,7 +248,7 @@ pub struct ProcessInfo {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetComputeMode(of: P, at: *mut c_uint) -> Code {
-    call(|| device_of(of).and_then(|_| put(at, settings::foreign("SOFTGPU_NVML_COMPUTE_MODE", 0) as c_uint)))
+    call(|| device_of(of).and_then(|_| put(at, environment::foreign("SOFTGPU_NVML_COMPUTE_MODE", 0) as c_uint)))
 }
 
 /// The planted processes. `count` holds the room for them, then their number.
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
 ) -> Code {
     call(|| {
         device_of(of)?;
-        let text = settings::text("SOFTGPU_NVML_PROCESSES");
+        let text = environment::text("SOFTGPU_NVML_PROCESSES");
         let parsed = text.split(',').filter_map(|one| one.split_once(':'));
         let parsed: Vec<(c_uint, u64)> =
             parsed.filter_map(|(pid, bytes)| Some((pid.parse().ok()?, bytes.parse().ok()?))).collect();

@@ -1,7 +1,7 @@
 //! Event sets: Xid events that settings or a file plant.
 
 use super::{Code, INVALID_ARGUMENT, NOT_SUPPORTED, SUCCESS, TIMEOUT, XID};
-use crate::{device, settings};
+use crate::{device, environment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -112,14 +112,14 @@ impl Set {
 
 /// The event that the settings plan.
 fn planned() -> Option<(u64, Duration)> {
-    let text = settings::text("SOFTGPU_NVML_XID");
+    let text = environment::text("SOFTGPU_NVML_XID");
     let (xid, after) = text.split_once('@')?;
     Some((xid.parse().ok()?, Duration::from_millis(after.parse().ok()?)))
 }
 
 /// Complete lines of the file.
 fn lines() -> Vec<String> {
-    let path = settings::text("SOFTGPU_NVML_XID_FILE");
+    let path = environment::text("SOFTGPU_NVML_XID_FILE");
     let text = if path.is_empty() { String::new() } else { std::fs::read_to_string(path).unwrap_or_default() };
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
     complete.lines().map(str::to_owned).collect()

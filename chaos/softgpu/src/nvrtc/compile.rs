@@ -2,8 +2,8 @@
 
 use super::options::Options;
 use super::rewrite;
+use crate::environment;
 use crate::module::ARCH_SYMBOL;
-use crate::settings;
 use crate::stats::{Stat, count};
 use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -70,7 +70,7 @@ pub fn lowered_name(n: usize) -> CString {
 /// The compiler's messages.
 pub fn compile(source: &Source, options: &Options) -> Result<Compiled, String> {
     let mut hasher = DefaultHasher::new();
-    (SHIM, FLAGS, source, options, processor(), settings::text("SOFTGPU_CXX")).hash(&mut hasher);
+    (SHIM, FLAGS, source, options, processor(), environment::text("SOFTGPU_CXX")).hash(&mut hasher);
     let (dir, key) = (cache_dir(), format!("{:016x}", hasher.finish()));
     fs::create_dir_all(&dir).map_err(|e| explain(&dir, &e))?;
     let path = dir.join(format!("{key}.so"));
@@ -135,7 +135,7 @@ fn preprocess(source: &Source, options: &Options, shim: &Path, given: &Path) -> 
 }
 
 fn compiler(options: &Options) -> Command {
-    let mut command = Command::new(settings::text("SOFTGPU_CXX"));
+    let mut command = Command::new(environment::text("SOFTGPU_CXX"));
     command.arg(format!("-std={}", options.standard)).env("LC_ALL", "C");
     command
 }
@@ -157,7 +157,7 @@ fn run(mut command: Command, input: &str) -> Result<String, String> {
 }
 
 fn cache_dir() -> PathBuf {
-    match settings::text("SOFTGPU_CACHE").as_str() {
+    match environment::text("SOFTGPU_CACHE").as_str() {
         "" => std::env::temp_dir().join("softgpu-cache"),
         dir => dir.into(),
     }

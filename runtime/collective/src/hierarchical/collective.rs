@@ -16,7 +16,7 @@ use crate::tcp::connect::TcpConfig;
 use crate::tcp::listener::Listener;
 use phalanx_device::communicator::Behind;
 use phalanx_device::descriptor::Descriptor;
-use phalanx_device::operation::check_on_host;
+use phalanx_device::operation_check::check_on_host;
 use phalanx_device::shared_memory::Arena;
 use phalanx_device::{
     Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Stream, Ticket,

@@ -126,7 +126,7 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_device::world::WorldId;
+    use phalanx_device::world_id::WorldId;
 
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 

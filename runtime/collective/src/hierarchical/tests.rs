@@ -5,7 +5,8 @@ use half::bf16;
 
 use crate::tests::definitions::{Value, assert_same, check_every_kind, values};
 use crate::tests::{Rank, with_machines};
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{CollectiveError, Operand, Operation, OperationKind, RawBuffer, SliceOperations};
 
 const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };

@@ -12,7 +12,7 @@ use super::queue::Queue;
 use super::ring::Ring;
 use crate::engine::{Advance, Engine, lock};
 use phalanx_device::communicator::{Behind, Waiting};
-use phalanx_device::operation::check_on_host;
+use phalanx_device::operation_check::check_on_host;
 use phalanx_device::{Collective, CollectiveControl, CollectiveError, Operand, Operation, Stream, Ticket};
 
 /// One group of ranks of one machine, seen from one member.

@@ -11,7 +11,8 @@ use phalanx_device::communicator::Waiting;
 use phalanx_device::descriptor::Descriptor;
 use phalanx_device::operation::Stream;
 use phalanx_device::shared_memory::SharedMemory;
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{CollectiveError, Progress};
 
 /// A mapping of the control memory.

@@ -213,7 +213,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_device::world::WorldId;
+    use phalanx_device::world_id::WorldId;
 
     #[test]
     fn areas_do_not_overlap_and_lie_in_the_memory() {

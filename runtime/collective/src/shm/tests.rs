@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::passing::{receive_world, send_world};
 use super::world::{ShmRank, ShmWorld};
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{
     Collective, CollectiveError, Element, Operand, Operation, OperationKind, Progress, RawBuffer, SliceOperations,
 };

@@ -13,7 +13,7 @@ use crate::shm::control::Control;
 use crate::wakeup::Wakeup;
 use phalanx_device::communicator::Behind;
 use phalanx_device::descriptor::Descriptor;
-use phalanx_device::operation::check_on_host;
+use phalanx_device::operation_check::check_on_host;
 use phalanx_device::world::World;
 use phalanx_device::{
     Collective, CollectiveControl, CollectiveError, Operand, Operation, OperationKind, Stream, Ticket,

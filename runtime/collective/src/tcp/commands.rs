@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::frame::Header;
-use super::plane::Job;
+use super::job::Job;
 
 /// A command for a writer. Queued commands are bounded by the tensors and peers of the operations in flight.
 #[derive(Debug)]

@@ -196,7 +196,7 @@ fn configure(socket: &TcpStream, config: &TcpConfig) -> Result<(), CollectiveErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_device::world::WorldId;
+    use phalanx_device::world_id::WorldId;
 
     const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };
 

@@ -9,7 +9,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use phalanx_device::descriptor::DESCRIPTOR_WORDS;
-use phalanx_device::world::WorldId;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{CollectiveError, Stream};
 
 /// Bytes of a header.

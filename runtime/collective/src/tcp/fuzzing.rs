@@ -5,7 +5,7 @@ pub const HEADER_BYTES: usize = super::frame::FIELD_BYTES;
 
 use super::frame::{FrameKind, Header};
 use super::group::Announced;
-use phalanx_device::world::WorldId;
+use phalanx_device::world_id::WorldId;
 
 /// The header of an announcement in a world, followed by `len` bytes.
 pub fn header_of(world: WorldId, len: u32) -> [u8; HEADER_BYTES] {

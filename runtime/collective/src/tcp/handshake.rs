@@ -15,7 +15,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 use phalanx_device::CollectiveError;
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 
 const MAGIC: u64 = 0x5048_4c58_5443_5033;
 const HELLO_BYTES: usize = 8 * 8 + NONCE_BYTES;

@@ -244,7 +244,7 @@ mod tests {
     use super::super::collective::TcpRank;
     use super::super::connect::TcpConfig;
     use super::*;
-    use phalanx_device::world::WorldId;
+    use phalanx_device::world_id::WorldId;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     const SECRET: &[u8] = b"secret";

@@ -21,6 +21,7 @@ pub mod fuzzing;
 mod gate;
 mod group;
 mod handshake;
+mod job;
 pub mod listener;
 mod plane;
 mod reader;

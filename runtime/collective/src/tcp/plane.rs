@@ -11,30 +11,15 @@ use super::commands::{WriterCommand, WriterQueue};
 use super::connect::Sockets;
 use super::frame::{CHUNK_BYTES, FrameKind, Header, REASON_BYTES};
 use super::group::SharedGroup;
+use super::job::Job;
 use crate::engine::HasWakeup;
 use crate::shm::control::Control;
+use phalanx_device::CollectiveError;
 use phalanx_device::parts::part;
 use phalanx_device::world::World;
-use phalanx_device::{CollectiveError, Stream};
 
 /// Longest wait for the first connection to explain why another connection broke.
 const EXPLAIN_MAX: Duration = Duration::from_millis(100);
-
-/// Bytes of a tensor that go to one peer.
-#[derive(Clone, Debug)]
-pub(super) struct Job {
-    pub group: usize,
-    pub stream: Stream,
-    pub index: u64,
-    /// Position of the receiver.
-    pub peer: u32,
-    pub stage: u32,
-    pub operand: u32,
-    /// Range of the operand's bytes for that peer.
-    pub range: Range<usize>,
-    /// Their checksum, if it is known; then they are one chunk.
-    pub checksum: Option<u32>,
-}
 
 /// The connections to one peer.
 #[derive(Debug)]

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::collective::TcpRank;
 use super::connect::TcpConfig;
 use super::listener::Listener;
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{CollectiveError, SliceOperations};
 
 const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };

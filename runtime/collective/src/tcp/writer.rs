@@ -14,7 +14,8 @@ use socket2::SockRef;
 use super::commands::{WriterCommand, WriterQueue};
 use super::frame::{CHUNK_BYTES, FrameKind, HEADER_BYTES, Header, Lane, checksum};
 use super::group::SharedGroup;
-use super::plane::{Job, TcpPlane};
+use super::job::Job;
+use super::plane::TcpPlane;
 
 impl TcpPlane {
     /// Executes commands until one of them stops the writer.

@@ -14,7 +14,8 @@ use super::tcp::collective::TcpRank;
 use super::tcp::connect::TcpConfig;
 use super::tcp::tests::listeners;
 use phalanx_device::shared_memory::Arena;
-use phalanx_device::world::{World, WorldId};
+use phalanx_device::world::World;
+use phalanx_device::world_id::WorldId;
 use phalanx_device::{Collective, CollectiveError, RawBuffer};
 
 const ID: WorldId = WorldId { job: 1, generation: 2, incarnation: 3 };

@@ -2,8 +2,9 @@
 
 use super::CpuMachine;
 use super::buffer::Buffer;
-use super::parts::SumPlan;
 use super::product::product;
+use super::sum_plan::SumPlan;
+use crate::kernels::attention_shape::Shape;
 use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
     head_norm, layer_norm, magnitude, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
@@ -45,8 +46,8 @@ pub(super) const fn heads_of(a: &Attention) -> Heads {
     Heads { n_heads: a.n_heads, n_kv_heads: a.n_kv_heads, head_dim: a.head_dim }
 }
 
-pub(super) const fn shape_of(a: &Attention) -> attention::Shape {
-    attention::Shape { heads: heads_of(a), seq_len: a.seq_len, window: a.window, scale: a.scale }
+pub(super) const fn shape_of(a: &Attention) -> Shape {
+    Shape { heads: heads_of(a), seq_len: a.seq_len, window: a.window, scale: a.scale }
 }
 
 const fn element_type(dtype: DType) -> ElementType {

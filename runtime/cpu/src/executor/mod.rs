@@ -14,6 +14,7 @@ mod machine;
 mod parts;
 mod product;
 mod scratch;
+mod sum_plan;
 
 pub(crate) use scratch::scratch_bytes;
 
@@ -21,7 +22,6 @@ use crate::thread::with_team;
 use arena::Arena;
 use buffer::Buffer;
 use bytemuck::Pod;
-use parts::SumPlan;
 use phalanx_device::groups::Groups;
 use phalanx_device::shared_memory::Arena as SharedArena;
 use phalanx_device::{AllocError, Backing, ExecError, Run};
@@ -32,6 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use sum_plan::SumPlan;
 
 /// The buffers of one or more programs over the same parameters.
 #[derive(Debug)]

@@ -4,42 +4,10 @@
 
 pub use super::attention_backward::{attention_backward, attention_backward_scratch_len};
 
-use super::Heads;
 use super::attention_forward::{forward, slot_len};
-use super::attention_operands::{Index, Operands};
-use super::attention_part::PartShape;
+use super::attention_operands::Operands;
+use super::attention_shape::Shape;
 use phalanx_device::float::Float;
-
-/// Geometry and mask of attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
-    /// Heads of the packed qkv.
-    pub heads: Heads,
-    /// Tokens `S` of a row of the batch.
-    pub seq_len: usize,
-    /// Token `t` sees only `j > t - window`.
-    pub window: Option<usize>,
-    /// Factor of the scores.
-    pub scale: f32,
-}
-
-impl Shape {
-    /// A whole row as one part.
-    pub(super) fn as_part(&self) -> PartShape {
-        let Shape { heads, seq_len, window, scale } = *self;
-        PartShape { heads, n_queries: seq_len, n_keys: seq_len, window, scale }
-    }
-
-    /// The operands of attention over whole rows.
-    pub(super) fn operands<'a, T: Float>(&self, qkv: &'a [T], doc_start: &'a [i32]) -> Operands<'a, T> {
-        assert!(qkv.len() == doc_start.len() * self.heads.columns() && self.window != Some(0));
-        for (token, start) in doc_start.iter().enumerate() {
-            let t = token % self.seq_len;
-            assert!(usize::try_from(*start).is_ok_and(|start| start <= t), "token {t} does not see itself");
-        }
-        Operands::new(self.as_part(), qkv, qkv, (Index::Whole, Index::Whole), doc_start)
-    }
-}
 
 /// Length of the scratch of [`attention`] for `n_threads` threads.
 pub fn attention_scratch_len(shape: &Shape, n_threads: usize) -> usize {
@@ -64,7 +32,7 @@ pub fn attention<T: Float>(
     lse: &mut [f32],
     scratch: &mut [f32],
 ) {
-    forward(&shape.operands(qkv, doc_start), o, lse, false, scratch);
+    forward(&Operands::of_rows(shape, qkv, doc_start), o, lse, false, scratch);
 }
 
 #[cfg(test)]
@@ -73,6 +41,7 @@ mod tests {
         bits, close, finite_differences, inner, random, same_on_every_number_of_threads, stored, wide,
     };
     use super::*;
+    use crate::kernels::Heads;
     use half::{bf16, f16};
     use proptest::prelude::*;
 

@@ -7,14 +7,14 @@
 #![allow(unsafe_code)] // Tasks write disjoint columns of the gradients.
 
 use super::Heads;
-use super::attention::Shape;
 use super::attention_forward::narrow;
 use super::attention_operands::{BLOCK, Cover, Operands, Visible, key_column};
-use super::attention_part::PartShape;
+use super::attention_shape::{PartShape, Shape};
 use super::math::{exp, sum2};
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
-use super::tile::{Multiplier, Strided, VECTOR, pack};
+use super::strided::{Strided, VECTOR};
+use super::tile::{Multiplier, pack};
 use super::transpose::transpose;
 use phalanx_device::float::Float;
 
@@ -49,7 +49,7 @@ pub fn attention_backward<T: Float>(
     assert_eq!(dqkv.len(), qkv.len());
     let (columns, dqkv) = (shape.heads.columns(), Shared::new(dqkv));
     let gradients = Gradients { dq: dqkv, dq_columns: columns, dkv: dqkv, dkv_columns: columns, accumulate: false };
-    backward(&shape.operands(qkv, doc_start), &Known { o, lse, dout }, &gradients, scratch);
+    backward(&Operands::of_rows(shape, qkv, doc_start), &Known { o, lse, dout }, &gradients, scratch);
 }
 
 /// The outputs of whole rows of the batch and their gradients: `o, dout: [N, H D]`, `lse: [N, H]`.

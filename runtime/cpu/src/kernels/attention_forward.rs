@@ -7,11 +7,12 @@
 
 use super::Heads;
 use super::attention_operands::{BLOCK, Cover, Operands, Visible};
-use super::attention_part::PartShape;
+use super::attention_shape::PartShape;
 use super::math::exp;
 use super::parallel::{Shared, for_each_task};
 use super::simd::simd;
-use super::tile::{Multiplier, Strided, VECTOR, pack};
+use super::strided::{Strided, VECTOR};
+use super::tile::{Multiplier, pack};
 use super::transpose::transpose;
 use phalanx_device::float::Float;
 

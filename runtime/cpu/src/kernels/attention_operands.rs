@@ -4,8 +4,9 @@
 //! in the whole row of the batch.
 
 use super::Heads;
-use super::attention_part::PartShape;
-use super::tile::{Multiplier, VECTOR, pack};
+use super::attention_shape::{PartShape, Shape};
+use super::strided::VECTOR;
+use super::tile::{Multiplier, pack};
 use phalanx_device::float::Float;
 use std::ops::Range;
 
@@ -99,6 +100,16 @@ pub(super) struct Operands<'a, T> {
 }
 
 impl<'a, T: Float> Operands<'a, T> {
+    /// The operands of attention over whole rows.
+    pub fn of_rows(shape: &Shape, qkv: &'a [T], doc_start: &'a [i32]) -> Operands<'a, T> {
+        assert!(qkv.len() == doc_start.len() * shape.heads.columns() && shape.window != Some(0));
+        for (token, start) in doc_start.iter().enumerate() {
+            let t = token % shape.seq_len;
+            assert!(usize::try_from(*start).is_ok_and(|start| start <= t), "token {t} does not see itself");
+        }
+        Operands::new(shape.as_part(), qkv, qkv, (Index::Whole, Index::Whole), doc_start)
+    }
+
     pub fn new(
         shape: PartShape,
         q: &'a [T],

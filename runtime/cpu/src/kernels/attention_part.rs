@@ -10,31 +10,10 @@
 use super::Heads;
 use super::attention_backward::{Gradients, Known, backward};
 use super::attention_operands::{Index, Operands, columns_of};
+use super::attention_shape::PartShape;
 use super::parallel::Shared;
 use super::{attention_backward, attention_forward};
 use phalanx_device::float::Float;
-
-/// Geometry and mask of attention to a part of the keys.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PartShape {
-    /// Heads of queries, and of keys and values.
-    pub heads: Heads,
-    /// Local queries of each row.
-    pub n_queries: usize,
-    /// Local keys of each row.
-    pub n_keys: usize,
-    /// A query sees only indexes above its own minus `window`.
-    pub window: Option<usize>,
-    /// Factor of the scores.
-    pub scale: f32,
-}
-
-impl PartShape {
-    /// The key/value head of a query head.
-    pub(super) fn kv_head(&self, head: usize) -> usize {
-        head / (self.heads.n_heads / self.heads.n_kv_heads)
-    }
-}
 
 /// Indexes of the local tokens in their rows, and the starts of their documents.
 #[derive(Clone, Copy, Debug)]
@@ -122,9 +101,10 @@ fn operands<'a, T: Float>(shape: &PartShape, q: &'a [T], kv: &'a [T], indexes: I
 #[cfg(test)]
 mod tests {
     use super::super::attention::attention_scratch_len;
-    use super::super::attention::{Shape, attention, attention_backward, attention_backward_scratch_len};
+    use super::super::attention::{attention, attention_backward, attention_backward_scratch_len};
     use super::super::testing::{bits, close, random, same_on_every_number_of_threads, stored, wide};
     use super::*;
+    use crate::kernels::attention_shape::Shape;
     use crate::matmul::fast_bf16;
     use half::bf16;
     use proptest::prelude::*;

@@ -17,6 +17,7 @@ pub mod attention_backward;
 mod attention_forward;
 mod attention_operands;
 pub mod attention_part;
+pub mod attention_shape;
 pub mod cached_attention;
 pub mod copy;
 pub mod cross_entropy;
@@ -35,6 +36,7 @@ pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
 mod simd;
+mod strided;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tile;

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // Calling a version for an instruction set requires a CPU that has it; vectors are stored through raw pointers.
 #![cfg(target_arch = "x86_64")]
 
-use super::tile::{Strided, VECTOR};
+use super::strided::{Strided, VECTOR};
 use super::tile_simd::avx512_pairs;
 use crate::matmul::lanes::first16;
 use crate::matmul::pairs::{interleave, narrow};

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Sums stay in registers only with intrinsics, which read and write through raw pointers.
 #![cfg(target_arch = "x86_64")]
 
-use super::tile::Strided;
+use crate::kernels::strided::Strided;
 use std::arch::x86_64::*;
 
 /// Defines one version of `product`: its CPU features, vector operations, rows of a block of sums, and possible widths

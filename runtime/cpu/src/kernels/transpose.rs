@@ -1,8 +1,8 @@
 //! Transposition of small f32 matrices.
 #![allow(unsafe_code)] // Shuffles transpose sixteen registers; no plain loop compiles to them.
 
-use super::tile::VECTOR;
 use crate::isa::{Isa, isa};
+use crate::kernels::strided::VECTOR;
 
 /// Transposes `n_rows` rows of `n_columns` elements, `ld` apart, into `n_columns` rows, `to_ld` apart. Columns of the
 /// result beyond `n_rows` are zeroed up to the next multiple of [`VECTOR`].

@@ -7,10 +7,10 @@ use std::arch::asm;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use super::driver::TileAt;
 use super::operand::Storage;
 use super::pairs::{STEP, store_narrow};
 use super::store::{Store, address};
+use super::tile::TileAt;
 
 /// The operand of `ldtilecfg`: eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]

@@ -5,10 +5,10 @@
 
 use std::arch::x86_64::*;
 
-use super::driver::{Strip, TileAt};
 use super::lanes8::{LANES, load, round_to_bf16, store, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
+use super::tile::{Strip, TileAt};
 use crate::prefetch::{prefetch, prefetch_ahead};
 
 /// Rows of the register tile: with two vectors a row, 12 sums leave 4 registers for operands.

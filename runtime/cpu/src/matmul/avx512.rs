@@ -5,9 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::driver::{Strip, TileAt};
 use super::lanes::{first16, load, round_to_bf16, transpose};
 use super::store::Store;
+use super::tile::{Strip, TileAt};
 use crate::prefetch::{prefetch, prefetch_ahead};
 
 /// Rows of the register tile: with two vectors a row, 28 sums leave 4 registers for operands.

@@ -5,10 +5,10 @@
 
 use std::arch::x86_64::*;
 
-use super::driver::TileAt;
 use super::operand::Storage;
 use super::pairs::{STEP, store_narrow};
 use super::store::Store;
+use super::tile::TileAt;
 
 /// Rows of the register tile: with two vectors a row, 28 sums leave 4 registers for operands.
 pub(super) const MR: usize = 14;

@@ -7,6 +7,7 @@ use crate::tasks;
 
 use super::operand::{Epilogue, Storage, TileMut, TileRef};
 use super::plan::{DEPTH_INNER, Plan};
+use super::tile::{Side, Strip, TileAt};
 use super::{Engine, portable};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, avx512, avx512_bf16, pairs, store::Store};
@@ -44,28 +45,6 @@ impl Threads {
             Threads::Pool => rayon::current_num_threads(),
             Threads::Caller => 1,
         }
-    }
-}
-
-/// An operand indexed along k: element `(x, p)`, where x runs over the rows of A or the columns of B.
-#[derive(Clone, Copy)]
-pub(super) struct Strip {
-    pub ptr: *const u8,
-    pub storage: Storage,
-    pub ld: usize,
-    /// Whether neighbours in memory differ in p, not in x.
-    pub k_contiguous: bool,
-}
-
-impl Strip {
-    /// The strip that starts at `(x, p)`.
-    ///
-    /// # Safety
-    /// `(x, p)` lies inside the operand, or just behind it in one dimension.
-    #[inline(always)]
-    pub unsafe fn at(self, x: usize, p: usize) -> Strip {
-        let offset = if self.k_contiguous { x * self.ld + p } else { p * self.ld + x };
-        Strip { ptr: self.ptr.wrapping_add(offset * self.storage.bytes()), ..self }
     }
 }
 
@@ -383,21 +362,3 @@ struct LatePanel([MaybeUninit<u8>; LATE_PANEL_BYTES]);
 /// 32 rows of bf16 with AMX, or 14 of f32, or of bf16 twice as deep.
 #[cfg(target_arch = "x86_64")]
 const LATE_PANEL_BYTES: usize = 64 * DEPTH_INNER;
-
-/// An operand of a product.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    /// Rows of the product.
-    A,
-    /// Columns of the product.
-    B,
-}
-
-/// A tile of a block of C: its position, and its extent within C.
-#[derive(Clone, Copy)]
-pub(super) struct TileAt {
-    pub row: usize,
-    pub col: usize,
-    pub rows: usize,
-    pub cols: usize,
-}

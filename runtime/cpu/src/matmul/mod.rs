@@ -47,6 +47,7 @@ mod portable;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 use crate::isa::{Isa, isa};
 pub use operand::{Epilogue, Mat, MatMut, Slice, SliceMut, Storage, TileMut, TileRef};

@@ -7,10 +7,10 @@
 
 use std::arch::x86_64::*;
 
-use super::driver::{Side, Strip, TileAt};
 use super::lanes::{first16, first32, load, transpose};
 use super::operand::Storage;
 use super::store::{Store, address};
+use super::tile::{Side, Strip, TileAt};
 use crate::prefetch::prefetch_ahead;
 use half::{bf16, f16};
 use phalanx_device::float::Float;

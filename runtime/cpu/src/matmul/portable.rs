@@ -4,8 +4,8 @@
 
 use half::{bf16, f16};
 
-use super::driver::{Strip, TileAt};
 use super::operand::{Epilogue, Storage, TileMut};
+use super::tile::{Strip, TileAt};
 use phalanx_device::float::Float;
 
 /// Copies one line of `depth` elements, k contiguous.

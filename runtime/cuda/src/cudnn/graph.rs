@@ -9,7 +9,6 @@
 
 use super::descriptor::{Attribute, Descriptor, Kind, Library, Type};
 use super::packing::Packing;
-use super::plan::Direction;
 use crate::error::CudaError;
 use phalanx_strategies::program::{Attention, DType};
 
@@ -635,4 +634,11 @@ impl Graph<'_> {
         self.operations.push(operation);
         Ok(())
     }
+}
+
+/// Whether a graph is attention or its adjoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
 }

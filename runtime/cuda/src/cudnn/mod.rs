@@ -27,9 +27,8 @@ mod plan;
 mod tests;
 
 pub use graph::TensorId;
-pub(crate) use graph::{DOCUMENT_TOKENS, Shape};
+pub(crate) use graph::{DOCUMENT_TOKENS, Direction, Shape};
 pub(crate) use packing::Packing;
-pub(crate) use plan::Direction;
 
 use crate::error::{CudaError, DNN_VERSION_MIN, DnnError};
 use crate::gpu::{Gpu, Stream};

@@ -1,7 +1,7 @@
 //! Execution plans: the first engine of the library's heuristics that supports a graph.
 
 use super::descriptor::{Attribute, Descriptor, Kind, Library, Type};
-use super::graph::{Graph, Shape};
+use super::graph::{Direction, Graph, Shape};
 use crate::error::CudaError;
 use crate::library::{Handle, RawDescriptor};
 
@@ -14,13 +14,6 @@ const NONDETERMINISTIC: u32 = 4;
 /// `CUDNN_KNOB_TYPE_STAGES`, `…_KERNEL_CFG`.
 const STAGES: u32 = 14;
 const KERNEL: u32 = 24;
-
-/// Whether a graph is attention or its adjoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Forward,
-    Backward,
-}
 
 /// Where plans are made for.
 #[derive(Debug)]

@@ -36,7 +36,7 @@ use crate::staged::failed;
 use calls::{Call, Plan};
 use member::{Control, Member};
 use phalanx_device::descriptor::digest;
-use phalanx_device::operation::check;
+use phalanx_device::operation_check::check;
 use phalanx_device::{
     Collective, CollectiveControl, CollectiveError, Operand, Operation, RawBuffer, Space, Stream, Ticket,
 };

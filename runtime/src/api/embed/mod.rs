@@ -47,7 +47,7 @@ use crate::api::job::Job;
 use crate::api::start::{Checked, Ranks};
 use crate::control::Control;
 use crate::coordinate::head_node::{LocalNode, lead};
-use crate::coordinate::serve::Serve;
+use crate::coordinate::serving::Serve;
 use crate::error::JobError;
 use crate::error::host::HostError;
 use crate::events::Report;

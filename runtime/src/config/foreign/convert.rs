@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_yaml_ng::{Mapping, Value};
 
 use super::{is_written, shown};
-use crate::config::setting::asks_for_nothing;
+use crate::config::described::asks_for_nothing;
 use crate::config::spelling::nearest;
 
 /// What becomes of a key of another tool.

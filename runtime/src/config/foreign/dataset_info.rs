@@ -7,8 +7,8 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::{Converted, at};
 use super::{ReadFile, axolotl, shown};
+use crate::config::described::asks_for_nothing;
 use crate::config::prompts;
-use crate::config::setting::asks_for_nothing;
 use crate::config::yaml_1_1::whole;
 
 /// Keys of a description that are read, or that change nothing.

@@ -4,8 +4,8 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::Outcome::{self, Refused, Said};
 use super::{Draft, Fate, Note, shown};
+use crate::config::described::{asks_for_nothing, describe};
 use crate::config::error::ConfigError;
-use crate::config::setting::{asks_for_nothing, describe};
 use crate::config::yaml_1_1::whole;
 
 /// The lists of data sets.

@@ -7,8 +7,8 @@ use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::Converted;
 use super::{ReadFile, accelerate, axolotl, deepspeed, hugging_face, shown, torchtitan, unknown};
+use crate::config::described::describe;
 use crate::config::error::{ConfigError, Errors, KeyAt, ValueLocation};
-use crate::config::setting::describe;
 use crate::config::source::{parse, place_in};
 use crate::config::yaml_1_1::resolved;
 use crate::config::{self, Translated};

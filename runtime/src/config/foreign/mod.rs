@@ -17,6 +17,7 @@ mod hugging_face_defaults;
 #[cfg(test)]
 mod hugging_face_tests;
 pub(crate) mod import;
+mod reasons;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -27,8 +28,8 @@ use std::path::Path;
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::described::{asks_for_nothing, describe, is_empty};
 use super::error::{ConfigError, KeyAt, ValueLocation};
-use super::setting::{asks_for_nothing, describe, is_empty};
 use super::yaml_1_1::{number, resolved, truth};
 use convert::Converted;
 use table::{TABLE, VALUES};

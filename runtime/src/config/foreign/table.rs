@@ -2,6 +2,7 @@
 
 use super::Verdict::{NoEffect, Only, Refused, Translated, Word};
 use super::entries::{dataset_shard_idx, dataset_shard_num, pretraining_dataset};
+use super::reasons::{MODEL_CONFIG, NO_EXPERTS};
 use super::translations::*;
 use super::{Row, Words};
 
@@ -56,10 +57,8 @@ const LORA_BASICS: &str =
     "adapters have a rank, alpha, targets, dropout, rank-stabilised scale, DoRA and LoRA+ only; remove the line";
 const NO_SUCH_METHOD: &str = "there is no such training method; remove the line";
 const NO_SUCH_TOKENS: &str = "the tokens are those of the tokenizer; add them to its directory, or remove the line";
-pub(super) const MODEL_CONFIG: &str = "the model is as its config.json says; change it there, and remove the line";
 const RULE_BASICS: &str = "the optimizer has no such hyperparameter; see the keys of `optimizer`, or remove the line";
 const SCHEDULE_BASICS: &str = "the schedule has no such parameter; see the keys of `lr_scheduler`, or remove the line";
-pub(super) const NO_EXPERTS: &str = "models have no experts; one that has is refused";
 const TEXT_ONLY: &str = "only text is trained on; use a text data set, and remove the line";
 
 /// One verdict for each key; no key is in two rows.

@@ -3,7 +3,7 @@
 use serde_yaml_ng::Value;
 
 use super::Outcome::{NoEffect, Refused, Said};
-use super::{Draft, Outcome, deepspeed, fsdp, is_equal, shown, table};
+use super::{Draft, Outcome, deepspeed, fsdp, is_equal, reasons, shown};
 use crate::config::yaml_1_1::{number, truth, whole};
 
 /// Plugins that only select kernels.
@@ -27,8 +27,8 @@ const EXPERT_KEYS: [&str; 3] = ["output_router_logits", "router_aux_loss_coef", 
 pub(super) fn model_config(value: &Value, _: &mut Draft<'_>) -> Outcome {
     let is_of_experts = |key: &Value| key.as_str().is_some_and(|key| EXPERT_KEYS.contains(&key));
     match value.as_mapping() {
-        Some(keys) if keys.keys().all(is_of_experts) => NoEffect(table::NO_EXPERTS),
-        _ => Refused(table::MODEL_CONFIG.into()),
+        Some(keys) if keys.keys().all(is_of_experts) => NoEffect(reasons::NO_EXPERTS),
+        _ => Refused(reasons::MODEL_CONFIG.into()),
     }
 }
 
@@ -117,7 +117,7 @@ pub(super) fn lora_target_parameters(value: &Value, _: &mut Draft<'_>) -> Outcom
     let names: Vec<String> = value.as_sequence().into_iter().flatten().map(shown).collect();
     let is_of_experts = |name: &String| name.split('.').any(|part| part == "experts");
     match !names.is_empty() && names.iter().all(is_of_experts) {
-        true => NoEffect(table::NO_EXPERTS),
+        true => NoEffect(reasons::NO_EXPERTS),
         false => Refused("name the layers in `lora_target_modules` instead, and remove the line".into()),
     }
 }

@@ -3,75 +3,23 @@
 //! Deliberately absent: `random`, because ranks and runs would see different texts, and what only web pages use (`pprint`,
 //! `urlize`, `wordwrap`, `xmlattr`).
 
+mod sequences;
+
 use std::rc::Rc;
 
 use super::arguments::Args;
 use super::budget::Budget;
 use super::error::Error;
+use super::filter_names::{ABSENT, NAMES};
 use super::interpreter::Interpreter;
 use super::json::tojson;
 use super::operators::{escaped, slice};
 use super::percent;
 use super::printed::str_of;
-use super::sequences;
+
 use super::str_methods::{cased, is_blank, justified, lines, replace, stripped};
 use super::text::{Text, concat};
 use super::value::{Number, Value, compare};
-
-pub(super) const NAMES: [&str; 49] = [
-    "abs",
-    "attr",
-    "batch",
-    "capitalize",
-    "center",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "e",
-    "escape",
-    "filesizeformat",
-    "first",
-    "float",
-    "forceescape",
-    "format",
-    "groupby",
-    "indent",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "safe",
-    "select",
-    "selectattr",
-    "slice",
-    "sort",
-    "string",
-    "striptags",
-    "sum",
-    "title",
-    "tojson",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "urlencode",
-    "wordcount",
-];
-
-/// Known by Jinja2, and refused here by name.
-const ABSENT: [&str; 5] = ["pprint", "random", "urlize", "wordwrap", "xmlattr"];
 
 /// `value | name(args)`.
 pub(super) fn apply(interpreter: &Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value, Error> {

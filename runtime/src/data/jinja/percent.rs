@@ -2,7 +2,7 @@
 
 use super::budget::Budget;
 use super::error::Error;
-use super::operators::item_at;
+use super::items::item_at;
 use super::printed::{float, repr_of, str_of};
 use super::text::{Text, concat};
 use super::value::{Number, Value};

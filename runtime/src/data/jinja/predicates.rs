@@ -7,7 +7,7 @@ use super::arguments::Args;
 use super::ast::Binary;
 use super::budget::Budget;
 use super::error::Error;
-use super::filters;
+use super::filter_names;
 use super::operators::binary;
 use super::printed::str_of;
 use super::value::{Callable, Value, compare, contains, equal};
@@ -80,7 +80,7 @@ fn alone(budget: &Budget, name: &str, value: &Value) -> Result<bool, Error> {
         "even" => remainder(0)?,
         "defined" => !value.is_undefined(),
         "undefined" => value.is_undefined(),
-        "filter" => matches!(value, Value::Str(text) if filters::NAMES.contains(&text.as_str())),
+        "filter" => matches!(value, Value::Str(text) if filter_names::NAMES.contains(&text.as_str())),
         "test" => matches!(value, Value::Str(text) if NAMES.contains(&text.as_str())),
         "none" => matches!(value, Value::None),
         "boolean" => matches!(value, Value::Bool(_)),

@@ -21,10 +21,12 @@ mod grad_slot;
 mod model;
 pub mod ops;
 mod parameters;
+mod tape;
 mod tape_thread;
 #[cfg(test)]
 mod test_models;
 #[cfg(test)]
 mod tests;
 
-pub use model::{Batch, DfdxError, DfdxModel, Loss, Tape};
+pub use model::{DfdxError, DfdxModel};
+pub use tape::{Batch, Loss, Tape};

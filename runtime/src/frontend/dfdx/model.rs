@@ -1,38 +1,16 @@
 //! A dfdx module and its loss as a [`UserModel`].
 
 use super::parameters;
+use super::tape::{Batch, Loss, Tape};
 use super::tape_thread::{TapeThread, Work};
 use crate::frontend::user_model::check;
 use crate::frontend::{UserModel, UserModelError, UserParam};
 use dfdx::nn::tensor_collection::TensorCollection;
-use dfdx::prelude::{Cpu, CpuError, OwnedTape, Rank0, Tensor};
+use dfdx::prelude::{Cpu, CpuError};
 use phalanx_device::OpaqueModel;
 use phalanx_strategies::model::BatchShape;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-
-/// The tape on which a loss is recorded.
-pub type Tape = OwnedTape<f32, Cpu>;
-
-/// A loss with the tape that leads to it.
-pub type Loss = Tensor<Rank0, f32, Cpu, Tape>;
-
-/// One microbatch; `n_rows * seq_len` tokens, row after row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch<'a> {
-    /// Token ids.
-    pub ids: &'a [i32],
-    /// The id to be predicted at each position, already shifted; -100 where none is.
-    pub labels: &'a [i32],
-    /// Position of each token inside its document.
-    pub positions: &'a [i32],
-    /// Index within the row of the first token of each token's document, where attention begins.
-    pub doc_start: &'a [i32],
-    /// Rows.
-    pub n_rows: usize,
-    /// Tokens of a row.
-    pub seq_len: usize,
-}
 
 /// A model written in dfdx: a module built on dfdx's CPU, and a closure that computes its loss. Both must be `Clone`,
 /// because each rank has its own.

@@ -1,7 +1,7 @@
 //! The thread that runs tapes. A tape holds closures that are not `Send`, so it is created, recorded and run here; only
 //! the module and the finished gradients are sent.
 
-use super::model::{Batch, Loss, Tape};
+use crate::frontend::dfdx::tape::{Batch, Loss, Tape};
 use dfdx::prelude::{AsArray, Backward, Cpu, Gradients};
 use phalanx_device::ThreadError;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -7,7 +7,7 @@ use crate::train::team::Team;
 use crate::train::verification::Compared;
 use phalanx_device::Machine;
 use phalanx_storage::checkpoint::catalog::latest_after;
-use phalanx_storage::checkpoint::store;
+use phalanx_storage::checkpoint::location;
 use phalanx_strategies::compile::Compiled;
 use std::path::{Path, PathBuf};
 
@@ -51,7 +51,8 @@ impl Saving {
     /// Removes what [`Saving::save_elsewhere`] has saved, because the place of the checkpoints has it now.
     pub(crate) fn forget_elsewhere(&mut self, team: &Team) {
         let saved = self.saved_elsewhere.take().filter(|_| team.leads());
-        let removed = saved.map(|SavedElsewhere { path, .. }| store::at(&path).and_then(|store| store.remove(&path)));
+        let removed =
+            saved.map(|SavedElsewhere { path, .. }| location::at(&path).and_then(|store| store.remove(&path)));
         if let Some(Err(error)) = removed {
             tracing::warn!(%error, "a second copy of the last checkpoint remains");
         }

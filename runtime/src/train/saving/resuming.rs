@@ -5,11 +5,10 @@ use crate::config::elastic::VerifySteps;
 use crate::config::output::{OutputSection, Resume, is_url};
 use crate::error::JobError;
 use crate::events::Report;
-use crate::train::export::JOB_YAML;
+use crate::train::run_files::JOB_YAML;
 use crate::train::same_run::changes;
-use phalanx_storage::checkpoint::catalog::{
-    CheckpointId, Skipped, latest_compared, latest_valid, list, newest_committed,
-};
+use phalanx_storage::checkpoint::catalog::{Skipped, latest_compared, latest_valid, list, newest_committed};
+use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
 use phalanx_storage::checkpoint::error::{CheckpointError, ReadFailure};
 use phalanx_storage::checkpoint::given_up::Beginning;
 use phalanx_storage::checkpoint::reader::Checkpoint;

@@ -7,9 +7,12 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::thread::{Builder, JoinHandle};
 
-use super::catalog::{CheckpointId, Keep};
+use super::catalog::Keep;
+use super::checkpoint_id::CheckpointId;
+use super::checkpoint_meta::CheckpointMeta;
 use super::error::CheckpointError;
-use super::writer::{CheckpointMeta, CheckpointWriter, Piece, WriterRank};
+use super::piece::Piece;
+use super::writer::{CheckpointWriter, WriterRank};
 use crate::hf::dtype::Dtype;
 use phalanx_strategies::boxes::TensorBox;
 

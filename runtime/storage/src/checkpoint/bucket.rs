@@ -27,7 +27,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 use super::commit::{COMMIT_BYTES_MAX, Seal};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, one_line};
 use super::patience::Patience;
 use super::store::{NewFile, Store, StoredFile};
 use super::vendor::{self, Clients};
@@ -402,10 +402,4 @@ fn as_io(error: &Error) -> io::Error {
         _ => io::ErrorKind::NotConnected,
     };
     io::Error::new(kind, one_line(error))
-}
-
-/// The text of an error on one line, shortened: clients quote whole server responses.
-pub(super) fn one_line(error: &dyn std::error::Error) -> String {
-    let text: Vec<String> = error.to_string().split_whitespace().map(str::to_owned).collect();
-    text.join(" ").trim_end_matches('.').chars().take(500).collect()
 }

@@ -4,21 +4,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::checkpoint_id::CheckpointId;
 use super::error::{CheckpointError, ReadFailure};
 use super::given_up::Beginning;
 use super::reader::{self, Checkpoint, Hashing};
-use super::store::{self, Store};
-
-/// A checkpoint's directory with the step and generation that its name states; ordered by step, then generation.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CheckpointId {
-    /// Steps that were completed.
-    pub step: u64,
-    /// The generation under which it was written.
-    pub generation: u64,
-    /// The directory.
-    pub path: PathBuf,
-}
+use super::store::Store;
+use crate::checkpoint::location;
 
 /// A checkpoint that was skipped, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,33 +20,12 @@ pub struct Skipped {
     pub reason: CheckpointError,
 }
 
-impl CheckpointId {
-    pub(super) fn new(root: &Path, step: u64, generation: u64) -> Self {
-        Self { step, generation, path: root.join(format!("step-{step:010}.g{generation:04}")) }
-    }
-
-    /// Whether this is the directory of a checkpoint: by its name, or, on this machine, by its marker, if it is a copy or a link under
-    /// another name.
-    pub fn is_at(dir: &Path) -> bool {
-        Self::from_dir(dir).is_some() || dir.join(reader::COMMIT).is_file()
-    }
-
-    /// Parses step and generation from a directory's name; `None` unless the name has exactly our format.
-    pub fn from_dir(dir: &Path) -> Option<Self> {
-        let name = dir.file_name()?.to_str()?;
-        let (step, generation) = name.strip_prefix("step-")?.split_once(".g")?;
-        let (step, generation) = (step.parse().ok()?, generation.parse().ok()?);
-        let id = Self::new(dir.parent()?, step, generation);
-        (id.path.file_name()?.to_str()? == name).then(|| Self { path: dir.to_owned(), ..id })
-    }
-}
-
 /// Every directory named like a checkpoint, newest first, whether it is valid or not. A `root` that does not exist has none.
 ///
 /// # Errors
 /// When `root` cannot be read.
 pub fn list(root: &Path) -> Result<Vec<CheckpointId>, CheckpointError> {
-    list_in(&*store::at(root)?, root)
+    list_in(&*location::at(root)?, root)
 }
 
 /// [`list`] in an open store.
@@ -87,7 +57,7 @@ fn current_and_given_up(
 /// # Errors
 /// When `root` or a newer checkpoint cannot be read: it may be intact, and resuming from an older one would lose work.
 pub fn latest_valid(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
-    latest_valid_in(&store::at(root)?, root)
+    latest_valid_in(&location::at(root)?, root)
 }
 
 /// [`latest_valid`] in an open store.
@@ -111,7 +81,7 @@ pub fn latest_valid_in(
 /// # Errors
 /// When `root` cannot be read.
 pub fn newest_committed(root: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
-    let store = store::at(root)?;
+    let store = location::at(root)?;
     let (current, _) = current_and_given_up(&*store, root)?;
     Ok(current.iter().find_map(|id| Checkpoint::open_lazily_in(&store, &id.path).ok()))
 }
@@ -121,7 +91,7 @@ pub fn newest_committed(root: &Path) -> Result<Option<Checkpoint>, CheckpointErr
 /// # Errors
 /// As [`latest_valid`].
 pub fn latest_after(root: &Path, step: u64, first: u64) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
-    let store = store::at(root)?;
+    let store = location::at(root)?;
     let (current, _) = current_and_given_up(&*store, root)?;
     let newer = current.into_iter().filter(|id| id.step > step && id.generation >= first).collect();
     newest_valid(&store, newer, Hashing::AllThreads)
@@ -133,7 +103,7 @@ pub fn latest_after(root: &Path, step: u64, first: u64) -> Result<(Option<Checkp
 /// # Errors
 /// As [`latest_valid`].
 pub fn latest_compared(root: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
-    let store = store::at(root)?;
+    let store = location::at(root)?;
     let (newest, mut skipped) = latest_valid_in(&store, root)?;
     let newest = match newest {
         Some(newest) if !newest.contents().compared => newest,

@@ -61,6 +61,9 @@ impl Seal {
     }
 }
 
+/// File name of the marker.
+pub(super) const COMMIT: &str = "COMMIT";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,8 +16,7 @@ use object_store::path::Path as Key;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 use tokio::runtime::{Builder, Runtime};
 
-use super::bucket::one_line;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, one_line};
 use super::patience::Failure;
 use super::vendor;
 

@@ -6,8 +6,9 @@ use phalanx_strategies::boxes::TensorBox;
 use phalanx_strategies::boxes::tiling::tiles_exactly;
 use serde::{Deserialize, Serialize};
 
+use super::format::{FORMAT, ManifestError, check_name, limit};
 use super::index::{FileEntry, Index, TensorEntry};
-use super::manifest::{FORMAT, Manifest, ManifestError, WRITERS_MAX, check_about, check_name, limit};
+use super::manifest::{Manifest, WRITERS_MAX, check_about};
 
 /// Limit on tensors, boxes of one tensor, files and extras.
 const ENTRIES_MAX: usize = 1 << 20;

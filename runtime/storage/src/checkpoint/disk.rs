@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::catalog::CheckpointId;
+use super::checkpoint_id::CheckpointId;
 use super::error::CheckpointError;
 use super::store::{NewFile, Store, StoredFile};
 use super::volume::{LocalDisk, Volume, VolumeFile};

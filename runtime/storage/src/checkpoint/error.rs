@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::manifest::ManifestError;
+use super::format::ManifestError;
 use super::patience::Failure;
 
 /// Why a checkpoint could not be written, found or read.
@@ -263,4 +263,10 @@ impl CheckpointError {
             _ => Self::Io { action, path, reason },
         }
     }
+}
+
+/// The text of an error on one line, shortened: clients quote whole server responses.
+pub(super) fn one_line(error: &dyn std::error::Error) -> String {
+    let text: Vec<String> = error.to_string().split_whitespace().map(str::to_owned).collect();
+    text.join(" ").trim_end_matches('.').chars().take(500).collect()
 }

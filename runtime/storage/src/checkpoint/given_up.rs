@@ -5,7 +5,7 @@
 //! checkpoints that are older than the run and newer than its beginning are neither the newest nor a substitute for a damaged one, and
 //! are the first that retention removes. They can still be named.
 
-use super::catalog::{CheckpointId, list_in};
+use super::checkpoint_id::CheckpointId;
 use super::error::CheckpointError;
 use super::store::Store;
 use std::path::{Path, PathBuf};
@@ -50,9 +50,9 @@ impl Beginning {
         id.generation <= self.after_generation && (id.step, id.generation) > self.from
     }
 
-    /// Notes it, unless it gives nothing up.
-    pub(super) fn note(&self, store: &dyn Store, root: &Path) -> Result<(), CheckpointError> {
-        if list_in(store, root)?.iter().any(|id| self.gives_up(id)) {
+    /// Notes it, unless it gives up none of the checkpoints that are listed.
+    pub(super) fn note(&self, store: &dyn Store, root: &Path, listed: &[CheckpointId]) -> Result<(), CheckpointError> {
+        if listed.iter().any(|id| self.gives_up(id)) {
             store.claim(&self.dir(root))?;
         }
         Ok(())

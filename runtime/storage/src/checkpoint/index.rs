@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use phalanx_strategies::boxes::TensorBox;
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{FORMAT, ManifestError, check_name, is_hash, limit};
+use crate::checkpoint::format::{FORMAT, ManifestError, check_name, is_hash, limit};
 use crate::hf::dtype::Dtype;
 
 /// Limit on the total length of all indexes: about the size of indexes of a million boxes.

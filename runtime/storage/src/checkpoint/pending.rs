@@ -5,17 +5,19 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::catalog::CheckpointId;
+use super::checkpoint_id::CheckpointId;
+use super::checkpoint_meta::CheckpointMeta;
 use super::commit::Commit;
 use super::contents::Contents;
 use super::error::CheckpointError;
 use super::fence::Fence;
+use super::format::{FORMAT, ManifestError};
 use super::index::{FileEntry, INDEX_BYTES_MAX, Index, TensorEntry, file_prefix, index_name};
-use super::manifest::{FORMAT, HASH_CHUNK_BYTES, IndexEntry, Manifest, ManifestError, WRITERS_MAX};
+use super::manifest::{HASH_CHUNK_BYTES, IndexEntry, Manifest, WRITERS_MAX};
+use super::piece::Piece;
 use super::pieces;
 use super::shard::{Written, write_file, write_shards};
 use super::store::{Store, absent, read_whole};
-use super::writer::{CheckpointMeta, Piece};
 
 /// A directory without a commit marker. After a drop it remains, is never loaded, and the next retention removes it.
 #[must_use = "nothing is saved before `commit`"]

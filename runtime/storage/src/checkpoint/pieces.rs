@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::CheckpointError;
-use super::manifest::is_name;
-use super::writer::{EXTRA_BYTES_MAX, Piece};
+use super::format::is_name;
+use super::piece::Piece;
 use phalanx_strategies::boxes::TensorBox;
 use phalanx_strategies::boxes::tiling::{are_disjoint, tiles_exactly};
 
@@ -45,3 +45,6 @@ pub(super) fn check(pieces: &[Piece<'_>], extras: &[(&str, &[u8])], is_alone: bo
     }
     Ok(())
 }
+
+/// An extra is a small file; tokenizers of large vocabularies have some tens of megabytes.
+pub(super) const EXTRA_BYTES_MAX: u64 = 256 << 20;

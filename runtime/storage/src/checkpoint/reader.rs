@@ -4,26 +4,26 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::checkpoint::location;
 use phalanx_strategies::boxes::{Run, TensorBox};
 use rayon::prelude::*;
 
-use super::catalog::CheckpointId;
-use super::commit::{COMMIT_BYTES_MAX, Commit, Seal};
+use super::checkpoint_id::CheckpointId;
+use super::commit::{COMMIT, COMMIT_BYTES_MAX, Commit, Seal};
 use super::contents::Contents;
 use super::error::CheckpointError;
+use super::format::ManifestError;
 use super::index::{Chunk, Index, TensorEntry, index_name};
-use super::manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestError, format_of};
+use super::manifest::{MANIFEST_BYTES_MAX, Manifest, format_of};
+use super::pieces::EXTRA_BYTES_MAX;
 use super::store::{self, Store, absent};
 use super::stored::StoredFiles;
-use super::writer::EXTRA_BYTES_MAX;
 
 /// Shorter runs are read through a window of whole hash chunks, so that a column takes one read per chunk instead of one
 /// per row.
 const LONG_RUN_BYTES: usize = 256 << 10;
 /// Name of the manifest's file.
 const MANIFEST: &str = "MANIFEST";
-/// File name of the marker.
-pub(super) const COMMIT: &str = "COMMIT";
 
 /// A committed checkpoint. Reads return only data that was verified against its hashes.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Checkpoint {
     /// # Errors
     /// The first difference from what was saved.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        Self::open_in(&store::at(dir)?, dir)
+        Self::open_in(&location::at(dir)?, dir)
     }
 
     /// [`Checkpoint::open`] in an open store.
@@ -65,7 +65,7 @@ impl Checkpoint {
     /// # Errors
     /// When marker, manifest or an index differs from what was saved. Damaged data fails the read that includes it.
     pub fn open_lazily(dir: &Path) -> Result<Self, CheckpointError> {
-        Self::open_lazily_in(&store::at(dir)?, dir)
+        Self::open_lazily_in(&location::at(dir)?, dir)
     }
 
     /// [`Checkpoint::open_lazily`] in an open store.

@@ -7,8 +7,8 @@ use std::path::Path;
 use super::error::CheckpointError;
 use super::index::{Chunk, FileEntry, file_prefix};
 use super::manifest::HASH_CHUNK_BYTES;
+use super::piece::Piece;
 use super::store::{NewFile, Store};
-use super::writer::Piece;
 use crate::hf::layout::encode_header;
 use phalanx_strategies::boxes::TensorBox;
 

@@ -5,8 +5,6 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::bucket::Bucket;
-use super::disk::Disk;
 use super::error::CheckpointError;
 
 /// Storage for checkpoints. Paths are paths of the file system, or URLs; a URL is extended like a path.
@@ -89,24 +87,6 @@ pub trait StoredFile: Debug + Send + Sync {
     /// # Errors
     /// When reading fails or the file is shorter.
     fn read_exact_at(&self, out: &mut [u8], start: u64) -> io::Result<()>;
-}
-
-/// The store of a path or URL. This call looks up credentials of object stores in the environment and in the other sources
-/// of the vendors' clients.
-///
-/// # Errors
-/// When a URL's object store is unknown or its settings are missing.
-pub fn at(path: &Path) -> Result<Arc<dyn Store>, CheckpointError> {
-    match path.to_str().filter(|_| is_url(path)) {
-        Some(url) => Ok(Arc::new(Bucket::open(url)?)),
-        None => Ok(Arc::new(Disk::default())),
-    }
-}
-
-/// Whether this is a URL rather than a path.
-pub fn is_url(path: &Path) -> bool {
-    let scheme = path.to_str().and_then(|text| text.split_once("://"));
-    scheme.is_some_and(|(scheme, _)| scheme.bytes().all(|c| c.is_ascii_alphanumeric()))
 }
 
 /// Reads a small file whole; `None` when it does not exist.

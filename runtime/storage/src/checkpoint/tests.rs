@@ -18,11 +18,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::catalog::{CheckpointId, latest_valid, latest_valid_in};
+use super::catalog::{latest_valid, latest_valid_in};
+use super::checkpoint_id::CheckpointId;
+use super::checkpoint_meta::CheckpointMeta;
 use super::disk::Disk;
 use super::error::CheckpointError;
-use super::store::{self, Store};
-use super::writer::{CheckpointMeta, CheckpointWriter, Piece};
+use super::piece::Piece;
+use super::store::Store;
+use super::writer::CheckpointWriter;
+use crate::checkpoint::location;
 use crate::hf::dtype::Dtype;
 
 /// A writer that does not wait for the disk: most tests are about content, and `crash` covers durability.
@@ -48,7 +52,7 @@ fn save_state(writer: &CheckpointWriter, step: u64) -> Result<CheckpointId, Chec
 
 /// The step of the newest valid checkpoint below `root`, after checking that its content is that step's state.
 fn loaded_step(root: &Path) -> Option<u64> {
-    loaded_step_in(&store::at(root).unwrap(), root)
+    loaded_step_in(&location::at(root).unwrap(), root)
 }
 
 fn loaded_step_in(store: &Arc<dyn Store>, root: &Path) -> Option<u64> {

@@ -10,9 +10,8 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 
-use super::bucket::one_line;
 use super::credentials::with_shared_files;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, one_line};
 use super::patience::Patience;
 
 /// Supported locations, for error messages.

@@ -1,24 +1,21 @@
 //! Saving: every writer's part, then the manifest, then the commit marker, each durable before the next.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::catalog::{self, CheckpointId, Keep};
+use super::catalog::{self, Keep};
+use super::checkpoint_id::CheckpointId;
+use super::checkpoint_meta::CheckpointMeta;
 use super::error::CheckpointError;
 use super::fence::Fence;
 use super::given_up::Beginning;
 use super::pending::PendingCheckpoint;
-use super::pieces;
-use super::store::{self, Store};
-use crate::hf::dtype::Dtype;
-use phalanx_strategies::boxes::TensorBox;
-use phalanx_strategies::elastic::fingerprint::fingerprint;
+use super::piece::Piece;
+use super::store::Store;
+use super::{location, pieces};
 
 /// Bytes of one shard before the next one starts.
 const SHARD_BYTES_MAX: u64 = 4 << 30;
-/// An extra is a small file; tokenizers of large vocabularies have some tens of megabytes.
-pub(super) const EXTRA_BYTES_MAX: u64 = 256 << 20;
 
 /// Saves checkpoints below one directory. Cheap to clone and free of state, so that a background thread can save from a
 /// snapshot that it owns.
@@ -31,23 +28,6 @@ pub struct CheckpointWriter {
     beginning: Option<Beginning>,
 }
 
-/// Job, step and mesh of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckpointMeta {
-    /// The job's name.
-    pub job: String,
-    /// Steps that were completed.
-    pub step: u64,
-    /// The generation that saves; if directories of this step exist, the save uses the generation after the newest.
-    pub generation: u64,
-    /// Sizes of the mesh's axes by name.
-    pub mesh: BTreeMap<String, u64>,
-    /// Whether all of the state had other copies, which agreed with it.
-    pub verified: bool,
-    /// Whether no copy of the state differed from another one.
-    pub compared: bool,
-}
-
 /// A writer's position among the writers of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterRank {
@@ -57,63 +37,13 @@ pub struct WriterRank {
     pub n_writers: u32,
 }
 
-/// A box of a tensor, or a whole one, to be saved.
-#[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
-    /// The tensor: letters, digits, dots, underscores and hyphens.
-    pub name: &'a str,
-    /// The type of its elements.
-    pub dtype: Dtype,
-    /// The shape of the whole tensor.
-    pub global_shape: &'a [usize],
-    /// Where the box starts.
-    pub offset: &'a [usize],
-    /// The shape of the box.
-    pub shape: &'a [usize],
-    /// The elements of the box, row-major, little-endian.
-    pub bytes: &'a [u8],
-    /// The fingerprint of the elements in the state that is saved, if known; of elements of 32 bits. What is written must have
-    /// the same.
-    pub fingerprint: Option<u64>,
-}
-
-/// Offsets of a whole tensor: as many zeros as any tensor has dims.
-const ORIGIN: [usize; 8] = [0; 8];
-
-impl<'a> Piece<'a> {
-    /// A whole tensor.
-    ///
-    /// # Panics
-    /// When it has more than 8 dims.
-    pub fn whole(name: &'a str, dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
-        Self { name, dtype, global_shape: shape, offset: &ORIGIN[..shape.len()], shape, bytes, fingerprint: None }
-    }
-
-    /// The fingerprint of its bytes, which are elements of 32 bits; see [`phalanx_strategies::elastic::fingerprint`].
-    pub(super) fn written_fingerprint(&self) -> u64 {
-        let region = TensorBox { offset: self.offset.to_vec(), extent: self.shape.to_vec() };
-        let mut sum = 0u64;
-        let mut words = [0u32; 1024];
-        for run in region.runs(&TensorBox::whole(self.global_shape), &region) {
-            let bytes = &self.bytes[4 * run.to..4 * (run.to + run.len)];
-            for (i, block) in bytes.chunks(4 * words.len()).enumerate() {
-                let words = &mut words[..block.len() / 4];
-                let from = block.as_chunks::<4>().0;
-                words.iter_mut().zip(from).for_each(|(word, bytes)| *word = u32::from_le_bytes(*bytes));
-                sum = sum.wrapping_add(fingerprint((run.from + 1024 * i) as u64, words));
-            }
-        }
-        sum
-    }
-}
-
 impl CheckpointWriter {
     /// Saves below `root`, a path or the URL of an object store; a directory is created when needed.
     ///
     /// # Errors
-    /// As [`store::at`].
+    /// As [`location::at`].
     pub fn at(root: &Path) -> Result<Self, CheckpointError> {
-        Ok(Self::on(store::at(root)?, root))
+        Ok(Self::on(location::at(root)?, root))
     }
 
     /// Saves below `root` in an open store.
@@ -237,9 +167,10 @@ impl CheckpointWriter {
     /// When the store refuses.
     pub fn begin(&self, meta: &CheckpointMeta) -> Result<PendingCheckpoint, CheckpointError> {
         self.seal_earlier()?;
-        self.beginning.map_or(Ok(()), |beginning| beginning.note(&*self.store, &self.root))?;
+        let listed = catalog::list_in(&*self.store, &self.root)?;
+        self.beginning.map_or(Ok(()), |beginning| beginning.note(&*self.store, &self.root, &listed))?;
         // After all generations of this step, even if retention removed the first ones: otherwise this would be the oldest.
-        let of_step = catalog::list_in(&*self.store, &self.root)?.into_iter().find(|id| id.step == meta.step);
+        let of_step = listed.into_iter().find(|id| id.step == meta.step);
         let generation = of_step.map_or(0, |newest| newest.generation + 1).max(meta.generation);
         let mut id = CheckpointId::new(&self.root, meta.step, generation);
         while !self.store.claim(&id.path)? {

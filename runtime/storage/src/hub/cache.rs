@@ -6,12 +6,9 @@ use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
 use super::error::HubError;
-use super::name::{Kind, RepoName};
+use super::name::{Kind, MAIN, RepoName};
 use crate::foreign_file;
 use crate::home::expanded_with;
-
-/// The branch that is meant where none is named.
-pub const MAIN: &str = "main";
 
 /// Bytes of a file of `refs`; a commit has 40.
 const REF_BYTES_MAX: u64 = 1024;

@@ -82,6 +82,6 @@ fn command(kind: Kind, name: &RepoName, revision: &str) -> String {
         Kind::Model => "",
         Kind::Dataset => "--dataset ",
     };
-    let revision = if revision == super::cache::MAIN { String::new() } else { format!(" --revision {revision}") };
+    let revision = if revision == crate::hub::name::MAIN { String::new() } else { format!(" --revision {revision}") };
     format!("phalanx fetch {flag}{name}{revision}")
 }

@@ -66,6 +66,9 @@ impl fmt::Display for RepoName {
     }
 }
 
+/// The branch that is meant where none is named.
+pub const MAIN: &str = "main";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -48,6 +48,7 @@ pub mod status;
 mod tests;
 mod watch;
 
+use super::checkpoint::Checkpoint;
 use super::identity::{Generation, Incarnation, JobId, NodeId, Stale, Step, Term, Worker};
 use super::incident::{Cause, Culprit, Incident, Timeline, Why};
 use super::inputs::Input;
@@ -55,7 +56,7 @@ use super::membership::Membership;
 use super::mesh_choice::Policy;
 use super::message::{Compute, DesiredState, DesiredStateId, Dispute, Ending, Record, Report, Stage, Unsaved};
 use super::quorum::Blocked;
-use super::snapshot::{Checkpoint, Manifests};
+use super::snapshot::Manifests;
 use super::straggler::Relieved;
 use super::timing::Timing;
 use change::{Change, GrowthCheck};

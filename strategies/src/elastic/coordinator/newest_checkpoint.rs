@@ -11,8 +11,8 @@
 use super::super::identity::{Generation, Step};
 use super::super::message::{Record, WorldPlan};
 use super::super::quorum::Blocked;
-use super::super::snapshot::Checkpoint;
 use super::{Command, Coordinator, Phase, Purpose};
+use crate::elastic::checkpoint::Checkpoint;
 use std::time::{Duration, Instant};
 
 /// A request for the newest checkpoint that the store has.

@@ -5,8 +5,8 @@ use super::super::identity::{Generation, Incarnation, MemberId, NodeId, Step, Te
 use super::super::incident::Timeline;
 use super::super::message::{Ending, MemberPhase, MemberReport, Requests, Unsaved};
 use super::super::progress::At;
-use super::super::snapshot::Checkpoint;
 use super::{Activity, Coordinator, Phase};
+use crate::elastic::checkpoint::Checkpoint;
 use crate::mesh::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

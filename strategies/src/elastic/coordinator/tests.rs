@@ -13,6 +13,7 @@ mod spares;
 mod stopping;
 
 use super::*;
+use crate::elastic::checkpoint::Part;
 use crate::elastic::commit::Version;
 use crate::elastic::devices::{DeviceHealth, Devices};
 use crate::elastic::identity::{Generation, Incarnation, MemberId, Step, Worker};
@@ -20,7 +21,7 @@ use crate::elastic::member::{self, Member, Schedule};
 use crate::elastic::mesh_choice::INCIDENTS_MAX;
 use crate::elastic::message::{MemberPhase, Requests, WorldPlan};
 use crate::elastic::progress::At;
-use crate::elastic::snapshot::{Manifests, Part};
+use crate::elastic::snapshot::Manifests;
 use crate::elastic::supervisor::{self, Supervisor};
 use crate::mesh::Mesh;
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ use super::super::identity::{Generation, Step};
 use super::super::message::Requests;
 use super::super::recovery::Transfer;
 use super::super::shadow::Shard;
-use super::super::snapshot::Part;
+use crate::elastic::checkpoint::Part;
 
 /// Commands for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Plans of the real library, for GPUs that are only described: it needs no GPU to plan, but a driver and a compiler.
 
 use super::descriptor::{Attribute, Descriptor, Kind, Library, Type};
-use super::graph::Shape;
+use super::graph::{Direction, Shape};
 use super::packing::Packing;
-use super::plan::{Direction, Place, Plan};
+use super::plan::{Place, Plan};
 use crate::library::{Dnn, Search};
 use phalanx_needs::{Need, skip};
 use phalanx_strategies::program::{Attention, DType};

@@ -5,6 +5,7 @@ use super::super::grad_slot::GradSlot;
 use super::{result, values};
 use dfdx::prelude::{Cpu, Dim, HasShape, PutTape, Tape, Tensor};
 use phalanx_cpu::kernels::attention as kernel;
+use phalanx_cpu::kernels::attention_shape::Shape;
 use phalanx_cpu::kernels::elementwise::add_assign;
 use phalanx_cpu::kernels::{Heads, rotary};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 /// Causal grouped-query attention over packed queries, keys and values, within documents.
 #[derive(Clone, Debug)]
 pub struct CausalAttention {
-    shape: kernel::Shape,
+    shape: Shape,
     /// Cosines, then sines, `[2, seq_len, head_dim / 2]`.
     rotary: Option<Arc<Vec<f32>>>,
 }
@@ -30,7 +31,7 @@ impl CausalAttention {
         assert!(head_dim > 0 && seq_len > 0, "heads of {head_dim} over rows of {seq_len}");
         let heads = Heads { n_heads, n_kv_heads, head_dim };
         let scale = 1.0 / (head_dim as f32).sqrt();
-        CausalAttention { shape: kernel::Shape { heads, seq_len, window: None, scale }, rotary: None }
+        CausalAttention { shape: Shape { heads, seq_len, window: None, scale }, rotary: None }
     }
 
     /// Rotates queries and keys by their positions: element `i` of the first half of a head with element `i` of the

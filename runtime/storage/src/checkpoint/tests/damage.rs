@@ -9,8 +9,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::checkpoint::commit::Commit;
 use crate::checkpoint::error::ReadFailure;
+use crate::checkpoint::format::ManifestError;
 use crate::checkpoint::index::{Index, TensorEntry};
-use crate::checkpoint::manifest::{Manifest, ManifestError};
+use crate::checkpoint::manifest::Manifest;
 
 /// Saves two checkpoints; returns the directory of the newer one.
 fn two_checkpoints() -> (tempfile::TempDir, PathBuf) {

@@ -11,8 +11,9 @@ use super::faulty_objects::{Fault, FaultyObjects};
 use super::*;
 use crate::checkpoint::bucket::Bucket;
 use crate::checkpoint::catalog::{latest_valid_in, list_in};
+use crate::checkpoint::location;
 use crate::checkpoint::reader::Checkpoint;
-use crate::checkpoint::store::{self, Store};
+use crate::checkpoint::store::Store;
 
 const ROOT: &str = "mem://bucket/runs/first";
 
@@ -38,7 +39,7 @@ fn loaded(objects: &Arc<dyn ObjectStore>) -> Option<u64> {
 fn stores() -> [(Arc<dyn Store>, PathBuf, Option<tempfile::TempDir>); 2] {
     let folder = tempfile::tempdir().unwrap();
     let url = PathBuf::from(format!("file://{}/runs/first", folder.path().display()));
-    [(bucket(&memory(), Fault::Nothing).0, ROOT.into(), None), (store::at(&url).unwrap(), url, Some(folder))]
+    [(bucket(&memory(), Fault::Nothing).0, ROOT.into(), None), (location::at(&url).unwrap(), url, Some(folder))]
 }
 
 #[test]
@@ -269,7 +270,7 @@ fn large_object_is_sent_in_parts_and_does_not_exist_when_one_fails() {
 
 #[test]
 fn invalid_url_is_refused_in_one_sentence() {
-    let refused = |url: &str| store::at(Path::new(url)).unwrap_err().to_string();
+    let refused = |url: &str| location::at(Path::new(url)).unwrap_err().to_string();
 
     for (url, why) in [
         ("ftp://host/x", "s3://bucket/"),

@@ -2,15 +2,15 @@
 
 use std::rc::Rc;
 
-use super::arguments::Args;
-use super::ast::Binary;
-use super::error::Error;
-use super::filters::{apply as apply_filter, sort_by_keys};
-use super::interpreter::Interpreter;
-use super::operators::binary;
-use super::predicates;
-use super::str_methods::cased;
-use super::value::{Value, equal};
+use super::{apply as apply_filter, sort_by_keys};
+use crate::data::jinja::arguments::Args;
+use crate::data::jinja::ast::Binary;
+use crate::data::jinja::error::Error;
+use crate::data::jinja::interpreter::Interpreter;
+use crate::data::jinja::operators::binary;
+use crate::data::jinja::predicates;
+use crate::data::jinja::str_methods::cased;
+use crate::data::jinja::value::{Value, equal};
 
 pub(super) fn apply(interpreter: &Interpreter, name: &str, value: &Value, args: &Args) -> Result<Value, Error> {
     let budget = &interpreter.budget;

@@ -1,0 +1,30 @@
+//! The format of cached tokens.
+
+use bytemuck::{Pod, Zeroable};
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Set in a stored token that the model is trained to predict.
+pub(crate) const TRAINED: u32 = 1 << 31;
+
+/// Why a token file cannot be written or used.
+#[allow(missing_docs, reason = "each variant's message says what its fields are")]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TokenCacheError {
+    /// A file operation failed.
+    #[error("cannot {action} token cache {}: {reason}", path.display())]
+    Io { action: &'static str, path: PathBuf, reason: String },
+    /// The file differs from what was written.
+    #[error("token cache {} is damaged: {reason}", path.display())]
+    Damaged { path: PathBuf, reason: &'static str },
+}
+
+/// The end of a document in the tokens, and its origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct DocumentEnd {
+    /// Index after its last token.
+    pub(crate) end: u64,
+    /// Line of the data file, or number of the record in a JSON list; from 1.
+    pub(crate) line: u64,
+}
