@@ -2,8 +2,10 @@
 #![allow(unsafe_code)] // Catch-up transfers use the memory of a rank, which outlives them.
 
 use crate::error::JobError;
-use crate::rank::device::{Device, RankInstance, senders};
+use crate::rank::device::Device;
+use crate::rank::device::state::senders;
 use crate::rank::heal::{Healing, HeldRanges};
+use crate::rank::instance::RankInstance;
 use crate::rank::pairs::gradient_senders;
 use crate::rank::port::Membership;
 use crate::train::catch_up_transfer::CatchUpTransfer;

@@ -3,35 +3,25 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
-use crate::data::tokenizer::Tokenizer;
-use crate::devices::Chosen;
 use crate::error::JobError;
-use crate::error::command::CommandError;
-use crate::error::peer::PeerError;
-use crate::frontend::UserModel;
 use crate::launch::channel;
 use crate::launch::channel::FrameReceiver;
 use crate::launch::error::LaunchError;
 use crate::launch::liveness;
+use crate::rank::beginning::{begin, listen, model_of, planted, receive_desired_states, start_actor, tcp_config};
 use crate::rank::cpu_limit;
 use crate::rank::device::Device;
 use crate::rank::device_watch::DeviceWatch;
 use crate::rank::failure_report::FailureReport;
 use crate::rank::opening::Opening;
 use crate::rank::port::{Outbox, Port};
-use crate::rank::rank_messages::{Begin, FromRank, ToRank};
+use crate::rank::rank_messages::{Begin, FromRank};
 use crate::rank::warm::Warm;
 use crate::train::output_lock::RankLock;
 use crate::train::plan;
-use crate::train::plan::{MakeModel, ModelPlan};
-use crate::train::planted::{self, Planted};
+use crate::train::plan::MakeModel;
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::recorded_generation::RecordedGeneration;
-use phalanx_actors::control::block_on;
-use phalanx_actors::rank::{Handle, Life};
-use phalanx_collective::tcp::connect::TcpConfig;
-use phalanx_collective::tcp::listener::Listener;
-use phalanx_device::ThreadError;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::Step;
@@ -39,7 +29,6 @@ use phalanx_strategies::elastic::member::{Member, Schedule};
 use phalanx_strategies::elastic::progress::Patience;
 use phalanx_strategies::elastic::timing::Timing;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -168,107 +157,4 @@ fn serve_on(
         device.run();
         Ok::<(), JobError>(())
     })?
-}
-
-/// Faults that a test plants in this process.
-fn planted() -> Result<Planted, JobError> {
-    let plan = std::env::var(planted::VARIABLE).unwrap_or_default();
-    plan.parse().map_err(|reason: String| CommandError::Planted(reason).into())
-}
-
-/// Listens for other ranks.
-fn listen(begin: &Begin) -> Result<Listener, JobError> {
-    let here = begin.listen.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let bind = |source| JobError::Io { action: "listen at", path: "a port for other nodes".into(), source };
-    Listener::bind(SocketAddr::new(here, 0), &begin.secret).map_err(bind)
-}
-
-/// The model, which must be the job's: `expected` is its digest if the user wrote it.
-fn model_of(
-    expected: Option<&str>,
-    config: &JobConfig,
-    tokenizer: &Tokenizer,
-    make: Option<&MakeModel>,
-    device: impl FnOnce() -> Result<Chosen, JobError>,
-) -> Result<ModelPlan, JobError> {
-    let model = plan::rank_plan(config, tokenizer, make, device)?;
-    if model.model.user().map(UserModel::digest).as_deref() == expected {
-        return Ok(model);
-    }
-    Err(PeerError::OtherModel.into())
-}
-
-fn start_actor(begin: &Begin, member: Member, port: Port) -> Result<Handle, JobError> {
-    // A missing peer is named well before it counts as lost.
-    let life = Life { interval: begin.timing.life, patience: begin.timing.suspicion / 4 };
-    let refused = |source| JobError::Thread(ThreadError::Spawn(source));
-    block_on(Handle::start(member, Box::new(port), life)).and_then(|rank| rank).map_err(refused)
-}
-
-fn begin(receiver: &mut FrameReceiver) -> Result<Begin, PeerError> {
-    let frame = receiver.receive().map_err(PeerError::StartFrame)?;
-    let frame = frame.ok_or(PeerError::NoStart)?;
-    match serde_json::from_slice(&frame) {
-        Ok(ToRank::Begin(begin)) => Ok(*begin),
-        Ok(ToRank::DesiredState(_)) => Err(PeerError::StartOrder),
-        Err(error) => Err(PeerError::StartMessage(error)),
-    }
-}
-
-/// An unreachable machine is reported early enough that the coordinator, which first waits for another report of every
-/// node, acts on it as soon as on a silent one.
-fn tcp_config(begin: &Begin, planted: &Planted) -> TcpConfig {
-    let lost_after = begin.timing.detection_time.saturating_sub(begin.timing.heartbeat);
-    let damages_next = planted.damages_next.clone();
-    TcpConfig { unacknowledged_max: lost_after, unanswered_max: lost_after, damages_next, ..TcpConfig::default() }
-}
-
-/// Passes desired states to the actor until the node closes the channel.
-fn receive_desired_states(rank: Handle, mut receiver: FrameReceiver) -> Result<(), JobError> {
-    on_own_thread("desired-states", move || {
-        while let Ok(Some(frame)) = receiver.receive() {
-            match serde_json::from_slice(&frame) {
-                Ok(ToRank::DesiredState(desired_state)) => rank.apply_desired_state(desired_state),
-                Ok(ToRank::Begin(_)) | Err(_) => tracing::warn!("ignored an invalid message from the node"),
-            }
-        }
-    })
-}
-
-fn on_own_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), JobError> {
-    let spawned = std::thread::Builder::new().name(name.into()).spawn(work);
-    spawned.map(drop).map_err(|e| JobError::Thread(ThreadError::Spawn(e)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::devices;
-    use crate::frontend::UserParam;
-    use phalanx_device::ThreadError;
-
-    /// A model of one tensor that is never run.
-    fn user(first_value: f32) -> UserModel {
-        let values = vec![first_value, 0.5];
-        let param = UserParam { name: "w".into(), shape: vec![2], trainable: true, values };
-        let never = |_| Err(ThreadError::Spawn(std::io::Error::other("not run here")));
-        UserModel::new(264, vec![param], Box::new(never)).unwrap()
-    }
-
-    #[test]
-    fn rank_with_another_model_than_the_job_is_rejected() {
-        let yaml = "tokenizer: bytes\nmodel: {model_type: user_defined}\ndatasets: [{path: text.txt, type: completion}]\n\
-                    sequence_len: 8\nmax_steps: 1\nlearning_rate: 0.1\noutput_dir: out\n";
-        let config = JobConfig::from_yaml_str(yaml, &[]).unwrap();
-        let tokenizer = plan::tokenizer(&config).unwrap();
-        let of_job = user(0.25).digest();
-        let made = |first_value: f32| {
-            let make = move |_: &JobConfig| Ok(user(first_value));
-            model_of(Some(&of_job), &config, &tokenizer, Some(&make), || unreachable!("its model runs on the host"))
-        };
-
-        assert!(made(0.25).is_ok());
-        assert!(matches!(made(0.75), Err(JobError::Peer(PeerError::OtherModel))));
-        assert!(model_of(Some(&of_job), &config, &tokenizer, None, || Ok((devices::host(), None))).is_err());
-    }
 }
