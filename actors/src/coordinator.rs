@@ -197,7 +197,7 @@ impl Message for Stop {
     type Result = Result<Outlook, RequestError>;
 }
 
-/// See the [module](self).
+/// Runs a candidate's machine while it leads, and waits for the lease while it does not.
 pub struct Coordinator {
     settings: Settings,
     store: SharedStore,

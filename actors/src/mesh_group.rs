@@ -66,7 +66,7 @@ pub trait OwnedGroup: Send {
     fn abort(&self, reason: &str);
 }
 
-/// See the [module](self).
+/// Checks one communicator at intervals, and tells the rank when it has failed.
 pub struct MeshGroup {
     group: Box<dyn OwnedGroup>,
     generation: Generation,

@@ -114,7 +114,7 @@ pub struct Life {
     pub patience: Duration,
 }
 
-/// See the [module](self).
+/// Runs a rank's machine beside its device thread, which it gives one task at a time.
 pub struct Rank {
     member: Member,
     port: Box<dyn RankPort>,

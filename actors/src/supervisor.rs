@@ -140,7 +140,7 @@ notifications!(
     JobOver
 );
 
-/// See the [module](self).
+/// Runs a node's machine: passes events to it in the order of their arrival, and carries out its commands.
 pub struct Supervisor {
     machine: machine::Supervisor,
     outlets: Outlets,

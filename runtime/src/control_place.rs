@@ -35,7 +35,6 @@ pub(crate) const JOB: &str = "job";
 /// File in that folder with the machine and path of a coordinator of the job: a copy of the folder is told by it.
 const HOME: &str = "home";
 
-/// See the [module](self).
 #[derive(Clone, Debug)]
 pub(crate) enum ControlPlace {
     /// A folder, which the machines of the job share.

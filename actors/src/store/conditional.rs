@@ -70,7 +70,7 @@ pub struct Version {
     pub generation: Option<String>,
 }
 
-/// See the [module](self).
+/// A lease and a record as two objects, each replaced only if it is still the version that was read.
 #[derive(Debug)]
 pub struct Conditional {
     objects: Arc<dyn Objects>,

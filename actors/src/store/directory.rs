@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// See the [module](self).
+/// A folder whose files stand for versions of objects.
 #[derive(Clone, Debug)]
 pub struct Directory {
     folder: PathBuf,

@@ -5,7 +5,7 @@ use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::succession::Lease;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// See the [module](self).
+/// A lease and a record that end with the process.
 #[derive(Debug, Default)]
 pub struct Memory(Mutex<(Lease, Record)>);
 

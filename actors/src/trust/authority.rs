@@ -23,7 +23,7 @@ pub(super) const COORDINATOR: &str = "coordinator.phalanx";
 
 const KEY_FILE: &str = "authority.key";
 
-/// See the [module](self).
+/// The job's key, and the certificate that this start has made for it.
 #[derive(Debug)]
 pub struct Authority {
     job: JobId,

@@ -28,7 +28,7 @@ impl Message for Grant {
     const KIND: Kind = Kind::Grant;
 }
 
-/// See the [module](self).
+/// A key, its certificate and the certificate of the authority, which belong together.
 #[derive(Clone)]
 pub struct Credential {
     key: Vec<u8>,

@@ -19,7 +19,7 @@ const CHECK_BYTES: usize = 4;
 const ENCODED_CHARS: usize = (BODY_BYTES + CHECK_BYTES) * 8 / 5;
 const ADDRESSES_MAX: usize = 16;
 
-/// See the [module](self).
+/// Where the coordinator is, how it is recognised, and the secret that admits a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinString {
     /// Fingerprint of the authority's key.

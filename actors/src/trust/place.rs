@@ -9,7 +9,7 @@ use crate::store::conditional::Conditional;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// See the [module](self).
+/// A folder of one machine, or objects that several machines share.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// A folder; its files are readable only by their owner.

@@ -17,7 +17,7 @@ const TOKENS_MAX: usize = 1_000;
 /// million restarts of one rank.
 const BOOT_STRIDE: u64 = 1 << 20;
 
-/// See the [module](self).
+/// The admitted nodes and the tokens that still admit some, as they are in the file.
 #[derive(Debug)]
 pub struct Register {
     place: Place,

@@ -5,7 +5,7 @@ use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Worker};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// Remembers which world each worker's device has joined.
 #[derive(Default)]
 pub struct AllJoined {
     joined: BTreeMap<Worker, Generation>,

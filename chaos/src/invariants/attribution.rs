@@ -6,7 +6,7 @@ use phalanx_strategies::elastic::identity::{Generation, NodeId};
 use phalanx_strategies::elastic::incident::{Cause, Culprit, Why};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// See the [module](self).
+/// Remembers the nodes that were disturbed, and the cause of each incident.
 #[derive(Default)]
 pub struct Attribution {
     disturbed: BTreeSet<NodeId>,

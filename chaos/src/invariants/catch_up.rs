@@ -6,7 +6,7 @@ use phalanx_strategies::elastic::identity::Worker;
 use phalanx_strategies::elastic::message::CatchUp;
 use phalanx_strategies::elastic::shadow::Shard;
 
-/// See the [module](self).
+/// Remembers nothing: each world that has healed is judged by its plan and its copies of state.
 pub struct CatchingUp;
 
 impl Invariant for CatchingUp {

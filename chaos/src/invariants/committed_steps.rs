@@ -4,7 +4,7 @@ use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Step};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// Remembers the committed step, and the outcome of each step.
 #[derive(Default)]
 pub struct CommittedSteps {
     /// For each step, the world that committed it, and the update.

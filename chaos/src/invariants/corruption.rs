@@ -8,7 +8,7 @@ use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Step, Worker};
 use std::collections::BTreeSet;
 
-/// See the [module](self).
+/// Follows each flipped bit until a comparison names the rank that has it.
 #[derive(Default)]
 pub struct Corruption {
     /// Steps between comparisons.

@@ -5,7 +5,7 @@ use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::Step;
 use phalanx_strategies::elastic::message;
 
-/// See the [module](self).
+/// Remembers the last committed step, and whether the job has ended.
 #[derive(Default)]
 pub struct Ending {
     committed: Step,

@@ -2,7 +2,7 @@
 
 use super::{Invariant, Observation};
 
-/// See the [module](self).
+/// Remembers nothing: each step is judged by the microbatches that it reduced.
 pub struct ExactlyOnce;
 
 impl Invariant for ExactlyOnce {

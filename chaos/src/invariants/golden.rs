@@ -10,7 +10,7 @@ use crate::state;
 use phalanx_strategies::elastic::identity::{Generation, Step};
 use phalanx_strategies::elastic::message::WorldPlan;
 
-/// See the [module](self).
+/// Remembers what the state is at each step of the lineage that counts.
 pub struct Golden {
     reproducible: bool,
     lineage: Generation,

@@ -4,7 +4,7 @@
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::Term;
 
-/// See the [module](self).
+/// Remembers the latest term, and whether anything disturbed its leader or the store.
 #[derive(Default)]
 pub struct Leases {
     latest: Term,

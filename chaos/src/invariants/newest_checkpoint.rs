@@ -4,7 +4,7 @@
 use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Generation, Step};
 
-/// See the [module](self).
+/// Remembers the step of the newest checkpoint that was committed.
 #[derive(Default)]
 pub struct NewestCheckpoint {
     committed: Step,

@@ -8,7 +8,7 @@ use phalanx_strategies::elastic::identity::{Generation, NodeId, Step};
 use phalanx_strategies::elastic::message::Ending;
 use std::collections::BTreeSet;
 
-/// See the [module](self).
+/// Remembers the last committed step, and the nodes that were disturbed since all members had their state.
 #[derive(Default)]
 pub struct NothingLost {
     committed: Step,

@@ -4,7 +4,7 @@ use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{NodeId, Term};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// Remembers the latest term that each node follows.
 #[derive(Default)]
 pub struct NothingStale {
     terms: BTreeMap<NodeId, Term>,

@@ -7,7 +7,7 @@ use phalanx_strategies::elastic::message::WorldPlan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// See the [module](self).
+/// Remembers the coordinator of each term and the world of each generation.
 #[derive(Default)]
 pub struct OneWorld {
     terms: BTreeSet<Term>,

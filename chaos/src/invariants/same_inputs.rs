@@ -5,7 +5,7 @@ use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use std::collections::BTreeMap;
 
-/// See the [module](self).
+/// Remembers the data that each node started with, and that of the job.
 #[derive(Default)]
 pub struct SameInputs {
     /// The data set of each start of a node.

@@ -8,7 +8,7 @@ use phalanx_strategies::elastic::identity::Step;
 /// crashes and failed starts together.
 const LIMIT_MS: u64 = 30_000;
 
-/// See the [module](self).
+/// Remembers since when a step was possible and none was taken.
 #[derive(Default)]
 pub struct StepsGoOn {
     /// Since when there has been no step and no fault, while there were enough members.

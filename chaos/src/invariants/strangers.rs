@@ -3,7 +3,7 @@
 
 use super::{Invariant, Observation};
 
-/// See the [module](self).
+/// Remembers nothing: each such message is judged by itself.
 pub struct Strangers;
 
 impl Invariant for Strangers {

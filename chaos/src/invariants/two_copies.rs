@@ -6,7 +6,7 @@ use super::{Invariant, Observation};
 use phalanx_strategies::elastic::identity::{NodeId, Worker};
 use std::collections::BTreeSet;
 
-/// See the [module](self).
+/// Remembers nothing: each world that has healed is judged by its copies of state.
 pub struct TwoCopies;
 
 impl Invariant for TwoCopies {

@@ -24,7 +24,6 @@ pub(crate) struct Kind {
     pub(crate) alignments: [u32; 4],
 }
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Algorithms {
     /// Where they are kept, if anywhere; its owner must be able to trust its contents.

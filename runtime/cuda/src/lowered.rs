@@ -31,7 +31,6 @@ const MARK_TIME: Duration = Duration::from_millis(20);
 /// The regions that outlast a step.
 pub(crate) const LASTING: [Region; 3] = [Region::Parameters, Region::OptimizerState, Region::Offloaded];
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Lowered {
     identity: Identity,

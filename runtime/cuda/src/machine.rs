@@ -45,7 +45,6 @@ pub(crate) fn lasting_regions(programs: &[&Compiled]) -> [(usize, bool); 3] {
     LASTING.map(|region| (region_bytes(programs, region), false))
 }
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct CudaMachine {
     shared: Arc<Shared>,

@@ -16,7 +16,6 @@ use std::sync::Arc;
 /// Slots begin at multiples of it: whole cache lines, and aligned for every element type.
 const ALIGN_BYTES: usize = 64;
 
-/// See the [module](self).
 #[derive(Debug)]
 struct PinnedRing {
     gpu: Arc<Gpu>,

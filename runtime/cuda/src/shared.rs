@@ -8,7 +8,6 @@ use crate::product::Products;
 use crate::ring::GpuMemory;
 use std::sync::{Arc, OnceLock};
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) gpu: Arc<Gpu>,

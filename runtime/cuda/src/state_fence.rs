@@ -14,7 +14,6 @@ use crate::split::SplitWeights;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct StateFence {
     /// Addresses of the state.

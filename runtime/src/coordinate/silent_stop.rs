@@ -4,7 +4,6 @@
 use crate::control::STOP_PATIENCE;
 use std::time::Instant;
 
-/// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct SilentStop {
     requested: Option<Instant>,

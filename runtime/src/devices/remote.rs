@@ -15,7 +15,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 const FAR: usize = 1 << 63;
 const DEVICE: u32 = 7;
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Remote {
     host: Arc<dyn Device>,

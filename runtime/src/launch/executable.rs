@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-/// See the [module](self).
+/// An open file, from which processes start even after its name is gone.
 #[derive(Clone, Debug)]
 pub struct Executable {
     path: PathBuf,

@@ -60,7 +60,6 @@ pub(crate) enum NodeEvent {
     Woken,
 }
 
-/// See the [module](self).
 pub(crate) struct Node {
     id: NodeId,
     program: Executable,

@@ -10,7 +10,6 @@ use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::passes::memory::BufferLocation;
 use std::sync::Arc;
 
-/// See the [module](self).
 #[derive(Clone, Debug)]
 pub(crate) struct ArenaContents {
     pub(crate) mesh: Mesh,

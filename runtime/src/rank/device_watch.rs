@@ -26,7 +26,6 @@ const LOOKS: u32 = 8;
 /// The control ends of a world's groups, with their axes.
 type World = Vec<(Axes, Arc<dyn CollectiveControl>)>;
 
-/// See the [module](self).
 #[derive(Clone)]
 pub(crate) struct DeviceWatch {
     device: Arc<dyn Device>,

@@ -18,7 +18,6 @@ pub(crate) struct Piece {
     pub(crate) region: TensorBox,
 }
 
-/// See the [module](self).
 #[derive(Clone, Debug)]
 pub(crate) struct MissingRegions {
     /// The tensors that the pieces belong to.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::Scope;
 
-/// See the [module](self).
 pub(super) struct Opening(Receiver<Result<Chosen, JobError>>);
 
 impl Opening {

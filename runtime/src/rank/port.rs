@@ -32,7 +32,6 @@ impl Outbox {
     }
 }
 
-/// See the [module](self).
 pub(crate) struct Port {
     pub(crate) worker: Worker,
     tasks: mpsc::Sender<Task>,

@@ -26,7 +26,6 @@ pub(crate) fn largest_spare(
     may_return.max_by_key(|(size, _)| *size)
 }
 
-/// See the [module](self).
 pub(crate) struct RecycledArenas {
     arena: Arc<SharedMemory>,
     /// Contents from its last world.

@@ -18,7 +18,6 @@ use phalanx_strategies::mesh::MeshRank;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// See the [module](self).
 pub(crate) struct Warm {
     /// Without buffers if they are not prepared.
     pub(crate) machine: Box<dyn Machine>,

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Slots, so that the device copies while the host writes.
 const SLOTS: usize = 4;
 
-/// See the [module](self).
 pub(crate) struct StateCopy {
     staging: Staging,
     chunks: Vec<Vec<Span>>,

@@ -15,7 +15,6 @@ const SHARE_MAX: f64 = 1e-3;
 /// Longest automatic interval, in steps.
 const EVERY_MAX: u64 = 1 << 16;
 
-/// See the [module](self).
 pub(crate) struct Verification {
     steps: VerifySteps,
     /// Steps between comparisons, once known in this world.

@@ -60,7 +60,7 @@ pub enum Status<'a> {
     Unheard,
 }
 
-/// See the [module](self).
+/// The nodes and workers that the coordinator knows, by their latest reports.
 #[derive(Clone, Debug)]
 pub struct Membership {
     timing: Timing,

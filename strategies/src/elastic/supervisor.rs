@@ -58,7 +58,7 @@ pub enum Abandonment {
     NoDevices(Vec<String>),
 }
 
-/// See the [module](self).
+/// The state of a node: its slots, what runs in them, and what it last reported.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     job: JobId,

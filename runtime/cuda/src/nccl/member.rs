@@ -21,7 +21,6 @@ struct Handle(Comm);
 // SAFETY: NCCL binds communicators to no thread.
 unsafe impl Send for Handle {}
 
-/// See the [module](self).
 pub(super) struct Member {
     gpu: Arc<Gpu>,
     nccl: &'static Nccl,

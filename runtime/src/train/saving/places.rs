@@ -12,7 +12,6 @@ use phalanx_strategies::elastic::timing::Timing;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
-/// See the [module](self).
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     /// Where the run saves.

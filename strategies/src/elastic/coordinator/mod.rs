@@ -177,7 +177,7 @@ enum Purpose {
     End,
 }
 
-/// See the [module](self).
+/// The state of a leading coordinator, from the start of its term.
 #[derive(Clone, Debug)]
 pub struct Coordinator {
     job: JobId,
