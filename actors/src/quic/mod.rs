@@ -1,7 +1,8 @@
 //! The control plane over QUIC: one UDP port at the coordinator, one connection from each node.
 //!
 //! Code map:
-//! - [`listener`]: the coordinator's side; `accept` identifies peers, `node` and `operator` serve them;
+//! - [`listener`]: the coordinator's side; `accept` identifies peers, `node` and `operator` serve them, by way of what all
+//!   connections have in common (`shared`);
 //! - [`link`]: the node's side, which reconnects without limit; [`enrol`]: enrols a machine as a node;
 //! - [`ask`]: the operator's side;
 //! - `batch`: batches heartbeats; `complaint`: logs rejected peers;

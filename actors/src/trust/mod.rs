@@ -8,6 +8,7 @@
 //! Code map:
 //! - [`name`]: the holder of a certificate;
 //! - [`authority`]: the key of the job; issues certificates; [`credential`]: a certificate with its key;
+//!   `keys`: making and reading keys; [`validity`]: the period of a certificate;
 //! - [`token`]: a secret and its proof; [`join`]: the join string; [`register`]: the nodes that have joined;
 //! - [`tls`]: the configurations of both sides; [`mod@file`]: private files.
 //!
@@ -33,7 +34,7 @@ pub mod authority;
 pub mod credential;
 pub mod file;
 pub mod join;
-pub mod keys;
+pub(crate) mod keys;
 pub mod name;
 pub mod place;
 pub mod register;

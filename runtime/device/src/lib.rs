@@ -5,8 +5,8 @@
 //!   starting a device thread.
 //! - [`element`], [`float`]: element types of operands, and the floats that buffers of activations hold. [`packed`]: weights in
 //!   fewer bits; [`e4m3`]: the numbers of products in FP8.
-//! - [`world`], [`operation`], [`communicator`]: the ranks of a world, the operations of a group, and the trait that
-//!   runs them. [`parts`] divides a tensor among members; [`descriptor`] describes an operation, so that members that
+//! - [`world`] with its [`world_id`], [`operation`] with its [`operation_check`], [`communicator`]: the ranks of a world, the
+//!   operations of a group, and the trait that runs them. [`parts`] divides a tensor among members; [`descriptor`] describes an operation, so that members that
 //!   disagree get an [`error`] naming both sides.
 //! - [`group_handle`]: a communicator divided between the actor that owns it and the device that uses it.
 //! - [`groups`]: the communicators of one rank, and the collectives in flight.

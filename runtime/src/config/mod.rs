@@ -2,7 +2,8 @@
 //!
 //! The file is flat and uses the keys of Axolotl; a few of Accelerate's spellings are accepted too. The macro in `section`
 //! declares each section struct once, with documentation, default and range of every key. The reader, the reference
-//! ([`reference()`]) and the starter file ([`starter::starter_yaml`]) are generated from that declaration.
+//! ([`reference()`]) and the starter file ([`starter::starter_yaml`]) are generated from that declaration. `source` is the text as a
+//! tree, `at` a position in it, `setting` reads a value there.
 //!
 //! Deliberately absent: checks of a model's shape (done by the model families) and of a dataset's lines (`data`).
 

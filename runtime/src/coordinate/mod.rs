@@ -1,6 +1,6 @@
 //! The coordinator of a job, alone or together with a node in one process.
 //!
-//! - `serve`: the coordinator of a job; `term`: how its term begins; `survivors`: whether ranks of a job without a coordinator live;
+//! - `serve`: the coordinator of a job, with the settings in `serving` and the port of `listening`; `term`: how its term begins; `survivors`: whether ranks of a job without a coordinator live;
 //!   `standby`: waits until no other coordinator is active; `head_node`: coordinator and node in one process; `advertised`: the addresses of a coordinator; `job_number`: the number of a job; `folder_mark`: the
 //!   file that shows whose a folder is; `silent_stop`: a stop while the store is silent; `held_lease`: the lease of a job without
 //!   a coordinator; `rendezvous`: machines that a cluster launcher started.

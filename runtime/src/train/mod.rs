@@ -11,6 +11,7 @@
 //! - `threads`: a run whose ranks are threads of this process; `event_sink`: the outputs for a rank's events.
 //! - `evaluation`: the mean loss over rows, during a run and of a model by itself.
 //! - [`best`]: the best evaluation of a run, and its early end.
+//! - `run_files`: the names of a run's files beside its weights.
 //! - `inputs`: digests of what a run trains on, which nodes and checkpoints compare.
 //! - `located`: models and data sets in the Hub's cache.
 //! - `output_lock`: one job at a time in a folder.

@@ -9,7 +9,7 @@
 //! - [`fingerprint`], [`copies`]: which state exists more than once, and whether the copies agree;
 //!   [`dispute`]: whose copy was wrong.
 //! - [`coordinator`]: composes them into generations; [`member`]: a rank's part in a generation.
-//! - [`snapshot`]: which checkpoint is complete; [`succession`]: which coordinator is current.
+//! - [`checkpoint`]: its name and its parts; [`snapshot`]: which one is complete; [`succession`]: which coordinator is current.
 //! - [`progress`]: whether a device makes progress; [`straggler`]: whether all others wait for it.
 //! - [`timing`], [`identity`], [`message`]: durations, ordered ids and messages; [`validate`]: which messages are valid.
 //!

@@ -10,6 +10,8 @@
 //!
 //! `cache` follows `fully_sharded` in programs that generate text, which have no passes for gradients.
 //!
+//! `buckets` is no pass: it groups the tensors that one collective exchanges.
+//!
 //! `shadow` is outside this order: it derives from a step the program of a rank that keeps a copy of its state.
 
 pub mod accumulate;

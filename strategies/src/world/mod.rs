@@ -6,7 +6,7 @@
 //!
 //! - [`WorldTraces::verify`] checks every trace by itself, then every group, then runs all ranks to see whether they
 //!   finish.
-//! - [`WorldTraces::simulate`] runs them with durations and returns the [`Timeline`]; [`chrome`] writes it for a trace
+//! - [`WorldTraces::simulate`] runs them with durations and returns the [`Timeline`] of [`Span`]s; [`chrome`] writes it for a trace
 //!   viewer.
 //!
 //! Semantics, the same for the host and for GPUs:

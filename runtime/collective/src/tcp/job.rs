@@ -1,4 +1,4 @@
-//! What a thread of the plane has to do.
+//! Bytes of a tensor on their way to one peer.
 
 use phalanx_device::Stream;
 use std::ops::Range;

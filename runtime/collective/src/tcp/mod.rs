@@ -5,7 +5,7 @@
 //!
 //! - [`connect`]: making connections; options. - [`listener`]: the
 //!   listening socket of a rank, which authenticates connections. - `handshake`: proof of the job's secret. - `frame`: the wire format. -
-//!   `plane`: connections and threads; what the threads do: `reader`, `writer`. - `group`: operations in flight. - `exchange`: one operation. - `sums`: its
+//!   `plane`: connections and threads; what the threads do: `reader`, `writer`. - `job`: bytes that go to one peer. - `group`: operations in flight. - `exchange`: one operation. - `sums`: its
 //!   sums. - `gate`: accesses to operands. - [`collective`]: the rank and the communicator.
 //!
 //! Deliberately absent: encryption, and authentication beyond the handshake.

@@ -16,7 +16,7 @@
 //!
 //! Not promised: a product of one row may sum in another order than the same row of a larger product (`one_row`).
 //!
-//! Map: [`operand`] arguments; `plan` block sizes and scratch; `driver` loops and threads; `store` the epilogue;
+//! Map: [`operand`] arguments; `plan` block sizes and scratch; `driver` loops and threads; `tile` what they pass to a kernel; `store` the epilogue;
 //! `avx512` and `avx2` f32 panels and kernels; `pairs` bf16 panels, `amx` and `avx512_bf16` their kernels; `lanes` and
 //! `lanes8` vector loads and transposes; `portable` the `gemm` crate for every other CPU; `one_row` products of one row,
 //! without panels.

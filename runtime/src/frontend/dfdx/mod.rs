@@ -1,7 +1,7 @@
 //! Models written in dfdx 0.13 train through the job API: [`DfdxModel`] turns a built module and a loss into a
 //! [`UserModel`](super::UserModel).
 //!
-//! - `model`: the module, its loss, and the input of the loss ([`Batch`]).
+//! - `model`: the module and its loss; `tape`: what the loss reads ([`Batch`]) and records.
 //! - `parameters`: the module's tensors as a parameter table, visited through `TensorCollection`.
 //! - `tape_thread`: the only thread that handles tapes, because a tape is not `Send`.
 //! - [`ops`]: our fused kernels as differentiable operations on dfdx's tape.

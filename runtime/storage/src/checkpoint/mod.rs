@@ -36,7 +36,8 @@
 //! Map: [`writer`] saves, alone or with others, through [`pending`] (a checkpoint without its marker), or through
 //! [`background`] beside training; [`reader`] verifies and reads; [`catalog`] lists checkpoints, finds the latest and
 //! removes old ones. [`index`] describes one writer's part, [`contents`] all parts; [`manifest`] and [`commit`] make them
-//! final. The geometry is in [`phalanx_strategies::boxes`]. [`store`] is the storage interface, implemented for a folder
+//! final; [`format`](mod@format) has what all of them share. [`piece`], [`checkpoint_meta`] and [`checkpoint_id`]: what is saved, as what, and where. The
+//! geometry is in [`phalanx_strategies::boxes`]. [`store`] is the storage interface, found by [`location`] and implemented for a folder
 //! ([`disk`], which makes files durable through [`volume`]) and for object stores ([`bucket`], with `patience` and `credentials`). Beside them,
 //! [`conditional`] replaces small objects for the coordinators of a job.
 //!
