@@ -251,14 +251,7 @@ impl<'a> Trainer<'a> {
         let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
             let step = self.state.step;
-            let outcome = self.prepare_with_faults(data.train)?;
-            let judged = self.judge(&outcome);
-            if let Err(JobError::NonFinite { what, .. }) = judged {
-                // All ranks have the same loss and gradient norm. A broken copy of the state is not a diverged model.
-                self.verify_if_due(true, outcome.step_s)?;
-                self.repeat_once(what)?;
-            }
-            self.open = Some((judged?, outcome));
+            self.open_step(data.train)?;
             // Nothing has changed yet. All ranks vote here, so that no rank applies a step that another could not compute.
             let is_due = due(data.save_steps, step + 1);
             let (requests, asked, ended_save) = self.vote(control, saving, is_due)?;
@@ -306,6 +299,19 @@ impl<'a> Trainer<'a> {
             emit(Event::Note(format!("all {} steps were already done", self.run.total_steps)));
         }
         Ok(Pause::Over)
+    }
+
+    /// Computes the gradients of the next step, which is open once they are finite.
+    fn open_step(&mut self, rows: &Rows) -> Result<(), JobError> {
+        let outcome = self.prepare_with_faults(rows)?;
+        let judged = self.judge(&outcome);
+        if let Err(JobError::NonFinite { what, .. }) = judged {
+            // All ranks have the same loss and gradient norm. A broken copy of the state is not a diverged model.
+            self.verify_if_due(true, outcome.step_s)?;
+            self.repeat_once(what)?;
+        }
+        self.open = Some((judged?, outcome));
+        Ok(())
     }
 
     /// Agrees with all other ranks that the open step counts. Returns the requests, whether a checkpoint was newly
