@@ -246,6 +246,7 @@ impl Rank {
                 member.handle_computed(generation, step)
             }
             Record::Committed(step, requests) => member.handle_committed(generation, step, requests),
+            Record::Stopped(step) => member.handle_stopped(generation, step),
             Record::CaughtUp(step) => {
                 let base = member.beside().map(|world_plan| world_plan.base).unwrap_or_default();
                 member.handle_caught_up(generation, Version { step, ..base })

@@ -23,6 +23,8 @@ pub enum Record {
     Computed(Step),
     /// All members have voted for this step, with these requests in their votes.
     Committed(Step, Requests),
+    /// All members have agreed to stop after this step, which is committed, although no vote for it said so.
+    Stopped(Step),
     /// While catching up: the device has received all state, as of this step.
     CaughtUp(Step),
     /// While catching up: the device has the gradients of this step.
@@ -141,6 +143,7 @@ fn encode(record: Record) -> [u64; WORDS] {
         Record::CaughtUp(step) => [2, step.0, 0, 0],
         Record::Followed(step) => [3, step.0, 0, 0],
         Record::Outcome(step) => [4, step.0, 0, 0],
+        Record::Stopped(step) => [5, step.0, 0, 0],
     }
 }
 
@@ -151,7 +154,8 @@ fn decode([kind, step, save, pause]: [u64; WORDS]) -> Record {
         1 => Record::Committed(step, Requests { stop: kind >> 8 != 0, save, pause: Generation(pause) }),
         2 => Record::CaughtUp(step),
         3 => Record::Followed(step),
-        _ => Record::Outcome(step),
+        4 => Record::Outcome(step),
+        _ => Record::Stopped(step),
     }
 }
 
@@ -171,6 +175,7 @@ mod tests {
             Record::CaughtUp(Step(2)),
             Record::Followed(Step(3)),
             Record::Outcome(Step(3)),
+            Record::Stopped(Step(3)),
         ];
 
         all.iter().for_each(|record| writer.write(*record).unwrap());

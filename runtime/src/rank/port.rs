@@ -156,6 +156,10 @@ impl Member for Membership {
         self.write(Record::Committed(Step(step), requests))
     }
 
+    fn stopped(&mut self, step: u64) -> Result<(), JobError> {
+        self.write(Record::Stopped(Step(step)))
+    }
+
     fn caught_up(&mut self, step: u64) -> Result<(), JobError> {
         self.write(Record::CaughtUp(Step(step)))?;
         self.rank.tell(DeviceEvent::Logged);

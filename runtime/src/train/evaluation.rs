@@ -9,6 +9,7 @@ use super::run_files::{CONFIG_JSON, JOB_YAML};
 use super::run_folder::{best_instead_of, note_of_older_model};
 use super::saving::places::{Places, newest_in, newest_of_run};
 use super::staging::{Staging, inputs};
+use super::team::Team;
 use crate::config::JobConfig;
 use crate::config::output::{folder_of, is_url};
 use crate::data::prepare::PrepareError;
@@ -17,14 +18,13 @@ use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::export::ExportError;
 use crate::error::plan::PlanError;
-use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, OpaqueModel, Run};
 use phalanx_storage::checkpoint::catalog::{Skipped, list};
 use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
-use phalanx_strategies::mesh::{Axis, MeshRank};
+use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::program::{Packing, Role};
 use phalanx_strategies::rng::CounterRng;
@@ -55,21 +55,25 @@ pub(super) struct Evaluator<'a> {
     pub(super) compiled: &'a Compiled,
     pub(super) machine: &'a mut dyn Machine,
     pub(super) models: &'a mut [Box<dyn OpaqueModel>],
-    pub(super) groups: &'a mut Groups,
     pub(super) staging: &'a mut Staging,
-    pub(super) mesh_rank: MeshRank,
+    pub(super) team: &'a mut Team,
     /// Rows of a microbatch.
     pub(super) n_rows: usize,
 }
 
 impl Evaluator<'_> {
-    /// The loss over all rows; `done` is called with the number of rows so far. The last microbatch is filled up with rows
-    /// whose labels do not count.
+    /// The loss over all rows. After each microbatch, `goes_on` is called with the number of rows so far; if it is false for all ranks,
+    /// there is no loss. The last microbatch is filled up with rows whose labels do not count.
     ///
     /// # Errors
     /// When the token cache cannot be read, or a peer is lost.
-    pub(super) fn over(self, rows: &Rows, mut done: impl FnMut(usize)) -> Result<Evaluation, JobError> {
-        let Evaluator { compiled: c, machine, models, groups, staging, mesh_rank, n_rows } = self;
+    pub(super) fn over(
+        self,
+        rows: &Rows,
+        mut goes_on: impl FnMut(usize, &mut Team) -> Result<bool, JobError>,
+    ) -> Result<Option<Evaluation>, JobError> {
+        let Evaluator { compiled: c, machine, models, staging, team, n_rows } = self;
+        let mesh_rank = team.mesh_rank;
         let inputs = inputs(c);
         let data_ranks = mesh_rank.mesh.data_ranks();
         let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
@@ -86,12 +90,14 @@ impl Evaluator<'_> {
                 staging.ignore(own.iter().filter(|i| **i < end).count());
                 staging.copy_to(machine, c, inputs);
             }
-            machine.run(c, 0..c.program.instrs.len(), &mut Run { groups, models, timings: None })?;
+            machine.run(c, 0..c.program.instrs.len(), &mut Run { groups: &mut team.groups, models, timings: None })?;
             let loss_sum = c.program.bound(Role::LossSum).next().map(|v| machine.first::<f64>(c, v));
             found.loss_sum += loss_sum.unwrap_or(f64::NAN);
-            done(end);
+            if !goes_on(end, team)? {
+                return Ok(None);
+            }
         }
-        Ok(found)
+        Ok(Some(found))
     }
 }
 
@@ -253,7 +259,7 @@ impl Subject {
         config: &JobConfig,
         rows: &Rows,
         device: &dyn Device,
-        done: impl FnMut(usize),
+        mut done: impl FnMut(usize),
     ) -> Result<Evaluation, JobError> {
         let model = self.architecture()?;
         let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: rows.row_len() };
@@ -293,11 +299,14 @@ impl Subject {
             compiled: &compiled,
             machine: &mut *machine,
             models: &mut [],
-            groups: &mut Groups::none(),
             staging: &mut Staging::of(&[&compiled], batch, 1),
-            mesh_rank: MeshRank::default(),
+            team: &mut Team::alone(),
             n_rows: batch.n_rows,
         };
-        evaluator.over(rows, done)
+        let found = evaluator.over(rows, |n_rows, _| {
+            done(n_rows);
+            Ok(true)
+        })?;
+        Ok(found.expect("it goes on"))
     }
 }

@@ -6,7 +6,7 @@ mod saves;
 mod verifying;
 
 use self::catching_up::{IncomingCatchUp, OutgoingCatchUp};
-use self::evaluating::Unfinished;
+use self::evaluating::{Ends, Evaluated, Unfinished};
 use super::best::Best;
 use super::kept_weights;
 use super::links::{Exchange, Links, STAGED, WHOLE};
@@ -65,6 +65,12 @@ pub(crate) trait Member: Send {
     /// # Errors
     /// When the world has ended; the next world brings the outcome.
     fn committed(&mut self, step: u64, requests: Requests) -> Result<(), JobError>;
+
+    /// All members have agreed to stop after `step`, which is committed.
+    ///
+    /// # Errors
+    /// When the world has ended; the next one stops after its first step.
+    fn stopped(&mut self, step: u64) -> Result<(), JobError>;
 
     /// All state of this rank has arrived, and is of `step`.
     ///
@@ -275,9 +281,14 @@ impl<'a> Trainer<'a> {
             let stop = requests.stop || alone && control.stop.load(Ordering::Acquire);
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             let pauses = requests.pause == self.generation && self.member.is_some() && !(last || stop || asked);
-            let is_due = last || stop || asked || is_due && !pauses;
             [Where::Weights, Where::Optimizer, Where::Shadow].into_iter().for_each(|place| self.plant(place));
-            let is_best = self.evaluate_if_due(data, last, &mut began, emit)?;
+            let ends = if last || pauses || self.is_over() { Ends::Never } else { Ends::on(stop, control) };
+            let evaluated = self.evaluate_if_due(data, last, ends, &mut began, emit)?;
+            if evaluated == Evaluated::Ended && !stop {
+                self.member.as_mut().map_or(Ok(()), |member| member.stopped(self.state.step))?;
+            }
+            let (is_best, stop) = (evaluated == Evaluated::Best, stop || evaluated == Evaluated::Ended);
+            let is_due = last || stop || asked || is_due && !pauses;
             let saves = is_best || is_due;
             self.verify_if_due(saves, outcome.step_s)?;
             if saves {

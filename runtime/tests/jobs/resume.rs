@@ -84,6 +84,43 @@ fn small_files_that_were_cut_off_cost_no_run() {
 }
 
 #[test]
+fn evaluation_that_a_request_to_stop_ends_is_made_up_for_by_the_resumed_run() {
+    let p = Project::new();
+    let text: String = (0..16_000).map(|i| format!("The {}th hoplite holds the line. ", i * i % 977)).collect();
+    std::fs::write(p.path("text.txt"), text).unwrap();
+    let keys = ["--val_set_size", "0.9", "--eval_steps", "3", "--save_steps", "none", "--max_steps", "6"];
+    let evaluations = |out: &str| -> Vec<(u64, f64)> {
+        let text = std::fs::read_to_string(p.path(out).join("metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.filter_map(|line| Some((line["step"].as_u64()?, line["eval_loss"].as_f64()?))).collect()
+    };
+    for ranks in ["1", "2"] {
+        let [straight, halves] = ["straight", "halves"].map(|name| format!("{name}{ranks}"));
+        let with =
+            |out| [&["--dp_shard_size", ranks, "--reproducible", "true", "--output_dir", out], &keys[..]].concat();
+        p.train(&with(&straight)).succeeds();
+        let halved = with(&halves);
+        let mut child =
+            p.command(&[&["train", "job.yaml"], &halved[..]].concat()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().starts_with("step     3")));
+        signal(child.id(), libc::SIGTERM);
+        let rest: Vec<String> = lines.map(Result::unwrap).collect();
+
+        assert!(child.wait().unwrap().success());
+        assert!(
+            rest.iter().any(|line| line.contains("the evaluation after step 3 is left to the resumed run")),
+            "{rest:?}"
+        );
+        assert_eq!((p.metrics(&halves).len(), evaluations(&halves).len()), (3, 0), "{rest:?}");
+        p.train(&halved).succeeds();
+        assert_eq!(evaluations(&halves), evaluations(&straight));
+        assert_eq!(p.metrics(&halves), p.metrics(&straight));
+        assert_eq!(p.model_bytes(&halves), p.model_bytes(&straight));
+    }
+}
+
+#[test]
 fn repeated_notices_save_and_ctrl_c_after_them_ends_the_run() {
     let p = Project::new();
     let begun = |keys: &[&str], line: &str| {

@@ -359,6 +359,18 @@ impl Member {
         Ok(())
     }
 
+    /// All members have agreed to stop after a step that they have applied: what follows it, such as an evaluation, would take too
+    /// long (`MEMBER-4`).
+    ///
+    /// # Errors
+    /// When it is of an older generation (`MEMBER-1`).
+    pub fn handle_stopped(&mut self, generation: Generation, step: Step) -> Result<(), Stale> {
+        self.refuse_unless_running(generation)?;
+        self.save(generation, step);
+        self.go_on(generation, step, true);
+        Ok(())
+    }
+
     /// A part of a checkpoint is durable. It takes the place of parts of older checkpoints, which may have failed.
     pub fn handle_saved(&mut self, part: Part) {
         // Parts may become durable out of order; an older part must not replace the latest.
@@ -430,6 +442,9 @@ impl Member {
         let assignment = self.assignment.as_mut().expect("a running member has a rank");
         if let Some(shard) = writes(&assignment.world_plan, assignment.rank) {
             let part = Part { of: Checkpoint { generation, step }, shard };
+            if assignment.saving.contains(&part) {
+                return;
+            }
             assignment.saving.push(part);
             self.commands.push_back(Command::Save(part));
         }

@@ -2,12 +2,15 @@
 //! more ends early.
 
 use super::{TrainData, Trainer, due};
+use crate::control::Control;
 use crate::data::rows::Rows;
 use crate::error::JobError;
 use crate::error::plan::PlanError;
 use crate::events::{EvalMetrics, Event};
 use crate::train::best::Best;
 use crate::train::evaluation::Evaluator;
+use crate::train::team::Team;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// What earlier worlds may have left to do after the step with which a world begins.
@@ -17,19 +20,55 @@ pub(super) struct Unfinished {
     save: bool,
 }
 
+/// What ends an evaluation before its last row. It may take far longer than whoever asks a run to stop waits for it; the resumed run
+/// makes up for it.
+#[derive(Clone, Copy)]
+pub(super) enum Ends<'a> {
+    Never,
+    /// The run is to stop already.
+    Now,
+    /// Any rank that is asked to stop.
+    Asked(&'a Control),
+}
+
+impl<'a> Ends<'a> {
+    pub(super) fn on(stop: bool, control: &'a Control) -> Ends<'a> {
+        if stop { Ends::Now } else { Ends::Asked(control) }
+    }
+}
+
+/// What an evaluation has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Evaluated {
+    /// The model is the best so far, and is to be saved as such.
+    Best,
+    /// Anything else, or no evaluation was due.
+    Seen,
+    /// A request to stop has ended it.
+    Ended,
+}
+
 impl Trainer<'_> {
-    /// Evaluates if it is due; returns whether the model is the best so far and is to be saved. A run that ends early is told so
+    /// Evaluates if it is due, unless a request to stop `ends` it; returns whether the model is the best so far and is to be saved. A run that ends early is told so
     /// here; the vote of the next step ends it on all ranks.
     pub(super) fn evaluate_if_due(
         &mut self,
         data: &TrainData<'_>,
         is_last: bool,
+        ends: Ends<'_>,
         began: &mut Instant,
         emit: &mut dyn FnMut(Event),
-    ) -> Result<bool, JobError> {
+    ) -> Result<Evaluated, JobError> {
         let step = self.state.step;
-        let Some(rows) = data.validation.filter(|_| is_last || due(data.eval_steps, step)) else { return Ok(false) };
-        let metrics = self.evaluate(rows)?;
+        let Some(rows) = data.validation.filter(|_| is_last || due(data.eval_steps, step)) else {
+            return Ok(Evaluated::Seen);
+        };
+        let Some(metrics) = self.evaluate(rows, ends)? else {
+            emit(Event::Note(format!(
+                "the evaluation after step {step} is left to the resumed run, because this one is to stop"
+            )));
+            return Ok(Evaluated::Ended);
+        };
         emit(Event::Eval(metrics.clone()));
         // Evaluation reports its own time; the next step begins now.
         *began = Instant::now();
@@ -45,7 +84,7 @@ impl Trainer<'_> {
                 best.n_worse
             )));
         }
-        Ok(is_best && rule.keeps_best)
+        Ok(if is_best && rule.keeps_best { Evaluated::Best } else { Evaluated::Seen })
     }
 
     /// Repeats the evaluation of the current step that an earlier world did not finish or report; returns whether the model is the
@@ -58,7 +97,7 @@ impl Trainer<'_> {
         let (step, rule) = (self.state.step, self.run.best);
         let is_unseen = rule.is_on() && step > 0 && self.state.best.evaluated < step;
         if is_unseen || self.unfinished.evaluation {
-            self.evaluate_if_due(data, false, &mut Instant::now(), emit)?;
+            self.evaluate_if_due(data, false, Ends::Never, &mut Instant::now(), emit)?;
         }
         let is_best = rule.keeps_best && self.state.best.step == step && self.state.best.loss().is_some();
         Ok(is_best && (is_unseen || self.unfinished.save))
@@ -102,9 +141,12 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Mean loss over all validation rows.
-    fn evaluate(&mut self, rows: &Rows) -> Result<EvalMetrics, JobError> {
+    /// Mean loss over all validation rows; `None` if a request to stop ends the evaluation.
+    fn evaluate(&mut self, rows: &Rows, ends: Ends<'_>) -> Result<Option<EvalMetrics>, JobError> {
         let start = Instant::now();
+        if matches!(ends, Ends::Now) {
+            return Ok(None);
+        }
         let Some(c) = &self.programs.eval else {
             return Err(PlanError::NoEvaluation.into());
         };
@@ -112,17 +154,21 @@ impl Trainer<'_> {
             compiled: c,
             machine: &mut *self.machine,
             models: &mut self.models,
-            groups: &mut self.team.groups,
             staging: &mut self.staging,
-            mesh_rank: self.team.mesh_rank,
+            team: &mut self.team,
             n_rows: self.plan.batch.n_rows,
         };
-        let found = evaluator.over(rows, |_| ())?;
-        Ok(EvalMetrics {
+        // All ranks end it after the same microbatch.
+        let goes_on = |_, team: &mut Team| match ends {
+            Ends::Asked(control) => Ok(team.sum(u64::from(control.stop.load(Ordering::Acquire)))? == 0),
+            Ends::Now | Ends::Never => Ok(true),
+        };
+        let Some(found) = evaluator.over(rows, goes_on)? else { return Ok(None) };
+        Ok(Some(EvalMetrics {
             step: self.state.step,
             eval_loss: found.loss(),
             eval_perplexity: found.perplexity(),
             eval_ms: start.elapsed().as_secs_f64() * 1e3,
-        })
+        }))
     }
 }

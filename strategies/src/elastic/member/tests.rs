@@ -255,6 +255,31 @@ fn member_that_saves_at_every_step_pauses_instead() {
     assert_eq!(member.report().phase, MemberPhase::Paused);
 }
 
+// MEMBER-4
+#[test]
+fn members_that_agree_to_stop_after_a_committed_step_save_it_once() {
+    let schedule = Schedule { save_steps: 2, ..Schedule::default() };
+    for due in [1, 2] {
+        let mut member = running_with(&world_plan(1, [worker(0), worker(1)]), schedule);
+        for step in 1..=due {
+            member.handle_computed(Generation(1), Step(step)).unwrap();
+            member.handle_committed(Generation(1), Step(step), Requests::default()).unwrap();
+        }
+
+        member.handle_stopped(Generation(1), Step(due)).unwrap();
+
+        let saved = commands(&mut member).into_iter().filter_map(|command| match command {
+            Command::Save(part) => Some(part),
+            _ => None,
+        });
+        let saved: Vec<Part> = saved.collect();
+        assert_eq!(saved.iter().map(|part| part.of.step).collect::<Vec<_>>(), [Step(due)]);
+        assert_eq!(member.report().phase, MemberPhase::Saving);
+        member.handle_saved(saved[0]);
+        assert!(commands(&mut member).contains(&Command::Finish(Generation(1))));
+    }
+}
+
 // MEMBER-5
 #[test]
 fn member_is_done_when_its_parts_are_durable_and_the_shell_has_finished() {
