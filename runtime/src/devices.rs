@@ -71,7 +71,8 @@ pub(crate) fn choice_of(device: &dyn Device) -> DeviceChoice {
 /// Why none can be used.
 pub fn gpu() -> Result<CudaDevice, OpenError> {
     // Read here because every process of a job chooses its device: rank processes inherit the variables of their node.
-    let search = Search::new(var_os("PHALANX_CUDA_LIBS").as_deref(), var_os("PATH").as_deref());
+    let program = std::env::current_exe().ok();
+    let search = Search::new(var_os("PHALANX_CUDA_LIBS").as_deref(), program.as_deref(), var_os("PATH").as_deref());
     let visible = var_os("CUDA_VISIBLE_DEVICES").map(|names| names.to_string_lossy().into_owned());
     CudaDevice::find(search, cache_folder().map(|cache| cache.join("kernels")), visible.as_deref())
 }

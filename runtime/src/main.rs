@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    phalanx::cli::main()
+    // Whoever builds a release names the commit: see `runtime/packaging/build`.
+    phalanx::cli::main(option_env!("PHALANX_COMMIT"))
 }

@@ -86,7 +86,7 @@ impl CudaDevice {
     /// A GPU for plans on machines without one: programs are compiled for it and their memory is known, but it cannot be
     /// opened.
     pub fn planned() -> CudaDevice {
-        let (search, shared) = (Search::new(None, None), Arc::new(OnceLock::new()));
+        let (search, shared) = (Search::new(None, None, None), Arc::new(OnceLock::new()));
         let (gpus, visible, collectives) = (Vec::new(), Vec::new(), Choice::default());
         let (graphs, split_weights, early_launches) = (true, true, false);
         let (attention, has_cudnn) = (AttentionChoice::default(), false);

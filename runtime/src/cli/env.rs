@@ -1,6 +1,7 @@
 //! `phalanx env`.
 
 use super::say;
+use super::version::Build;
 use crate::config::precision::DeviceChoice;
 use crate::devices::{self, GpuInfo};
 use crate::error::JobError;
@@ -16,7 +17,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), JobError> {
+pub(super) fn run(args: &Args, build: Build) -> Result<(), JobError> {
     let system = sysinfo::System::new();
     let mut system = system.map_err(CommandError::System)?;
     system.refresh_memory();
@@ -35,7 +36,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         Err(reason) => (Vec::new(), Some(reason.to_string()), None),
     };
     let facts = json!({
-        "phalanx": env!("CARGO_PKG_VERSION"),
+        "phalanx": build.to_string(),
         "os": sysinfo::System::long_os_version().unwrap_or_default(),
         "kernel": sysinfo::System::kernel_version().unwrap_or_default(),
         "arch": std::env::consts::ARCH,
@@ -50,7 +51,6 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         "bf16_fast": device.has_fast_bf16(),
         "f32_gflops": (f32_peak / 1e9).round(),
         "bf16_gflops": (bf16_peak / 1e9).round(),
-        "dfdx": cfg!(feature = "dfdx"),
         "gpus": gpus,
         "no_gpu": no_gpu,
         "cudnn": cudnn,

@@ -9,6 +9,7 @@ mod ended;
 mod env;
 mod estimate;
 mod eval;
+mod event_lines;
 mod export;
 mod fetch;
 mod forecast;
@@ -26,6 +27,7 @@ mod serve;
 mod shell;
 mod signals;
 mod train;
+mod version;
 
 use crate::api::embed::program::{RankProgram, log_to, rank_process};
 use crate::config::JobConfig;
@@ -46,6 +48,7 @@ use std::io::{ErrorKind as IoErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use version::Build;
 
 /// Elastic training of language models.
 #[derive(Debug, Parser)]
@@ -142,7 +145,7 @@ impl JobArgs {
         while let Some(word) = words.next() {
             let named = || word.clone();
             let key = word.strip_prefix("--").ok_or_else(|| CommandError::NoOverride { word: named() })?;
-            if ["slurm", "torchrun", "json"].contains(&key) {
+            if ["slurm", "torchrun", "json", "events"].contains(&key) {
                 return Err(CommandError::FlagAfterFile { word: named() });
             }
             let (key, value) = match key.split_once('=') {
@@ -190,12 +193,17 @@ fn report_note(note: &str) {
 }
 
 /// Runs the command line. The exit code is 2 if the input is at fault, and 1 if the run failed otherwise. In a batch job it is
-/// 75 or 3 if the run was stopped before its last step; see `ended`.
-pub fn main() -> ExitCode {
+/// 75 or 3 if the run was stopped before its last step; see `ended`. `commit` is that of the sources, for `phalanx --version`.
+pub fn main(commit: Option<&'static str>) -> ExitCode {
     process_limits::prepare_process();
+    let build = Build { commit };
     let program = rank_process();
     let cli = command().try_get_matches().and_then(|found| Cli::from_arg_matches(&found));
     let cli = cli.unwrap_or_else(|error| match error.kind() {
+        ErrorKind::DisplayVersion => {
+            say(format_args!("phalanx {build}"));
+            std::process::exit(0)
+        }
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
             let _ = writeln!(std::io::stderr(), "{}", printable(&in_one_line(&error)));
             std::process::exit(2)
@@ -219,7 +227,7 @@ pub fn main() -> ExitCode {
         console.err().say(format_args!("error: {}", chain(&error)));
         return ExitCode::FAILURE;
     }
-    let code = run(cli.command, &program, &console);
+    let code = run(cli.command, &program, build, &console);
     console.finish(END_PATIENCE);
     code
 }
@@ -268,7 +276,7 @@ fn abort_on_panic(console: &Console) {
     }));
 }
 
-fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
+fn run(command: Command, program: &RankProgram, build: Build, console: &Console) -> ExitCode {
     let mut ended = Ended::Finished;
     let result = match command {
         Command::Train(args) => train::run(&args, program, console).map(|how| ended = how),
@@ -290,7 +298,7 @@ fn run(command: Command, program: &RankProgram, console: &Console) -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Serve(args) => serve::run(&args, console),
-        Command::Env(args) => env::run(&args),
+        Command::Env(args) => env::run(&args, build),
         Command::Init(args) => init::run(&args),
         Command::Completions(args) => {
             shell::completions(&args);

@@ -3,6 +3,7 @@
 use super::JobArgs;
 use super::cluster::{ClusterArgs, n_slots};
 use super::ended::Ended;
+use super::event_lines;
 use super::signals::stopped_by_signals;
 use crate::api::completion::Completion;
 use crate::api::embed::program::RankProgram;
@@ -68,13 +69,17 @@ pub(super) struct Args {
     /// Write each step and evaluation to standard output as a line of JSON, as in metrics.jsonl, and all else to standard error.
     #[arg(long)]
     json: bool,
+    /// Write every event to standard output as a line of JSON, and last how the run ended; for programs.
+    #[arg(long, conflicts_with = "json")]
+    events: bool,
     #[command(flatten)]
     job: JobArgs,
 }
 
 pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Result<Ended, JobError> {
-    let lines = args.json.then(|| console.out().clone());
-    let console = &if args.json { console.of_errors() } else { console.clone() };
+    let lines = (args.json || args.events).then(|| console.out().clone());
+    let line_of = if args.events { event_lines::of_event } else { event_lines::of_measurement };
+    let console = &if lines.is_some() { console.of_errors() } else { console.clone() };
     // The first process of a container has no default action: an early signal would be lost.
     let control = stopped_by_signals(console, true)?;
     let launch_context = args.cluster.launch_context()?;
@@ -93,7 +98,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let (mut progress, mut tokenising) = (None, Tokenising::new(console));
     let mut on_event = |event: &Event| {
         tokenising.see(event);
-        match (&lines, json_line(event)) {
+        match (&lines, line_of(event)) {
             (Some(lines), Some(line)) => lines.say(line),
             _ => show(event, &mut progress, logging_steps, console),
         }
@@ -111,6 +116,10 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         Progress::finish(p);
     }
     let Some(report) = report? else { return Ok(Ended::Finished) };
+    if let (true, Some(lines), Some(line)) = (args.events, &lines, event_lines::of_end(&report)) {
+        lines.say(line);
+        return Ok(Ended::of(report.finished, control.stops()));
+    }
     let has_chats = config.data.datasets.iter().any(|dataset| dataset.r#type.is_conversation());
     farewell(&report, args, resumes_the_newest, has_chats, console);
     let ended = Ended::of(report.finished, control.stops());
@@ -140,15 +149,6 @@ pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps
         (Event::Note(text), Some(p)) => p.note(text),
         (Event::Note(text), None) => console.say(text),
         _ => {}
-    }
-}
-
-/// The line of a measurement.
-fn json_line(event: &Event) -> Option<String> {
-    match event {
-        Event::Step(m) => serde_json::to_string(m).ok(),
-        Event::Eval(m) => serde_json::to_string(m).ok(),
-        _ => None,
     }
 }
 

@@ -10,7 +10,7 @@ use phalanx_softgpu::Installation;
 /// When there is none.
 pub fn gpu() -> Result<CudaDevice> {
     let variable = |name| std::env::var_os(name);
-    let search = Search::new(variable("PHALANX_CUDA_LIBS").as_deref(), variable("PATH").as_deref());
+    let search = Search::new(variable("PHALANX_CUDA_LIBS").as_deref(), None, variable("PATH").as_deref());
     CudaDevice::find(search, None, None).context("opening the GPU")
 }
 

@@ -217,5 +217,5 @@ fn main() -> Result<ExitCode> {
         }
         _ => {}
     }
-    Ok(phalanx::cli::main())
+    Ok(phalanx::cli::main(None))
 }

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         }
         ["measure-job", yaml] => code(measure_job(Path::new(yaml)).map_err(Into::into)),
         ["measure-ranks", yaml] => code(measure_ranks(Path::new(yaml))),
-        _ => phalanx::cli::main(),
+        _ => phalanx::cli::main(None),
     }
 }
 

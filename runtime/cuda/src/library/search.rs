@@ -53,14 +53,16 @@ impl Search {
         Search { named: folders, site_packages: Vec::new() }
     }
 
-    /// Searches the folders in a `PHALANX_CUDA_LIBS` value, separated by colons; without a value the packages of the Python
-    /// installations whose folders are given (the folders in `PATH`, and `VIRTUAL_ENV`), and the system's folders.
-    pub fn new(cuda_libs: Option<&std::ffi::OsStr>, path: Option<&std::ffi::OsStr>) -> Search {
+    /// Searches the folders in a `PHALANX_CUDA_LIBS` value, separated by colons. Without a value, searches the packages of the Python
+    /// installation that has this program, those of the installations with a folder in `PATH`, and the system's folders.
+    pub fn new(cuda_libs: Option<&std::ffi::OsStr>, program: Option<&Path>, path: Option<&std::ffi::OsStr>) -> Search {
         if let Some(folders) = cuda_libs.filter(|value| !value.is_empty()) {
             return Search::only(std::env::split_paths(folders).collect());
         }
         let mut site_packages = Vec::new();
-        for bin in path.map(|path| std::env::split_paths(path).collect::<Vec<_>>()).unwrap_or_default() {
+        let own = program.and_then(Path::parent).map(Path::to_owned);
+        let of_path = path.map(|path| std::env::split_paths(path).collect::<Vec<_>>()).unwrap_or_default();
+        for bin in own.into_iter().chain(of_path) {
             for lib in ["lib", "lib64", "local/lib"] {
                 let Some(lib) = bin.parent().map(|root| root.join(lib)) else { continue };
                 let pythons = entries(&lib).into_iter().filter(|entry| name_of(entry).starts_with("python3"));
@@ -220,9 +222,21 @@ mod tests {
         touch(root.path(), "env/bin/python3");
         let path = root.path().join("env/bin");
 
-        let search = Search::new(None, Some(path.as_os_str()));
+        let search = Search::new(None, None, Some(path.as_os_str()));
 
         assert_eq!((search.nvrtc(NEW), search.cublas_lt(NEW)), (Ok(nvrtc), Ok(blas)));
+    }
+
+    #[test]
+    fn libraries_of_the_environment_that_has_the_program_precede_those_of_the_path() {
+        let root = tempfile::tempdir().unwrap();
+        let own = touch(root.path(), "own/lib/python3.11/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+        touch(root.path(), "other/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+        let (program, path) = (root.path().join("own/bin/phalanx"), root.path().join("other/bin"));
+
+        let search = Search::new(None, Some(&program), Some(path.as_os_str()));
+
+        assert_eq!(search.nvrtc(NEW), Ok(own));
     }
 
     #[test]
@@ -233,7 +247,7 @@ mod tests {
         let folders = format!("{0}/a:{0}/b", root.path().display());
         let path = root.path().join("env/bin");
 
-        let search = Search::new(Some(OsStr::new(&folders)), Some(path.as_os_str()));
+        let search = Search::new(Some(OsStr::new(&folders)), None, Some(path.as_os_str()));
 
         assert_eq!(search.nvrtc(NEW), Ok(second));
     }
