@@ -82,6 +82,32 @@ fn dockerfile_builds_the_binary_with_the_compiler_of_the_workspace() -> Result<(
     Ok(())
 }
 
+/// The workflow runs on a public forge only.
+#[test]
+fn release_has_one_version_the_compiler_of_the_workspace_and_the_scripts_that_it_runs() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace is above this crate")?;
+    let manifest = std::fs::read_to_string(root.join("Cargo.toml"))?;
+    let workflow = std::fs::read_to_string(root.join(".github/workflows/release.yml"))?;
+    let of_workspace = |key: &str| manifest.lines().find_map(|line| line.strip_prefix(key)).context("no such key");
+    let (version, compiler) = (of_workspace("version = ")?, of_workspace("rust-version = ")?);
+
+    let published: Vec<&str> =
+        manifest.lines().filter(|line| line.starts_with("phalanx") && line.contains("version = ")).collect();
+    let scripts: Vec<&str> =
+        workflow.split_whitespace().filter(|word| word.starts_with("runtime/packaging/")).collect();
+
+    ensure!(published.len() == 8, "{published:#?}");
+    for line in published {
+        ensure!(line.ends_with(&format!("version = {version} }}")), "{line} is not of version {version}");
+    }
+    ensure!(workflow.contains(&format!("RUST: {compiler}\n")), "the workflow's compiler is not {compiler}");
+    ensure!(scripts.len() == 3, "{scripts:?}");
+    for script in scripts {
+        ensure!(root.join(script).is_file(), "{script} is not there");
+    }
+    Ok(())
+}
+
 /// The build itself takes minutes, so it is no test.
 #[test]
 fn static_build_without_the_compiler_of_musl_names_the_package_that_has_it() -> Result<()> {

@@ -1,11 +1,11 @@
 //! Links between pages and to files of the project, and paths of the project in prose.
 
-use crate::page::{Page, root};
+use crate::page::{self, Page, root};
 use std::fs;
 use std::path::Path;
 
 /// The folders of the workspace.
-const FOLDERS: [&str; 6] = ["runtime/", "strategies/", "actors/", "examples/", "tests/", "chaos/"];
+pub const FOLDERS: [&str; 6] = ["runtime/", "strategies/", "actors/", "examples/", "tests/", "chaos/"];
 
 /// The targets of links and pictures in a text.
 pub fn targets(prose: &str) -> Vec<String> {
@@ -16,7 +16,7 @@ pub fn targets(prose: &str) -> Vec<String> {
 /// What is wrong with the links and paths of a page, a sentence each.
 pub fn faults(page: &Page) -> Vec<String> {
     let folder = page.path.parent().expect("a page is in a folder");
-    let is_of_book = folder != root();
+    let is_of_book = folder == page::book();
     let mut faults = Vec::new();
     for target in targets(&page.prose).into_iter().filter(|target| !target.contains("://")) {
         let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));

@@ -70,6 +70,15 @@ fn links_of_readme_and_guide_lead_to_files_and_headings() {
 }
 
 #[test]
+fn links_of_all_other_pages_of_the_project_lead_to_files_and_headings() {
+    let pages = page::others(&[links::FOLDERS.as_slice(), &[".github"]].concat());
+    let faults: Vec<String> = pages.iter().flat_map(links::faults).collect();
+
+    assert!(pages.len() > 10, "{} pages", pages.len());
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
 fn summary_lists_every_page_of_the_guide() {
     let folder = root().join("runtime/book/src");
     let summary = Page::read(&folder.join("SUMMARY.md"));

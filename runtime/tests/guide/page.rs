@@ -71,12 +71,33 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is above this crate").to_owned()
 }
 
+/// The folder of the guide's pages.
+pub fn book() -> PathBuf {
+    root().join("runtime/book/src")
+}
+
 /// The README and every page of the guide.
 pub fn all() -> Vec<Page> {
-    let folder = root().join("runtime/book/src");
-    let mut paths: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<PathBuf> = fs::read_dir(book()).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|e| e == "md"));
     paths.sort();
     paths.push(root().join("README.md"));
     paths.iter().map(|path| Page::read(path)).collect()
+}
+
+/// All other Markdown below these folders of the project.
+pub fn others(folders: &[&str]) -> Vec<Page> {
+    let (mut waiting, mut pages): (Vec<PathBuf>, Vec<Page>) =
+        (folders.iter().map(|name| root().join(name)).collect(), Vec::new());
+    while let Some(folder) = waiting.pop() {
+        for path in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let is_built = path.file_name().is_some_and(|name| name == "target");
+            if path.is_dir() && !is_built && path != book() {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|e| e == "md") {
+                pages.push(Page::read(&path));
+            }
+        }
+    }
+    pages
 }

@@ -10,6 +10,7 @@ mod corruption;
 mod early_stopping;
 mod embed;
 mod evaluation;
+mod events;
 mod fp8;
 mod front_door;
 mod frozen_weights;

@@ -27,6 +27,8 @@ pub const SKIPPED: &str = "PHALANX_SKIPPED";
 pub enum Need {
     /// The folder `shared` beside the checkout, with real models and texts.
     Shared,
+    /// A Python from 3.10 on.
+    Python,
     /// A Python with PyTorch and transformers.
     Transformers,
     /// `torchrun`, the launcher of PyTorch.
@@ -50,8 +52,9 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Need; 11] = [
+    const ALL: [Need; 12] = [
         Need::Shared,
+        Need::Python,
         Need::Transformers,
         Need::Torchrun,
         Need::Avx2,
@@ -68,6 +71,7 @@ impl Need {
     pub const fn name(self) -> &'static str {
         match self {
             Need::Shared => "shared",
+            Need::Python => "python",
             Need::Transformers => "transformers",
             Need::Torchrun => "torchrun",
             Need::Avx2 => "avx2",

@@ -58,5 +58,8 @@ fn misspelt_need_fails_the_test_and_is_named() {
 
     assert!(!output.status.success());
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(printed.contains("\"avx-512\" is not one of shared, transformers, torchrun, avx2, avx512"), "{printed}");
+    assert!(
+        printed.contains("\"avx-512\" is not one of shared, python, transformers, torchrun, avx2, avx512"),
+        "{printed}"
+    );
 }
