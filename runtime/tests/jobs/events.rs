@@ -49,7 +49,7 @@ fn python_module_runs_jobs_and_reads_their_measurements() {
 fn installed(sources: &Path, environment: &Path) -> std::path::PathBuf {
     let packages = environment.join("lib/python3/site-packages");
     let (module, facts) = (packages.join("phalanx"), packages.join("phalanx.dist-info"));
-    [&module, &facts, &environment.join("bin")].map(|folder| fs::create_dir_all(folder).unwrap());
+    [&module, &facts, &environment.join("bin")].into_iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
     for file in fs::read_dir(sources.join("phalanx")).unwrap().map(|entry| entry.unwrap().path()) {
         // Not what Python has compiled.
         if file.is_file() {
