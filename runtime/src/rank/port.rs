@@ -6,7 +6,7 @@ use crate::launch::channel::FrameSender;
 use crate::rank::device_watch::DeviceWatch;
 use crate::rank::rank_messages::FromRank;
 use crate::train::event_sink::Fault;
-use crate::train::trainer::Member;
+use crate::train::member::Member;
 use phalanx_actors::mesh_group::Missing;
 use phalanx_actors::rank::{DeviceEvent, Handle, RankPort, Task};
 use phalanx_actors::step_log::{Record, StepWriter};

@@ -29,7 +29,7 @@
 //!   write one after the other.
 //!
 //! Deliberately absent: processes, supervisors and coordinators. They are layers above, which act through
-//! `trainer::Member`.
+//! `member::Member`.
 
 pub(crate) mod adapter_settings;
 pub mod architecture;
@@ -51,6 +51,7 @@ mod kept_weights;
 mod lane;
 pub(crate) mod links;
 pub(crate) mod located;
+pub(crate) mod member;
 pub(crate) mod merge;
 pub mod metrics;
 pub mod model_source;
