@@ -3,7 +3,7 @@
 use crate::events::{Event, Report};
 use serde::Serialize;
 
-/// The name of the event in front of its fields, which have the digits of `metrics.jsonl`: through a map of values, the last would differ.
+/// The name of the event in front of its fields.
 fn line<T: Serialize>(event: &'static str, fields: &T) -> Option<String> {
     let fields = serde_json::to_string(fields).ok()?;
     let fields = fields.strip_prefix('{')?;
