@@ -2,8 +2,8 @@
 
 use crate::control::{ControlThread, RunError};
 use crate::supervisor::{
-    DesiredStateArrived, DrainNode, Health, JobOver, Kill, MAILBOX_LEN, Outlets, SendReport, Settings, Shutdown, Spawn,
-    StatusReport, Supervisor, Tell, WorkerExited, WorkerStarted, WorkerUnfit,
+    DesiredStateArrived, DrainNode, Examine, Health, JobOver, Kill, MAILBOX_LEN, Outlets, SendReport, Settings,
+    Shutdown, Spawn, StatusReport, Supervisor, Tell, WorkerExamined, WorkerExited, WorkerStarted, WorkerUnfit,
 };
 use crate::transport::{NotSent, Uplink};
 use actix::{Actor, Addr, Context, Handler, Message};
@@ -12,6 +12,7 @@ use phalanx_strategies::elastic::identity::Worker;
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use phalanx_strategies::elastic::supervisor::Abandonment;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Commands of the supervisor to processes.
@@ -21,6 +22,9 @@ pub enum Process {
     Spawn(Worker, Option<u32>),
     /// Kill a process, or cancel its start; answer with [`Node::exited`].
     Kill(Worker),
+    /// Find out how long a process has waited for a processor since its last heartbeat, or since the last such command; pass on
+    /// the heartbeats that have arrived, then answer with [`Node::examined`].
+    Examine(Worker),
     /// Pass a desired state on to a process.
     Tell(Worker, DesiredState),
     /// No process is left, and no process will be started; with a reason if the node cannot take part.
@@ -59,6 +63,7 @@ macro_rules! commands {
 commands! {
     Spawn: Spawn { worker, device } => Process::Spawn(worker, device),
     Kill: Kill(worker) => Process::Kill(worker),
+    Examine: Examine(worker) => Process::Examine(worker),
     Tell: Tell { worker, desired_state } => Process::Tell(worker, desired_state),
     Shutdown: Shutdown(why) => Process::Shutdown(why),
 }
@@ -120,6 +125,7 @@ impl Node {
             let outlets = Outlets {
                 spawn: processes.clone().recipient(),
                 kill: processes.clone().recipient(),
+                examine: processes.clone().recipient(),
                 tell: processes.clone().recipient(),
                 reports: uplink_actor.recipient(),
                 shutdown: processes.recipient(),
@@ -149,6 +155,12 @@ impl Node {
     #[must_use]
     pub fn exited(&self, worker: Worker) -> bool {
         self.try_send(WorkerExited(worker))
+    }
+
+    /// Reports how long a process has waited for a processor. Returns like [`Node::started`].
+    #[must_use]
+    pub fn examined(&self, worker: Worker, waited: Duration) -> bool {
+        self.try_send(WorkerExamined { worker, waited })
     }
 
     /// Reports that a process cannot start, and that a restart would fail too. Returns like [`Node::started`].

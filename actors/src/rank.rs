@@ -136,6 +136,9 @@ pub struct Rank {
     reported: Vec<(Axes, Awaited, Vec<u32>)>,
 }
 
+/// Name of the thread that sends a rank's heartbeats.
+pub const THREAD: &str = "rank";
+
 /// Reason for aborting the groups of an earlier world.
 const LATER: &str = "a later world has begun";
 
@@ -172,7 +175,7 @@ impl Handle {
     /// # Errors
     /// When the system cannot provide a thread.
     pub async fn start(member: Member, port: Box<dyn RankPort>, life: Life) -> std::io::Result<Handle> {
-        let thread = ControlThread::start("rank")?;
+        let thread = ControlThread::start(THREAD)?;
         let start = move |guardian: Guardian| async move {
             let rank = Rank {
                 member,

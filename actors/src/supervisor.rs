@@ -12,6 +12,7 @@ use phalanx_strategies::elastic::inputs::Input;
 use phalanx_strategies::elastic::message::{DesiredState, MemberReport, Report};
 use phalanx_strategies::elastic::supervisor::{self as machine, Abandonment};
 use phalanx_strategies::elastic::timing::Timing;
+use std::time::Duration;
 
 /// Settings of a supervisor.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub struct Outlets {
     pub spawn: Recipient<Spawn>,
     /// Kills processes.
     pub kill: Recipient<Kill>,
+    /// Examines processes.
+    pub examine: Recipient<Examine>,
     /// Passes desired states to processes.
     pub tell: Recipient<Tell>,
     /// The transport to the coordinators.
@@ -61,6 +64,11 @@ pub struct Spawn {
 /// Kill a process, or cancel its start; the answer is [`WorkerExited`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kill(pub Worker);
+
+/// Find out how long a process has waited for a processor since its last heartbeat, or since the last such message; the answer is
+/// [`WorkerExamined`], after the heartbeats that have arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Examine(pub Worker);
 
 /// Pass a desired state on to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +98,15 @@ pub struct WorkerStarted(pub MemberReport);
 /// A process has exited, as reported by the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerExited(pub Worker);
+
+/// The answer to [`Examine`].
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerExamined {
+    /// The worker of the process.
+    pub worker: Worker,
+    /// How long it has waited for a processor.
+    pub waited: Duration,
+}
 
 /// A process cannot start, and a restart would fail too.
 #[derive(Clone, Debug)]
@@ -127,6 +144,7 @@ macro_rules! notifications {
 notifications!(
     Spawn,
     Kill,
+    Examine,
     Tell,
     SendReport,
     Shutdown,
@@ -134,6 +152,7 @@ notifications!(
     WorkerStarted,
     WorkerUnfit,
     WorkerExited,
+    WorkerExamined,
     StatusReport,
     Health,
     DrainNode,
@@ -172,6 +191,7 @@ impl Supervisor {
                     let device = self.machine.device_of(worker.member.slot);
                     self.pass_on(&self.outlets.spawn, Spawn { worker, device }, ctx)
                 }
+                machine::Command::Examine(worker) => self.pass_on(&self.outlets.examine, Examine(worker), ctx),
                 machine::Command::Kill(worker) => self.pass_on(&self.outlets.kill, Kill(worker), ctx),
                 machine::Command::Tell(worker, desired_state) => {
                     self.pass_on(&self.outlets.tell, Tell { worker, desired_state }, ctx)
@@ -240,6 +260,15 @@ impl Handler<WorkerExited> for Supervisor {
 
     fn handle(&mut self, WorkerExited(worker): WorkerExited, ctx: &mut Context<Self>) {
         self.machine.handle_exited(now(), worker);
+        self.drive(ctx);
+    }
+}
+
+impl Handler<WorkerExamined> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, WorkerExamined { worker, waited }: WorkerExamined, ctx: &mut Context<Self>) {
+        self.machine.handle_examined(now(), worker, waited);
         self.drive(ctx);
     }
 }

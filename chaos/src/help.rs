@@ -9,6 +9,7 @@ waits for taking_over, stopping, regrouping, healing or running. A member is {\"
 Processes and machines:
   kill_rank {member}                         a rank process is killed
   hang_rank {member, for_ms}                 a rank process is stopped
+  starve_rank {member, for_ms}               a rank process gets no processor
   slow_rank {member, factor, for_ms}         a rank computes more slowly
   fail_device {member}                       the device of a rank fails
   fail_starts {node, for_ms}                 no process of a node starts

@@ -53,6 +53,13 @@ pub enum Fault {
         /// Duration.
         for_ms: u64,
     },
+    /// A rank process gets no processor for a while.
+    StarveRank {
+        /// The rank.
+        member: MemberId,
+        /// Duration.
+        for_ms: u64,
+    },
     /// A rank computes more slowly for a while.
     SlowRank {
         /// The rank.
@@ -218,6 +225,14 @@ impl Plan {
                 Fault::IsolateWorld { for_ms: dice.pick(4_000..10_000) }
             };
             plan.push(Planned { at_ms: dice.pick(800..span_ms / 2), during: None, fault });
+        }
+        // Likewise.
+        let mut dice = Dice::new(seed, "processors");
+        for _ in 0..dice.pick(0..8).saturating_sub(5) {
+            let node = NodeId(dice.pick(0..u64::from(n_nodes)) as u32);
+            let member = MemberId { node, slot: dice.pick(0..u64::from(n_slots)) as u32 };
+            let fault = Fault::StarveRank { member, for_ms: dice.pick(100..8_000) };
+            plan.push(Planned { at_ms: dice.pick(800..span_ms), during: None, fault });
         }
         plan.sort_by_key(|planned| planned.at_ms);
         Plan(plan)

@@ -8,7 +8,7 @@ use phalanx_chaos::plan::{Fault, Plan, Planned};
 use phalanx_chaos::shrink::shrink;
 use phalanx_chaos::sim::{Config, Outcome, run};
 use phalanx_strategies::elastic::coordinator::Activity;
-use phalanx_strategies::elastic::identity::NodeId;
+use phalanx_strategies::elastic::identity::{MemberId, NodeId};
 use phalanx_strategies::elastic::incident::{Culprit, Why};
 use phalanx_strategies::elastic::timing::CLOCK_RATIO_MAX;
 use std::collections::BTreeSet;
@@ -73,6 +73,7 @@ fn six_thousand_seeds_violate_no_invariant_and_reach_rare_events() {
     let kinds: BTreeSet<String> =
         outcomes.iter().flat_map(|o| &o.injected).map(|(_, planned)| kind(&planned.fault)).collect();
     for expected in [
+        "starve_rank",
         "fail_store",
         "skew_clock",
         "set_clock",
@@ -162,6 +163,29 @@ fn clocks_and_strangers_end_no_world_and_no_term_and_a_failing_store_ends_no_wor
             assert!(store || outcome.n_terms == 1, "seed {seed}: {} terms", outcome.n_terms);
         }
     }
+}
+
+// SUPERVISOR-12
+#[test]
+fn rank_without_a_processor_ends_no_world_and_a_stopped_one_does() {
+    let mut n_stopped = 0;
+    for seed in 0..60 {
+        let config = Config::small(seed);
+        let causes = |fault| {
+            let outcome = run(config, &Plan(vec![Planned { at_ms: 3_000, during: None, fault }]));
+            assert_eq!(outcome.violation, None, "seed {seed}");
+            outcome.incidents.iter().map(|(_, incident)| incident.cause.why).collect::<BTreeSet<Why>>()
+        };
+        let (member, for_ms) = (MemberId { node: NodeId(0), slot: 0 }, 2_500);
+
+        let starved = causes(Fault::StarveRank { member, for_ms });
+        let stopped = causes(Fault::HangRank { member, for_ms });
+
+        assert!(starved.iter().all(|why| matches!(why, Why::Started | Why::Grows)), "seed {seed}: {starved:?}");
+        n_stopped += u32::from(stopped.contains(&Why::Hangs));
+    }
+    // The others have no rank in that slot.
+    assert!(n_stopped > 40, "{n_stopped} stopped ranks were found");
 }
 
 #[test]

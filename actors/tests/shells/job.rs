@@ -6,8 +6,8 @@ use phalanx_actors::coordinator::{self, Checkpoints, Coordinator, GetStatus, Lea
 use phalanx_actors::events::{Event, IncidentLine, What};
 use phalanx_actors::store::{SharedStore, memory::Memory};
 use phalanx_actors::supervisor::{
-    self, DesiredStateArrived, Kill, SendReport, Shutdown, Spawn, StatusReport, Supervisor, Tell, WorkerExited,
-    WorkerStarted,
+    self, DesiredStateArrived, Examine, Kill, SendReport, Shutdown, Spawn, StatusReport, Supervisor, Tell,
+    WorkerExamined, WorkerExited, WorkerStarted,
 };
 use phalanx_strategies::elastic::checkpoint::Checkpoint;
 use phalanx_strategies::elastic::commit::Vote;
@@ -157,6 +157,7 @@ impl Job {
         let outlets = supervisor::Outlets {
             spawn: processes.clone().recipient(),
             kill: processes.clone().recipient(),
+            examine: processes.clone().recipient(),
             tell: processes.clone().recipient(),
             reports: self.network.clone().recipient(),
             shutdown: processes.recipient(),
@@ -358,6 +359,15 @@ impl Handler<Kill> for Processes {
 
     fn handle(&mut self, Kill(worker): Kill, _: &mut Context<Self>) {
         self.gone(worker);
+    }
+}
+
+impl Handler<Examine> for Processes {
+    type Result = ();
+
+    fn handle(&mut self, Examine(worker): Examine, _: &mut Context<Self>) {
+        let waited = Duration::ZERO;
+        self.supervisor().try_send(WorkerExamined { worker, waited }).unwrap();
     }
 }
 

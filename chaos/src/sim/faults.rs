@@ -68,6 +68,17 @@ impl Sim {
                 }
                 for_ms
             }
+            Fault::StarveRank { member, for_ms } => {
+                // Whatever begins meanwhile waits for it.
+                self.disturb(member.node, true);
+                let now = self.node_now(member.node.0 as usize);
+                if let Some(rank) = self.worker_in(member).and_then(|worker| self.rank(worker)) {
+                    rank.stopped += 1;
+                    rank.starved += 1;
+                    rank.examined = now;
+                }
+                for_ms
+            }
             Fault::SlowRank { member, factor, for_ms } => {
                 self.disturb(member.node, true);
                 self.nodes[member.node.0 as usize].slow.insert(member.slot, factor);
@@ -113,6 +124,13 @@ impl Sim {
                 stopped.into_iter().for_each(|i| self.continue_candidate(i));
             }
             Fault::HangRank { member, .. } => {
+                self.continue_rank(member);
+                self.observe(&Observation::Undisturbed(member.node));
+            }
+            Fault::StarveRank { member, .. } => {
+                if let Some(rank) = self.worker_in(member).and_then(|worker| self.rank(worker)) {
+                    rank.starved = rank.starved.saturating_sub(1);
+                }
                 self.continue_rank(member);
                 self.observe(&Observation::Undisturbed(member.node));
             }

@@ -18,6 +18,7 @@ use phalanx_strategies::elastic::shadow::Shard;
 use phalanx_strategies::elastic::supervisor::{self, Supervisor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::time::Instant;
 
 /// A machine.
 pub struct Node {
@@ -53,6 +54,9 @@ pub struct Rank {
     /// Number of faults that stop the process, and the events that wait meanwhile.
     pub stopped: u32,
     pub waiting: Vec<RankEvent>,
+    /// Number of those faults that only take the processor away, and until when its waits are known to its supervisor.
+    pub starved: u32,
+    pub examined: Instant,
     /// Arrival times of the last local messages, which stay in order.
     last_status_report: u64,
     last_desired_state: u64,
@@ -196,6 +200,8 @@ impl Sim {
             catch_up_parts: CatchUpProgress::default(),
             stopped: 0,
             waiting: vec![],
+            starved: 0,
+            examined: now,
             last_status_report: 0,
             last_desired_state: 0,
         };
@@ -271,6 +277,7 @@ impl Sim {
                 supervisor::Command::Kill(worker) => {
                     self.nodes[i].killed_starts.insert(worker);
                 }
+                supervisor::Command::Examine(worker) => self.examine(i, worker),
                 supervisor::Command::Tell(worker, desired_state) => {
                     let at = self.now + self.dice.pick(20..300);
                     let Some(rank) = self.rank(worker) else { continue };
@@ -288,6 +295,16 @@ impl Sim {
             }
         }
         self.arm_node(i);
+    }
+
+    /// A process that is stopped waits for no processor.
+    fn examine(&mut self, i: usize, worker: Worker) {
+        let now = self.node_now(i);
+        let starved = self.rank(worker).filter(|rank| rank.starved > 0 && rank.starved == rank.stopped);
+        let since = starved.map(|rank| std::mem::replace(&mut rank.examined, now));
+        let waited = since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
+        let supervisor = self.nodes[i].supervisor.as_mut().expect("it has just given a command");
+        supervisor.handle_examined(now, worker, waited);
     }
 
     pub(super) fn arm_node(&mut self, i: usize) {

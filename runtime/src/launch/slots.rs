@@ -18,6 +18,9 @@ use super::sys;
 /// Maximum wait for killed processes; only a process stuck in the kernel takes longer.
 const KILLED_WAIT: Duration = Duration::from_secs(10);
 
+/// Maximum reads from each process at a time: more than its socket holds, and a bound if it sends faster than the launcher reads.
+const READS_MAX: usize = 64;
+
 /// Slots `0..n`. Dropping them kills their processes.
 #[must_use = "dropping the slots kills their processes"]
 pub struct Slots {
@@ -168,6 +171,19 @@ impl Slots {
                 return Ok(None);
             }
         }
+    }
+
+    /// Everything that the processes have sent so far, without waiting.
+    ///
+    /// # Errors
+    /// When the system refuses to poll.
+    pub fn take_pending(&mut self) -> Result<Vec<SlotEvent>, LaunchError> {
+        for _ in 0..READS_MAX {
+            if !self.wait(-1, Some(Duration::ZERO))? {
+                break;
+            }
+        }
+        Ok(self.events.drain(..).collect())
     }
 
     fn process(&self, slot: u32) -> Option<&RankProcess> {

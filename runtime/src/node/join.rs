@@ -398,6 +398,7 @@ impl NodeLoop {
                 match command {
                     Process::Spawn(worker, device) => self.processes.spawn(worker, device),
                     Process::Kill(worker) => self.processes.kill(worker)?,
+                    Process::Examine(worker) => self.processes.examine(worker)?,
                     Process::Tell(worker, desired_state) => self.processes.tell(worker, &desired_state)?,
                     Process::Shutdown(why) => return why.map_or(Ok(()), |why| Err(abandonment(why))),
                 }
@@ -478,6 +479,7 @@ impl NodeLoop {
         match event {
             NodeEvent::Started(status_report) => self.supervisor.started(status_report.clone()),
             NodeEvent::Exited(worker, ..) => self.supervisor.exited(*worker),
+            NodeEvent::Examined(worker, waited) => self.supervisor.examined(*worker, *waited),
             NodeEvent::Failed(worker, failure_report) => {
                 self.supervisor.cannot_start(*worker, failure_report.text.clone())
             }

@@ -4,7 +4,8 @@
 //!   `shared_folder`: whether the node sees the job's output folder.
 //! - `metrics_merge`: merges the events of all ranks; `failures`: failures of ranks.
 //! - `folder`: the folder with the key of a node, for one process at a time.
-//! - `processes`: the rank processes of a machine and their shared memory; `devices`: their devices.
+//! - `processes`: the rank processes of a machine and their shared memory; `devices`: their devices;
+//!   `processor_waits`: how long they wait for a processor.
 
 pub(crate) mod bootstrap;
 mod devices;
@@ -13,4 +14,5 @@ pub(crate) mod folder;
 pub(crate) mod join;
 mod metrics_merge;
 pub(crate) mod processes;
+mod processor_waits;
 pub(crate) mod shared_folder;

@@ -8,6 +8,7 @@ use crate::launch::executable::Executable;
 use crate::launch::failure::Ending;
 use crate::launch::numa::NumaNode;
 use crate::launch::slots::{SlotEvent, Slots};
+use crate::node::processor_waits::ProcessorWaits;
 use crate::rank::arena_contents::{ArenaContents, Lasting};
 use crate::rank::failure_report::FailureReport;
 use crate::rank::pairs::owner;
@@ -41,6 +42,8 @@ pub(crate) enum NodeEvent {
     StatusReport(MemberReport),
     /// The process exited; the flag tells whether it had sent a status report.
     Exited(Worker, Ending, bool),
+    /// How long the process has waited for a processor since its last heartbeat or examination.
+    Examined(Worker, Duration),
     /// An event of the rank in its world.
     Happened {
         /// Generation of the world.
@@ -75,6 +78,8 @@ pub(crate) struct Node {
     workers: BTreeMap<u32, Worker>,
     /// Workers that have sent a status report.
     started: BTreeMap<u32, Worker>,
+    /// The waits of started workers for a processor.
+    waits: BTreeMap<Worker, ProcessorWaits>,
     /// Whether any process has ever sent a status report: the input and this machine served it.
     has_served: bool,
     plans: BTreeMap<Mesh, TeamPlan>,
@@ -132,6 +137,7 @@ impl Node {
             slots: Slots::new(n_slots),
             workers: BTreeMap::new(),
             started: BTreeMap::new(),
+            waits: BTreeMap::new(),
             has_served: false,
             plans: BTreeMap::new(),
             needs: BTreeMap::new(),
@@ -225,6 +231,20 @@ impl Node {
         Ok(())
     }
 
+    /// Finds out how long a rank has waited for a processor, after handling what the rank has sent.
+    ///
+    /// # Errors
+    /// When the system refuses to poll.
+    pub(crate) fn examine(&mut self, worker: Worker) -> Result<(), JobError> {
+        for event in self.slots.take_pending()? {
+            self.handle(event);
+        }
+        let waited = self.waits.get_mut(&worker).map(ProcessorWaits::since_last).unwrap_or_default();
+        tracing::debug!(%worker, ?waited, "a rank sends no heartbeat; it has waited for a processor");
+        self.events.push_back(NodeEvent::Examined(worker, waited));
+        Ok(())
+    }
+
     /// Passes the memory of a world to a rank, then the desired state.
     ///
     /// # Errors
@@ -275,6 +295,7 @@ impl Node {
                 let has_begun = self.started.remove(&slot).is_some();
                 let Some(worker) = self.workers.remove(&slot) else { return };
                 self.recycled_arenas.remove(&worker);
+                self.waits.remove(&worker);
                 // Peers stop waiting for this member now, before their next desired state.
                 if let Some((_, world, _)) = self.world.as_ref().filter(|(_, _, members)| members.contains(&worker)) {
                     world.control().abort(&format!("{worker} {ending}"));
@@ -285,6 +306,10 @@ impl Node {
                 let Some(worker) = self.workers.get(&slot).copied() else { return };
                 match FromRank::decode(&bytes) {
                     Ok(FromRank::StatusReport(status_report)) if status_report.worker == worker => {
+                        let pid = self.slots.pid(slot);
+                        if let Some(pid) = pid {
+                            self.waits.entry(worker).or_insert_with(|| ProcessorWaits::of(pid)).since_last();
+                        }
                         let first = self.started.insert(slot, worker) != Some(worker);
                         self.has_served = true;
                         if first {

@@ -35,6 +35,7 @@ mod reshape;
 mod resume;
 mod serve;
 mod shared_store;
+mod starved;
 mod streaming;
 mod support;
 mod trained_model;

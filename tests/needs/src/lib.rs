@@ -45,6 +45,8 @@ pub enum Need {
     NetworkNamespaces,
     /// A kernel that places memory by NUMA node and shows where it is.
     Numa,
+    /// The right to create a control group with a quota of processor time.
+    CpuQuota,
     /// NVIDIA's runtime compiler, in the folder that `PHALANX_NVRTC` names.
     Nvrtc,
     /// cuDNN, in the folder that `PHALANX_CUDNN` names.
@@ -52,7 +54,7 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Need; 12] = [
+    const ALL: [Need; 13] = [
         Need::Shared,
         Need::Python,
         Need::Transformers,
@@ -63,6 +65,7 @@ impl Need {
         Need::Amx,
         Need::NetworkNamespaces,
         Need::Numa,
+        Need::CpuQuota,
         Need::Nvrtc,
         Need::Cudnn,
     ];
@@ -80,6 +83,7 @@ impl Need {
             Need::Amx => "amx",
             Need::NetworkNamespaces => "netns",
             Need::Numa => "numa",
+            Need::CpuQuota => "cpu_quota",
             Need::Nvrtc => "nvrtc",
             Need::Cudnn => "cudnn",
         }

@@ -137,6 +137,9 @@ impl Job {
                     supervisor::Command::Tell(worker, desired_state) => {
                         self.members.get_mut(&worker).map(|member| member.handle_desired_state(&desired_state));
                     }
+                    supervisor::Command::Examine(worker) => {
+                        supervisor.handle_examined(self.now, worker, Duration::ZERO)
+                    }
                     supervisor::Command::Kill(_) | supervisor::Command::Shutdown | supervisor::Command::Abandon(_) => {}
                 }
             }

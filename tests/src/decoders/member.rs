@@ -41,7 +41,11 @@ fn run(mut bytes: &[u8]) {
                     assert_eq!(wire::decode(&frame), Ok(report));
                 }
                 Command::Tell(_, desired_state) => drop(member.handle_desired_state(&desired_state)),
-                Command::Spawn(_) | Command::Kill(_) | Command::Shutdown | Command::Abandon(_) => {}
+                Command::Spawn(_)
+                | Command::Examine(_)
+                | Command::Kill(_)
+                | Command::Shutdown
+                | Command::Abandon(_) => {}
             }
         }
         while let Some(command) = member.poll_command() {

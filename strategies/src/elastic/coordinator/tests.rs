@@ -242,6 +242,7 @@ impl Job {
                 self.members.insert(worker, member);
             }
             supervisor::Command::Kill(worker) => self.kill(worker),
+            supervisor::Command::Examine(worker) => supervisor.handle_examined(self.now, worker, Duration::ZERO),
             supervisor::Command::Tell(worker, desired_state) => {
                 if let Some(member) = self.members.get_mut(&worker) {
                     let _ = member.handle_desired_state(&desired_state);
