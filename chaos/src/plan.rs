@@ -226,17 +226,23 @@ impl Plan {
             };
             plan.push(Planned { at_ms: dice.pick(800..span_ms / 2), during: None, fault });
         }
-        // Likewise.
-        let mut dice = Dice::new(seed, "processors");
-        for _ in 0..dice.pick(0..8).saturating_sub(5) {
-            let node = NodeId(dice.pick(0..u64::from(n_nodes)) as u32);
-            let member = MemberId { node, slot: dice.pick(0..u64::from(n_slots)) as u32 };
-            let fault = Fault::StarveRank { member, for_ms: dice.pick(100..8_000) };
-            plan.push(Planned { at_ms: dice.pick(800..span_ms), during: None, fault });
-        }
+        plan.extend(starved(seed, n_nodes, n_slots, span_ms));
         plan.sort_by_key(|planned| planned.at_ms);
         Plan(plan)
     }
+}
+
+/// Ranks without a processor, drawn apart likewise.
+fn starved(seed: u64, n_nodes: u32, n_slots: u32, span_ms: u64) -> Vec<Planned> {
+    let mut dice = Dice::new(seed, "processors");
+    let n = dice.pick(0..8).saturating_sub(5);
+    let mut one = || {
+        let node = NodeId(dice.pick(0..u64::from(n_nodes)) as u32);
+        let member = MemberId { node, slot: dice.pick(0..u64::from(n_slots)) as u32 };
+        let fault = Fault::StarveRank { member, for_ms: dice.pick(100..8_000) };
+        Planned { at_ms: dice.pick(800..span_ms), during: None, fault }
+    };
+    (0..n).map(|_| one()).collect()
 }
 
 /// So short that the pauses between failed starts let fewer than [`INCIDENTS_MAX`] of them happen, which would end the job.

@@ -61,24 +61,8 @@ impl Sim {
                 self.candidates[candidate].stopped += 1;
                 for_ms
             }
-            Fault::HangRank { member, for_ms } => {
-                self.disturb(member.node, true);
-                if let Some(rank) = self.worker_in(member).and_then(|worker| self.rank(worker)) {
-                    rank.stopped += 1;
-                }
-                for_ms
-            }
-            Fault::StarveRank { member, for_ms } => {
-                // Whatever begins meanwhile waits for it.
-                self.disturb(member.node, true);
-                let now = self.node_now(member.node.0 as usize);
-                if let Some(rank) = self.worker_in(member).and_then(|worker| self.rank(worker)) {
-                    rank.stopped += 1;
-                    rank.starved += 1;
-                    rank.examined = now;
-                }
-                for_ms
-            }
+            Fault::HangRank { member, for_ms } => self.stop_rank(member, false, for_ms),
+            Fault::StarveRank { member, for_ms } => self.stop_rank(member, true, for_ms),
             Fault::SlowRank { member, factor, for_ms } => {
                 self.disturb(member.node, true);
                 self.nodes[member.node.0 as usize].slow.insert(member.slot, factor);
@@ -123,13 +107,10 @@ impl Sim {
                 let stopped = (0..self.candidates.len()).find(|i| self.candidates[*i].stopped > 0);
                 stopped.into_iter().for_each(|i| self.continue_candidate(i));
             }
-            Fault::HangRank { member, .. } => {
-                self.continue_rank(member);
-                self.observe(&Observation::Undisturbed(member.node));
-            }
-            Fault::StarveRank { member, .. } => {
+            Fault::HangRank { member, .. } | Fault::StarveRank { member, .. } => {
+                let is_starved = matches!(fault, Fault::StarveRank { .. });
                 if let Some(rank) = self.worker_in(member).and_then(|worker| self.rank(worker)) {
-                    rank.starved = rank.starved.saturating_sub(1);
+                    rank.starved = rank.starved.saturating_sub(u32::from(is_starved));
                 }
                 self.continue_rank(member);
                 self.observe(&Observation::Undisturbed(member.node));
@@ -285,6 +266,19 @@ impl Sim {
         let Some(supervisor) = &mut self.nodes[i].supervisor else { return };
         supervisor.handle_drain(now);
         self.queue.push(self.now + 500_000, Event::NodeDies { node: i, back_after_ms });
+    }
+
+    /// Stops a process, or takes only its processor away.
+    fn stop_rank(&mut self, member: MemberId, is_starved: bool, for_ms: u64) -> u64 {
+        // Whatever begins meanwhile waits for it.
+        self.disturb(member.node, true);
+        let now = self.node_now(member.node.0 as usize);
+        if let Some(rank) = self.worker_in(member).and_then(|worker| self.rank(worker)) {
+            rank.stopped += 1;
+            rank.starved += u32::from(is_starved);
+            rank.examined = now;
+        }
+        for_ms
     }
 
     pub(super) fn continue_rank(&mut self, member: MemberId) {
