@@ -205,9 +205,8 @@ impl<'a> Trainer<'a> {
         emit: &mut dyn FnMut(Event),
     ) -> Result<Pause, JobError> {
         let first_step = self.state.step;
-        if self.make_up_for_evaluation(data, emit)? {
-            self.save_due(saving, false, data.checkpoint_required, emit)?;
-            self.wait_for_best(saving, data.checkpoint_required, emit)?;
+        if self.make_up_for_evaluation(data, saving, control, emit)? {
+            return Ok(Pause::Over);
         }
         let mut began = Instant::now();
         while self.state.step < self.run.total_steps {
@@ -237,9 +236,11 @@ impl<'a> Trainer<'a> {
             let asked = self.is_asked(if alone { control.saves.load(Ordering::Acquire) } else { 0 }) || asked;
             let pauses = requests.pause == self.generation && self.member.is_some() && !(last || stop || asked);
             [Where::Weights, Where::Optimizer, Where::Shadow].into_iter().for_each(|place| self.plant(place));
-            let ends = if last || pauses || self.is_over() { Ends::Never } else { Ends::on(stop, control) };
+            // A run that ends early stops by itself, and is to evaluate its last step.
+            let ends = if pauses { Ends::Never } else { Ends::on(stop && !self.is_over(), control) };
             let evaluated = self.evaluate_if_due(data, last, ends, &mut began, emit)?;
-            if evaluated == Evaluated::Ended && !stop {
+            // The commit of the last step has told it already.
+            if evaluated == Evaluated::Ended && !stop && !last {
                 self.member.as_mut().map_or(Ok(()), |member| member.stopped(self.state.step))?;
             }
             let (is_best, stop) = (evaluated == Evaluated::Best, stop || evaluated == Evaluated::Ended);

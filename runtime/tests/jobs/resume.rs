@@ -83,40 +83,80 @@ fn small_files_that_were_cut_off_cost_no_run() {
     }
 }
 
+const EVALUATED: [&str; 6] = ["--val_set_size", "0.9", "--eval_steps", "3", "--save_steps", "none"];
+
+/// Data whose evaluation takes about a second.
+fn evaluated_at_length(p: &Project) {
+    let text: String = (0..16_000).map(|i| format!("The {}th hoplite holds the line. ", i * i % 977)).collect();
+    std::fs::write(p.path("text.txt"), text).unwrap();
+}
+
+fn evaluations(p: &Project, out: &str) -> Vec<(u64, f64)> {
+    let text = std::fs::read_to_string(p.path(out).join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter_map(|line| Some((line["step"].as_u64()?, line["eval_loss"].as_f64()?))).collect()
+}
+
+/// Runs a job, stops it at the line with this text, and returns the rest of its output.
+fn stopped_at(p: &Project, keys: &[&str], line: &str) -> Vec<String> {
+    let mut child = p.command(&[&["train", "job.yaml"], keys].concat()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|found| found.unwrap().contains(line)), "{line}");
+    signal(child.id(), libc::SIGTERM);
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+
+    assert!(child.wait().unwrap().success(), "{rest:?}");
+    rest
+}
+
 #[test]
 fn evaluation_that_a_request_to_stop_ends_is_made_up_for_by_the_resumed_run() {
     let p = Project::new();
-    let text: String = (0..16_000).map(|i| format!("The {}th hoplite holds the line. ", i * i % 977)).collect();
-    std::fs::write(p.path("text.txt"), text).unwrap();
-    let keys = ["--val_set_size", "0.9", "--eval_steps", "3", "--save_steps", "none", "--max_steps", "6"];
-    let evaluations = |out: &str| -> Vec<(u64, f64)> {
-        let text = std::fs::read_to_string(p.path(out).join("metrics.jsonl")).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines.filter_map(|line| Some((line["step"].as_u64()?, line["eval_loss"].as_f64()?))).collect()
-    };
+    evaluated_at_length(&p);
     for ranks in ["1", "2"] {
         let [straight, halves] = ["straight", "halves"].map(|name| format!("{name}{ranks}"));
-        let with =
-            |out| [&["--dp_shard_size", ranks, "--reproducible", "true", "--output_dir", out], &keys[..]].concat();
+        let with = |out| {
+            let own = ["--dp_shard_size", ranks, "--reproducible", "true", "--max_steps", "6", "--output_dir", out];
+            [&own[..], &EVALUATED].concat()
+        };
         p.train(&with(&straight)).succeeds();
-        let halved = with(&halves);
-        let mut child =
-            p.command(&[&["train", "job.yaml"], &halved[..]].concat()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().starts_with("step     3")));
-        signal(child.id(), libc::SIGTERM);
-        let rest: Vec<String> = lines.map(Result::unwrap).collect();
+        // The second run is stopped while it makes up for the evaluation.
+        for line in ["step     3", "resuming at step 3"] {
+            let rest = stopped_at(&p, &with(&halves), line);
 
-        assert!(child.wait().unwrap().success());
-        assert!(
-            rest.iter().any(|line| line.contains("the evaluation after step 3 is left to the resumed run")),
-            "{rest:?}"
-        );
-        assert_eq!((p.metrics(&halves).len(), evaluations(&halves).len()), (3, 0), "{rest:?}");
-        p.train(&halved).succeeds();
-        assert_eq!(evaluations(&halves), evaluations(&straight));
+            assert!(
+                rest.iter().any(|line| line.contains("the evaluation after step 3 is left to the resumed run")),
+                "{rest:?}"
+            );
+            assert_eq!((p.metrics(&halves).len(), evaluations(&p, &halves).len()), (3, 0), "{rest:?}");
+        }
+        p.train(&with(&halves)).succeeds();
+        assert_eq!(evaluations(&p, &halves), evaluations(&p, &straight));
         assert_eq!(p.metrics(&halves), p.metrics(&straight));
         assert_eq!(p.model_bytes(&halves), p.model_bytes(&straight));
+    }
+}
+
+#[test]
+fn request_to_stop_ends_the_evaluation_after_the_last_step_and_the_model_is_exported() {
+    let p = Project::new();
+    evaluated_at_length(&p);
+    for ranks in ["1", "2"] {
+        let with = |out| {
+            let own = ["--dp_shard_size", ranks, "--reproducible", "true", "--max_steps", "4", "--output_dir", out];
+            [&own[..], &EVALUATED].concat()
+        };
+        let [straight, stopped] = ["straight", "stopped"].map(|name| format!("{name}{ranks}"));
+        p.train(&with(&straight)).succeeds();
+
+        let rest = stopped_at(&p, &with(&stopped), "step     4");
+
+        let note = "the evaluation after step 4 is left out, because the run is to stop";
+        assert!(rest.iter().any(|line| line.contains(note)), "{rest:?}");
+        let found =
+            [&straight, &stopped].map(|out| evaluations(&p, out).iter().map(|(step, _)| *step).collect::<Vec<_>>());
+        assert_eq!(found, [vec![3, 4], vec![3]]);
+        assert_eq!(p.model_bytes(&stopped), p.model_bytes(&straight));
     }
 }
 

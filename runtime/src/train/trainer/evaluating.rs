@@ -9,6 +9,7 @@ use crate::error::plan::PlanError;
 use crate::events::{EvalMetrics, Event};
 use crate::train::best::Best;
 use crate::train::evaluation::Evaluator;
+use crate::train::saving::Saving;
 use crate::train::team::Team;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -64,9 +65,14 @@ impl Trainer<'_> {
             return Ok(Evaluated::Seen);
         };
         let Some(metrics) = self.evaluate(rows, ends)? else {
-            emit(Event::Note(format!(
-                "the evaluation after step {step} is left to the resumed run, because this one is to stop"
-            )));
+            // Once its last step is done, the model matters more, and there is no run to resume.
+            emit(Event::Note(if step == self.run.total_steps {
+                format!(
+                    "the evaluation after step {step} is left out, because the run is to stop; `phalanx eval` makes up for it"
+                )
+            } else {
+                format!("the evaluation after step {step} is left to the resumed run, because this one is to stop")
+            }));
             return Ok(Evaluated::Ended);
         };
         emit(Event::Eval(metrics.clone()));
@@ -87,20 +93,32 @@ impl Trainer<'_> {
         Ok(if is_best && rule.keeps_best { Evaluated::Best } else { Evaluated::Seen })
     }
 
-    /// Repeats the evaluation of the current step that an earlier world did not finish or report; returns whether the model is the
-    /// best so far and is to be saved.
+    /// Repeats the evaluation of the current step that an earlier world did not finish or report, and saves the model if it is the
+    /// best so far. Returns whether the run stops before its next step, because a request to stop has ended the evaluation.
     pub(super) fn make_up_for_evaluation(
         &mut self,
         data: &TrainData<'_>,
+        saving: &mut Saving,
+        control: &Control,
         emit: &mut dyn FnMut(Event),
     ) -> Result<bool, JobError> {
         let (step, rule) = (self.state.step, self.run.best);
         let is_unseen = rule.is_on() && step > 0 && self.state.best.evaluated < step;
-        if is_unseen || self.unfinished.evaluation {
-            self.evaluate_if_due(data, false, Ends::Never, &mut Instant::now(), emit)?;
+        if (is_unseen || self.unfinished.evaluation)
+            && self.evaluate_if_due(data, false, Ends::Asked(control), &mut Instant::now(), emit)? == Evaluated::Ended
+            && step < self.run.total_steps
+        {
+            self.member.as_mut().map_or(Ok(()), |member| member.stopped(step))?;
+            self.verify_if_due(true, 1.0)?;
+            self.save_due(saving, true, data.checkpoint_required, emit)?;
+            return Ok(true);
         }
         let is_best = rule.keeps_best && self.state.best.step == step && self.state.best.loss().is_some();
-        Ok(is_best && (is_unseen || self.unfinished.save))
+        if is_best && (is_unseen || self.unfinished.save) {
+            self.save_due(saving, false, data.checkpoint_required, emit)?;
+            self.wait_for_best(saving, data.checkpoint_required, emit)?;
+        }
+        Ok(false)
     }
 
     /// Whether the run ends early.
