@@ -1,5 +1,8 @@
 //! `phalanx-chaos sim`: runs seeds, prints faults and incidents, and shrinks failing plans.
 
+mod progress;
+
+use crate::progress::Progress;
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use phalanx_chaos::help::FAULTS;
@@ -104,6 +107,7 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
     let (from, to) = range.split_once("..").context("expected seeds as FROM..TO")?;
     let (from, to): (u64, u64) = (from.parse()?, to.parse()?);
     let (next, began) = (AtomicU64::new(from), Instant::now());
+    let progress = Progress::new(to.saturating_sub(from));
     let work = || -> anyhow::Result<(Totals, Vec<u64>)> {
         let (mut totals, mut failed) = (Totals::default(), vec![]);
         loop {
@@ -114,15 +118,17 @@ fn many(args: &Sim, range: &str) -> anyhow::Result<()> {
             let config = args.config(seed);
             let outcome = run(config, &args.plan(&config)?);
             totals.add(&Totals::of(&outcome));
-            if let Some(violation) = outcome.violation {
-                eprintln!("seed {seed} at {} ms: {}: {}", violation.at_ms, violation.invariant, violation.what);
-                failed.push(seed);
-            }
+            let violation = outcome.violation;
+            failed.extend(violation.as_ref().map(|_| seed));
+            progress.done(violation.map(|v| format!("seed {seed} at {} ms: {}: {}", v.at_ms, v.invariant, v.what)));
         }
     };
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (mut totals, mut failed) = (Totals::default(), vec![]);
     std::thread::scope(|scope| -> anyhow::Result<()> {
+        let (_shown, ended) = Progress::channel();
+        let progress = &progress;
+        scope.spawn(move || progress.show(&ended));
         let workers: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
         for worker in workers {
             let (here, seeds) = worker.join().expect("a panic ends the process")?;
