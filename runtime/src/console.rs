@@ -66,6 +66,16 @@ struct State {
 
 /// Text without characters that control a terminal, which names and data of others may contain.
 pub fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c.escape_default().collect())
+}
+
+/// As [`printable`], for JSON text, which has escapes of its own: its value stays the same.
+pub fn printable_json(text: &str) -> Cow<'_, str> {
+    // Such characters are parts of strings, where JSON takes most of them as they are; none is beyond 16 bits.
+    escaped(text, |c| format!("\\u{:04x}", u32::from(c)))
+}
+
+fn escaped(text: &str, escape: impl Fn(char) -> String) -> Cow<'_, str> {
     // Marks of direction reorder what is shown around them.
     let marks = |c: char| ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);
     let controls = |c: char| !matches!(c, '\n' | '\t') && (c.is_control() || marks(c));
@@ -75,7 +85,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     let mut shown = String::with_capacity(text.len() + 8);
     for c in text.chars() {
         match controls(c) {
-            true => shown.extend(c.escape_default()),
+            true => shown += &escape(c),
             false => shown.push(c),
         }
     }
@@ -376,6 +386,18 @@ mod tests {
         assert_eq!(printable("a\u{1b}[2Jb\r\u{202e}c\n\té"), "a\\u{1b}[2Jb\\r\\u{202e}c\n\té");
         assert_eq!(printable("\u{9b}31m\u{7}\u{8}\u{7f}"), "\\u{9b}31m\\u{7}\\u{8}\\u{7f}");
         assert!(matches!(printable("näme\n"), Cow::Borrowed("näme\n")));
+    }
+
+    // CONSOLE-4
+    #[test]
+    fn json_text_controls_no_terminal_and_has_its_value() {
+        let value = serde_json::json!({"a\u{7f}": "\u{9b}31m\u{1b}[2J\u{202e}\u{2069}é\n\t\"\\"});
+
+        for text in [value.to_string(), format!("{value:#}")] {
+            let shown = printable_json(&text);
+            assert_eq!(printable(&shown), shown);
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value, "{shown}");
+        }
     }
 
     #[test]

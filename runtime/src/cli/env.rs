@@ -1,7 +1,7 @@
 //! `phalanx env`.
 
-use super::say;
 use super::version::Build;
+use super::{say, say_json};
 use crate::config::precision::DeviceChoice;
 use crate::devices::{self, GpuInfo};
 use crate::error::JobError;
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, build: Build) -> Result<(), JobError> {
         "cudnn": cudnn,
     });
     if args.json {
-        say(&facts);
+        say_json(&facts, false);
         return Ok(());
     }
     say("Paste this into a bug report:");

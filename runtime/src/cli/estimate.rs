@@ -3,7 +3,7 @@
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
 use super::measured::{self, Gpus, gpus};
-use super::{JobArgs, report_note, right, say};
+use super::{JobArgs, report_note, right, say, say_json};
 use crate::config::JobConfig;
 use crate::config::precision::{DeviceChoice, GpuCollectives};
 use crate::devices;
@@ -110,7 +110,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         std::fs::write(path, forecast.timeline.chrome()).map_err(failed)?;
     }
     if args.json {
-        say(estimate.json());
+        say_json(&estimate.json(), false);
     } else {
         estimate.print();
     }

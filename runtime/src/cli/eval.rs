@@ -1,6 +1,6 @@
 //! `phalanx eval`.
 
-use super::{JobArgs, conclude, report_notes, right};
+use super::{JobArgs, conclude, conclude_json, report_notes, right};
 use crate::config::JobConfig;
 use crate::config::output::is_url;
 use crate::console::Console;
@@ -110,7 +110,10 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     bar.finish();
     let precision = plan::precision(&config, &model, &*device);
     let result = Outcome { subject, config: &config, rows, found, precision, seconds: begin.elapsed().as_secs_f64() };
-    conclude(console, if args.json { result.json().to_string() } else { result.table() });
+    match args.json {
+        true => conclude_json(console, &result.json(), false),
+        false => conclude(console, result.table()),
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! `phalanx train --events`: all events of a run as lines of JSON, for programs that start it.
 
+use crate::console::printable_json;
 use crate::events::{Event, Report};
 use serde::Serialize;
 
@@ -7,7 +8,8 @@ use serde::Serialize;
 fn line<T: Serialize>(event: &'static str, fields: &T) -> Option<String> {
     let fields = serde_json::to_string(fields).ok()?;
     let fields = fields.strip_prefix('{')?;
-    Some(format!("{{\"event\":\"{event}\",{fields}"))
+    // Names and notes of others are in strings.
+    Some(printable_json(&format!("{{\"event\":\"{event}\",{fields}")).into_owned())
 }
 
 /// The line of an event.

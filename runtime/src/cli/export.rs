@@ -1,6 +1,6 @@
 //! `phalanx export`.
 
-use super::{conclude, report_note};
+use super::{conclude, conclude_json, report_note};
 use crate::config::JobConfig;
 use crate::config::output::is_url;
 use crate::console::Console;
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         }
     };
     if args.json {
-        conclude(console, format_args!("{:#}", serde_json::json!({"from": from, "to": args.dir})));
+        conclude_json(console, &serde_json::json!({"from": from, "to": args.dir}), true);
         return Ok(());
     }
     conclude(console, format_args!("{} → {}", from.display(), args.dir.display()));

@@ -1,6 +1,6 @@
 //! `phalanx fetch`.
 
-use super::conclude;
+use super::{conclude, conclude_json};
 use crate::config::JobConfig;
 use crate::console::Console;
 use crate::error::JobError;
@@ -72,7 +72,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         );
     }
     if args.json {
-        conclude(console, format_args!("{:#}", serde_json::Value::from(found)));
+        conclude_json(console, &found.into(), true);
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `phalanx inspect`.
 
 use super::export::resolve;
-use super::say;
+use super::{say, say_json};
 use crate::console::printable;
 use crate::error::JobError;
 use crate::train::adapter_settings::AdapterSettings;
@@ -124,7 +124,7 @@ fn show(about: serde_json::Value, rows: &[Row], as_json: bool) {
         let mut about = about;
         let tensors = rows.iter().map(|r| (r.name.clone(), json!({"dtype": r.dtype, "shape": r.shape})));
         about["tensors"] = serde_json::Value::Object(tensors.collect());
-        return say(about);
+        return say_json(&about, false);
     }
     for (key, value) in about.as_object().into_iter().flatten() {
         say(format_args!("{key}: {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)));

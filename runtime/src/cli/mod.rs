@@ -32,7 +32,7 @@ mod version;
 use crate::api::embed::program::{RankProgram, log_to, rank_process};
 use crate::config::JobConfig;
 use crate::config::error::ConfigError;
-use crate::console::{Console, printable};
+use crate::console::{Console, printable, printable_json};
 use crate::devices;
 use crate::error::command::CommandError;
 use crate::error::{JobError, chain};
@@ -330,9 +330,25 @@ fn say(text: impl std::fmt::Display) {
     print(printable(&format!("{text}\n")).as_bytes());
 }
 
+/// Prints JSON as [`say`] prints a line.
+fn say_json(value: &serde_json::Value, indents: bool) {
+    print(json_line(value, indents).as_bytes());
+}
+
+fn json_line(value: &serde_json::Value, indents: bool) -> String {
+    let text = if indents { format!("{value:#}") } else { value.to_string() };
+    format!("{}\n", printable_json(&text))
+}
+
 /// Prints the result of a command that has told of its work on the console. A result that cannot be written is an error.
 fn conclude(console: &Console, text: impl std::fmt::Display) {
     conclude_styled(console, printable(&text.to_string()));
+}
+
+/// As [`conclude`], for JSON.
+fn conclude_json(console: &Console, value: &serde_json::Value, indents: bool) {
+    console.finish(END_PATIENCE);
+    print(json_line(value, indents).as_bytes());
 }
 
 /// As [`conclude`], for a text with colours whose foreign parts went through [`printable`].

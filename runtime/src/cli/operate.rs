@@ -1,6 +1,6 @@
 //! `phalanx status`, `drain`, `resize`, `save` and `stop`: requests to a running job.
 
-use super::say;
+use super::{say, say_json};
 use crate::api::embed::running::Resize;
 use crate::config::JobConfig;
 use crate::config::output::{OutputSection, is_url};
@@ -163,11 +163,11 @@ pub(super) fn status(args: &StatusArgs, console: &Console) -> Result<(), JobErro
         Ok(answer) => {
             let (status, measured) = (status_of(answer)?, Measured::latest(&folder));
             match args.json {
-                true => say(as_json(&status, measured.as_ref(), None)?),
+                true => say_json(&as_json(&status, measured.as_ref(), None)?, true),
                 false => show(&status, measured.as_ref(), columns),
             }
         }
-        Err(past) if args.json => say(as_json(&past.status(now), past.measured.as_ref(), Some(&past))?),
+        Err(past) if args.json => say_json(&as_json(&past.status(now), past.measured.as_ref(), Some(&past))?, true),
         Err(past) => {
             say(folded(&words(&past.sentence(now)), " ", columns));
             if let Some(measured) = &past.measured {
@@ -180,7 +180,7 @@ pub(super) fn status(args: &StatusArgs, console: &Console) -> Result<(), JobErro
 }
 
 /// The status with what the job's file of measurements tells: the last loss and speed, and what is left of the run.
-fn as_json(status: &Status, measured: Option<&Measured>, past: Option<&Past>) -> Result<String, JobError> {
+fn as_json(status: &Status, measured: Option<&Measured>, past: Option<&Past>) -> Result<serde_json::Value, JobError> {
     let mut value = serde_json::to_value(status).map_err(CommandError::Encode)?;
     let left = measured.and_then(|m| m.left(status.step.0));
     let added = serde_json::json!({
@@ -200,7 +200,7 @@ fn as_json(status: &Status, measured: Option<&Measured>, past: Option<&Past>) ->
             value.insert("activity".into(), "not_running".into());
         }
     }
-    Ok(serde_json::to_string_pretty(&value).map_err(CommandError::Encode)?)
+    Ok(value)
 }
 
 /// Loss, speed and what is left of the run.

@@ -4,7 +4,7 @@
 use super::calibrate::this_machine;
 use super::forecast::Forecast;
 use super::measured::{self, Gpus};
-use super::{JobArgs, right, say};
+use super::{JobArgs, right, say, say_json};
 use crate::config::JobConfig;
 use crate::config::precision::DeviceChoice;
 use crate::devices;
@@ -95,13 +95,14 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     if args.json {
         let json = serde_json::to_value(&found).map_err(CommandError::Encode)?;
         let (hardware, measured) = (&planner.gpus.hardware, &planner.gpus.measured);
-        say(json!({
+        let all = json!({
             "hardware": hardware,
             "measured": measured,
             "obstacle": obstacle,
             "world_size": options.world_size,
             "plan": json,
-        }));
+        });
+        say_json(&all, false);
     } else {
         planner.print(&found, &options);
         obstacle.into_iter().for_each(say);

@@ -1,6 +1,6 @@
 //! `phalanx prepare`.
 
-use super::{JobArgs, conclude, conclude_styled, report_note};
+use super::{JobArgs, conclude, conclude_json, conclude_styled, report_note};
 use crate::console::{Console, printable};
 use crate::data::shown::{ShownSample, first_samples};
 use crate::devices;
@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             "validation_rows": prepared.validation.as_ref().map_or(0, |rows| rows.len()),
             "samples": samples.iter().map(as_json).collect::<Vec<_>>(),
         });
-        conclude(console, format_args!("{result:#}"));
+        conclude_json(console, &result, true);
         return Ok(());
     }
     let validation =
@@ -92,6 +92,19 @@ fn drawn(number: usize, sample: &ShownSample, colours: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_of_a_sample_with_control_characters_is_json() {
+        let text = "a\u{7f}b\u{1b}[2J\u{9b}\u{202e}\n";
+        let pieces = vec![(true, text.to_owned())];
+        let sample = ShownSample { row: 4, n_tokens: 9, n_predicted: 3, pieces };
+
+        let line = super::super::json_line(&as_json(&sample), true);
+
+        assert_eq!(crate::console::printable(&line), line, "it controls no terminal");
+        let read: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(read["pieces"][0]["text"], text);
+    }
 
     #[test]
     fn trained_tokens_are_marked_with_and_without_colours() {
