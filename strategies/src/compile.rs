@@ -9,7 +9,7 @@ use crate::passes::cache::{CacheError, CacheUse, cache};
 use crate::passes::clip::{clip, complete_loss};
 use crate::passes::commit::{StepPhases, commit};
 use crate::passes::compact::compact;
-use crate::passes::context_parallel::{CpComm, CpError, exchange_keys, shard_tokens};
+use crate::passes::context_parallel::{CpComm, CpError, exchange_keys, shard_tokens, sum_rows};
 use crate::passes::data_parallel::{complete, data_parallel, reduces_each_microbatch};
 use crate::passes::enter::erase;
 use crate::passes::fp8::{fp8, fp8_of_whole_vectors};
@@ -226,6 +226,7 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
     prepare(&mut forward, spec)?;
     let (mesh_rank, parallel, unit) = (forward.mesh_rank, &spec.parallel, spec.shard_unit());
     let needs = needs_grad(&forward)?;
+    let loss = shape_of_loss(&forward);
     check_reproducible(parallel, &mesh_rank)?;
     let apart = parallel.logical_shards.is_some();
     let grads = !apart && !reduces_each_microbatch(parallel.zero_stage, mesh_rank.group_size(SHARDS));
@@ -253,10 +254,10 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
     };
     complete(&mut program, &mut grads, parallel.bucket_bytes);
     let coefficient = match parallel.logical_shards {
-        None => clip(&mut program, &grads, spec.max_grad_norm),
+        None => clip(&mut program, &grads, &loss, spec.max_grad_norm),
         Some(n_leaves) => {
             program.bindings.retain(|b| b.role != Role::LossSum);
-            clip_and_loss(&mut program, &grads, &step.losses, n_leaves, spec.max_grad_norm)
+            clip_and_loss(&mut program, &grads, &step.losses, &loss, n_leaves, spec.max_grad_norm)
         }
     };
     optimizer(&mut program, &grads, coefficient, &spec.optimizer, &parallel.exchange_of_sums(unit))?;
@@ -315,7 +316,7 @@ fn without_gradients(mut forward: Program, spec: &StepSpec, target: &dyn Target)
     let mut program = accumulate(&forward, &chunks, &order).program;
     fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, spec.shard_unit());
     if program.bound(Role::Logits).next().is_none() {
-        complete_loss(&mut program);
+        complete_loss(&mut program, &shape_of_loss(&forward));
     }
     Ok(program)
 }
@@ -347,6 +348,7 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     }
     tensor_parallel(forward, spec.parallel.sequence_parallel)?;
     exchange_keys(forward, spec.parallel.cp_comm);
+    sum_rows(forward);
     precision(forward, spec.precision);
     // Without adapters, a run exports frozen weights, with all bits that they began with.
     if let Some(adapters) = &spec.lora {
@@ -354,6 +356,11 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     }
     fp8_of_whole_vectors(forward);
     Ok(())
+}
+
+/// Ranks without the loss take part in its sum.
+fn shape_of_loss(forward: &Program) -> Vec<usize> {
+    forward.bound(Role::LossSum).next().map(|loss| forward.value(loss).shape.clone()).unwrap_or_default()
 }
 
 fn cut_head(program: &mut Program, target: &dyn Target) {

@@ -28,6 +28,7 @@ pub mod elastic;
 pub mod loss_scale;
 pub mod mesh;
 pub mod model;
+pub mod objective;
 pub mod optimizer;
 pub mod passes;
 pub mod pipeline;

@@ -6,6 +6,7 @@ mod support;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::mesh::{Axis, Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head};
+use phalanx_strategies::objective::Objective;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::pipeline::ScheduleKind;
@@ -23,13 +24,14 @@ fn any_mesh() -> impl Strategy<Value = Mesh> {
 
 fn compile(
     (family, layers, kv_heads, tied): (&str, usize, usize, bool),
+    objective: &Objective,
     spec: &StepSpec,
     mesh_rank: MeshRank,
     target: &Nowhere,
 ) -> (Compiled, Compiled) {
     let forward = || {
-        let batch = BatchShape { n_rows: 1, seq_len: 16 };
-        let mut forward = model(family, layers, kv_heads, tied).forward(batch, Head::Loss).unwrap();
+        let batch = BatchShape { n_rows: objective.rows_per_sample(), seq_len: 16 };
+        let mut forward = objective.program(&model(family, layers, kv_heads, tied), batch).unwrap();
         forward.mesh_rank = mesh_rank;
         forward
     };
@@ -47,14 +49,15 @@ proptest! {
         mesh in any_mesh(), parallel in any_parallel(),
         precision in prop::sample::select(vec![Precision::F32, Precision::Bf16, Precision::Fp8]),
         recompute in prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
-        optimizer in support::optimizers(), target in support::targets(),
+        optimizer in support::optimizers(), target in support::targets(), objective in support::objectives(),
     ) {
         let lora = dropout.map(|dropout| support::adapters(family, dropout));
+        let objective = support::trainable(objective, lora.is_some());
         let optimizer = support::fitting(optimizer, &[mesh]);
         let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
 
         for rank in 0..mesh.size() {
-            let (step, eval) = compile((family, 6, kv_heads, tied), &spec, MeshRank { mesh, rank }, &target);
+            let (step, eval) = compile((family, 6, kv_heads, tied), &objective, &spec, MeshRank { mesh, rank }, &target);
 
             assert_no_live_buffer_is_overwritten(&step);
             assert_no_live_buffer_is_overwritten(&eval);
@@ -78,7 +81,7 @@ proptest! {
 
         for rank in 0..mesh.size() {
             let mesh_rank = MeshRank { mesh, rank };
-            let (step, _) = compile((family, 6, kv_heads, tied), &spec, mesh_rank, &Nowhere::default());
+            let (step, _) = compile((family, 6, kv_heads, tied), &Objective::Supervised, &spec, mesh_rank, &Nowhere::default());
             let is_owned = |p: &Param| p.owned && mesh_rank.on(Axis::DpReplicate) == 0;
             let weights = step.program.params.iter().filter(|p| is_owned(p)).flat_map(|p| p.boxes(&p.updated));
             let state = step.program.optimizer_state().into_iter().filter(|state| is_owned(state.param));
@@ -161,7 +164,7 @@ proptest! {
         let spec = StepSpec { parallel, ..spec(n, Precision::F32, Recompute::None) };
 
         for rank in 0..mesh.size() {
-            let (step, _) = compile((family, 6, 2, tied), &spec, MeshRank { mesh, rank }, &target);
+            let (step, _) = compile((family, 6, 2, tied), &Objective::Supervised, &spec, MeshRank { mesh, rank }, &target);
 
             assert_no_live_buffer_is_overwritten(&step);
         }

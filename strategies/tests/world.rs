@@ -6,6 +6,7 @@ mod support;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_shadow, compile_step};
 use phalanx_strategies::mesh::{Axis, Coord, Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
+use phalanx_strategies::objective::Objective;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
 use phalanx_strategies::passes::shadow::log;
@@ -28,6 +29,7 @@ fn any_mesh() -> impl Strategy<Value = Mesh> {
 #[derive(Clone, Debug)]
 struct Case {
     model: ModelConfig,
+    objective: Objective,
     mesh: Mesh,
     spec: StepSpec,
     target: Nowhere,
@@ -41,12 +43,20 @@ fn any_case() -> impl Strategy<Value = Case> {
     let model = (family, kv_heads, any::<bool>());
     let dropout = prop::option::of(support::dropouts());
     let how = (1usize..6, precision, recompute, dropout, support::optimizers());
-    (model, any_mesh(), any_parallel(), how, support::targets()).prop_map(
-        |((family, kv_heads, tied), mesh, parallel, (n, precision, recompute, dropout, optimizer), target)| {
+    (model, any_mesh(), any_parallel(), how, support::targets(), support::objectives()).prop_map(
+        |(
+            (family, kv_heads, tied),
+            mesh,
+            parallel,
+            (n, precision, recompute, dropout, optimizer),
+            target,
+            objective,
+        )| {
+            let objective = support::trainable(objective, dropout.is_some());
             let lora = dropout.map(|dropout| support::adapters(family, dropout));
             let optimizer = support::fitting(optimizer, &[mesh]);
             let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
-            Case { model: model_of(family, kv_heads, tied), mesh, spec, target }
+            Case { model: model_of(family, kv_heads, tied), objective, mesh, spec, target }
         },
     )
 }
@@ -58,8 +68,8 @@ fn model_of(family: &str, kv_heads: usize, tied: bool) -> ModelConfig {
 impl Case {
     fn forward(&self, rank: usize) -> Program {
         // Long enough for six context shards of two chunks each.
-        let batch = BatchShape { n_rows: 1, seq_len: 12 };
-        let mut forward = self.model.forward(batch, Head::Loss).unwrap();
+        let batch = BatchShape { n_rows: self.objective.rows_per_sample(), seq_len: 12 };
+        let mut forward = self.objective.program(&self.model, batch).unwrap();
         forward.mesh_rank = MeshRank { mesh: self.mesh, rank };
         forward
     }
@@ -267,6 +277,7 @@ fn tiny(mesh: Mesh) -> Case {
     let parallel = Parallel { sequence_parallel: true, ..Parallel::default() };
     Case {
         model: model("llama", 4, 2, false),
+        objective: Objective::Supervised,
         mesh,
         spec: StepSpec { parallel, ..spec(2, Precision::F32, Recompute::None) },
         target: Nowhere::default(),
@@ -322,6 +333,7 @@ fn compiled_stages_never_deadlock() {
         let parallel = Parallel { schedule, ..Parallel::default() };
         let case = Case {
             model: model("gpt2", 18, 4, false),
+            objective: Objective::Supervised,
             mesh: Mesh { pp, ..Mesh::ONE },
             spec: StepSpec { parallel, ..spec(n, Precision::F32, Recompute::None) },
             target: Nowhere::default(),

@@ -18,10 +18,12 @@
 //! ```
 
 use super::BatchShape;
+use crate::program::formula::{Expr, Tape};
 use crate::program::{
     ActivationFn, Attention, Binding, Column, DType, Hyper, Init, Kind, MatMul, NormKind, Op, Param, ParamPart, Phase,
-    Program, QkColumns, QkNorm, Role, Site, ValueId, op,
+    Program, QkColumns, QkNorm, Role, Site, Value, ValueId, op,
 };
+use std::sync::Arc;
 
 /// A value under construction.
 pub type Tensor = ValueId;
@@ -32,12 +34,26 @@ pub struct ForwardBuilder {
     program: Program,
     batch: BatchShape,
     block: Option<u32>,
+    phase: Phase,
 }
 
 impl ForwardBuilder {
     /// An empty program for microbatches of this shape.
     pub fn new(batch: BatchShape) -> ForwardBuilder {
-        ForwardBuilder { program: Program::default(), batch, block: None }
+        ForwardBuilder { program: Program::default(), batch, block: None, phase: Phase::Forward }
+    }
+
+    /// The shape of the microbatches.
+    pub fn batch(&self) -> BatchShape {
+        self.batch
+    }
+
+    /// Appends what `pass` appends as the pass of a frozen reference: adapters leave it as it is.
+    pub fn reference<T>(&mut self, pass: impl FnOnce(&mut ForwardBuilder) -> T) -> T {
+        self.phase = Phase::Reference;
+        let made = pass(self);
+        self.phase = Phase::Forward;
+        made
     }
 
     /// Assigns the following instructions to block `index`, or to no block. Blocks are the unit of recomputation and of
@@ -46,13 +62,16 @@ impl ForwardBuilder {
         self.block = index;
     }
 
-    /// A parameter that is one tensor of the model file.
+    /// A parameter that is one tensor of the model file. A name that is known is the same parameter again.
     pub fn param(&mut self, name: &str, shape: &[usize], init: Init) -> Tensor {
         self.fused_param(name, shape, &[(name, shape[0])], init)
     }
 
     /// A parameter made of several tensors of the model file, stacked along the first dim.
     pub fn fused_param(&mut self, name: &str, shape: &[usize], parts: &[(&str, usize)], init: Init) -> Tensor {
+        if let Some(known) = self.known(name, Kind::Parameter) {
+            return known;
+        }
         let value = self.program.add_value(name, shape, DType::F32, Kind::Parameter);
         let part = |(name, rows): &(&str, usize)| ParamPart::whole(*name, &[&[*rows], &shape[1..]].concat());
         let parts = parts.iter().map(part).collect();
@@ -60,8 +79,16 @@ impl ForwardBuilder {
         value
     }
 
-    /// An f32 table that the host computes once.
+    fn known(&self, name: &str, kind: Kind) -> Option<Tensor> {
+        let is_it = |value: &Value| value.kind == kind && value.name == name;
+        self.program.values.iter().position(is_it).map(|at| ValueId(at as u32))
+    }
+
+    /// An f32 table that the host computes once. A name that is known is the same table again.
     pub fn constant(&mut self, name: &str, shape: &[usize]) -> Tensor {
+        if let Some(known) = self.known(name, Kind::Constant) {
+            return known;
+        }
         self.program.add_value(name, shape, DType::F32, Kind::Constant)
     }
 
@@ -206,6 +233,35 @@ impl ForwardBuilder {
         self.emit("add", Op::Add(op::Add), vec![a, b], &shape)
     }
 
+    /// For each row, the sum of the log-probabilities of its labels, in nats, and their number: `[2, R]`, f64.
+    pub fn row_log_probs(&mut self, logits: Tensor) -> Tensor {
+        let (labels, n) = (self.column(Column::Labels), self.batch.n_tokens());
+        let writes =
+            ["log_probs", "norms"].map(|name| self.program.add_value(name, &[n], DType::F32, Kind::Activation));
+        self.push(Op::LogProbs(op::LogProbs { vocab: None }), vec![logits, labels], writes.to_vec());
+        let sums = self.program.add_value("rows", &[2, self.batch.n_rows], DType::F64, Kind::Activation);
+        self.push(Op::RowSums(op::RowSums), vec![writes[0], labels], vec![sums]);
+        sums
+    }
+
+    /// Ends the program at formulas over groups of `group` neighbouring rows. The first formula is the loss; each is summed over the
+    /// groups.
+    pub fn finish_formulas(mut self, formulas: &[Expr], operands: &[Tensor], group: usize) -> Program {
+        let hyper = self.hyper();
+        let sums = self.program.add_value("loss_sum", &[formulas.len()], DType::F64, Kind::Output);
+        let op = op::Formulas {
+            tape: Arc::new(Tape::of(formulas)),
+            n_sums: formulas.len(),
+            group,
+            counts: true,
+            residual: false,
+            gradients: Vec::new(),
+        };
+        self.push(Op::Formulas(op), operands.iter().copied().chain([hyper]).collect(), vec![sums]);
+        self.program.bindings.push(Binding::new(Role::LossSum, sums));
+        self.program
+    }
+
     /// Ends the program at the logits.
     pub fn finish_logits(mut self, logits: Tensor) -> Program {
         self.program.values[logits.0 as usize].kind = Kind::Output;
@@ -234,6 +290,6 @@ impl ForwardBuilder {
     }
 
     fn push(&mut self, op: Op, reads: Vec<Tensor>, writes: Vec<Tensor>) {
-        self.program.push(op, reads, writes, Site { phase: Phase::Forward, block: self.block, microbatch: 0 });
+        self.program.push(op, reads, writes, Site { phase: self.phase, block: self.block, microbatch: 0 });
     }
 }

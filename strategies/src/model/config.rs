@@ -1,7 +1,7 @@
 //! Description of a supported model, independent of its family.
 
 use super::rope::RopeScaling;
-use super::{BatchShape, Family, Head, HfConfig, ModelError};
+use super::{BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelError, Tensor};
 use crate::program::{Attention, Program};
 
 /// A supported model.
@@ -143,11 +143,29 @@ impl ModelConfig {
     /// # Errors
     /// When a row is longer than `max_positions`, or the elements are too many to be counted in bytes.
     pub fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
+        let mut b = self.builder(batch)?;
+        let logits = self.logits(&mut b);
+        Ok(match head {
+            Head::Logits => b.finish_logits(logits),
+            Head::Loss => b.finish_loss(logits),
+        })
+    }
+
+    /// A builder for programs over this model.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::forward`].
+    pub fn builder(&self, batch: BatchShape) -> Result<ForwardBuilder, ModelError> {
         if batch.seq_len > self.max_positions {
             return Err(ModelError::TooLong { seq_len: batch.seq_len, max_positions: self.max_positions });
         }
         self.check_elements(batch)?;
-        Ok((self.family.forward)(self, batch, head))
+        Ok(ForwardBuilder::new(batch))
+    }
+
+    /// Appends the forward pass up to the logits, `[N, V]`. A second pass has the same parameters.
+    pub fn logits(&self, b: &mut ForwardBuilder) -> Tensor {
+        (self.family.logits)(self, b)
     }
 
     /// Bounds the elements of parameters and activations, so that no later sum of bytes overflows 64 bits.

@@ -7,10 +7,9 @@ use super::config::check_layers;
 use super::family::need;
 use super::rope::{self, ROPE_TABLE};
 use super::{
-    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
-    Tensor,
+    BatchShape, Family, ForwardBuilder, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm, Tensor,
 };
-use crate::program::{Init, Program};
+use crate::program::Init;
 
 /// Prefix of all tensor names except the head's.
 pub(super) const PREFIX: &str = "model.";
@@ -139,8 +138,8 @@ pub(super) fn optional_windows(hf: &HfConfig, n_layers: usize) -> Result<Vec<Opt
     windows(hf, window, hf.size("max_window_layers")?.unwrap_or(28), n_layers)
 }
 
-pub(super) fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Program {
-    let mut b = ForwardBuilder::new(batch);
+pub(super) fn logits(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
+    let batch = b.batch();
     let (c, v) = (cfg.hidden_size, cfg.vocab_size);
     let weights = Init::Normal { std: cfg.init_std };
     let table = b.param("model.embed_tokens.weight", &[v, c], weights);
@@ -149,18 +148,14 @@ pub(super) fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Progr
     let mut x = b.scale(x, cfg.multipliers.embedding);
     for layer in 0..cfg.n_layers {
         b.block(Some(layer as u32));
-        x = block(&mut b, cfg, batch, layer, x, rope);
+        x = block(b, cfg, batch, layer, x, rope);
     }
     b.block(None);
     let gain = b.param("model.norm.weight", &[c], Init::Ones);
     let h = b.rms_norm(x, gain, cfg.norm_eps);
     let head_weight = if cfg.tie_embeddings { table } else { b.param("lm_head.weight", &[v, c], weights) };
     let logits = b.linear(h, head_weight, None);
-    let logits = b.scale(logits, cfg.multipliers.logits);
-    match head {
-        Head::Logits => b.finish_logits(logits),
-        Head::Loss => b.finish_loss(logits),
-    }
+    b.scale(logits, cfg.multipliers.logits)
 }
 
 fn block(

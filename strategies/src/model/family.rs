@@ -1,7 +1,6 @@
 //! The definition of a model family. Each family is a file of this folder and an entry of [`FAMILIES`].
 
-use super::{BatchShape, FAMILIES, Head, HfConfig, ModelConfig, ModelError};
-use crate::program::Program;
+use super::{FAMILIES, ForwardBuilder, HfConfig, ModelConfig, ModelError, Tensor};
 use std::fmt;
 
 /// A model family, as far as the rest of the system needs it.
@@ -20,8 +19,8 @@ pub struct Family {
     pub linears: &'static [&'static str],
     /// Reads its `config.json`.
     pub(super) parse: fn(&HfConfig) -> Result<ModelConfig, ModelError>,
-    /// Its forward program.
-    pub(super) forward: fn(&ModelConfig, BatchShape, Head) -> Program,
+    /// Appends its forward pass up to the logits, `[N, V]`.
+    pub(super) logits: fn(&ModelConfig, &mut ForwardBuilder) -> Tensor,
 }
 
 impl Family {

@@ -4,10 +4,10 @@ use super::config::check_layers;
 use super::family::need;
 use super::hf_config::agreed;
 use super::{
-    BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
+    BatchShape, Family, ForwardBuilder, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
     RopeScaling, Tensor,
 };
-use crate::program::{Init, Program};
+use crate::program::Init;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "gpt2",
@@ -16,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[KEYS, DESCRIPTION],
     linears: &["c_attn", "c_proj", "c_fc"],
     parse,
-    forward,
+    logits,
 };
 
 /// Each size is accepted under GPT-2's own name and under the name that other families use.
@@ -96,8 +96,8 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
     })
 }
 
-fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Program {
-    let mut b = ForwardBuilder::new(batch);
+fn logits(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
+    let batch = b.batch();
     let (c, v) = (cfg.hidden_size, cfg.vocab_size);
     let weights = Init::Normal { std: cfg.init_std };
     let table = b.param("transformer.wte.weight", &[v, c], weights);
@@ -106,16 +106,12 @@ fn forward(cfg: &ModelConfig, batch: BatchShape, head: Head) -> Program {
     let mut x = b.embed_positions(positions, Some(x));
     for layer in 0..cfg.n_layers {
         b.block(Some(layer as u32));
-        x = block(&mut b, cfg, batch, layer, x);
+        x = block(b, cfg, batch, layer, x);
     }
     b.block(None);
-    let h = norm(&mut b, cfg, "transformer.ln_f", x);
+    let h = norm(b, cfg, "transformer.ln_f", x);
     let head_weight = if cfg.tie_embeddings { table } else { b.param("lm_head.weight", &[v, c], weights) };
-    let logits = b.linear(h, head_weight, None);
-    match head {
-        Head::Logits => b.finish_logits(logits),
-        Head::Loss => b.finish_loss(logits),
-    }
+    b.linear(h, head_weight, None)
 }
 
 fn block(b: &mut ForwardBuilder, cfg: &ModelConfig, batch: BatchShape, layer: usize, x: Tensor) -> Tensor {

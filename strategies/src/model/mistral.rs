@@ -9,7 +9,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[decoder::KEYS, &["sliding_window"]],
     linears: decoder::LINEARS,
     parse,
-    forward: decoder::forward,
+    logits: decoder::logits,
 };
 
 fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {

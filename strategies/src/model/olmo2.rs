@@ -10,7 +10,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[decoder::KEYS],
     linears: decoder::LINEARS,
     parse,
-    forward: decoder::forward,
+    logits: decoder::logits,
 };
 
 fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {

@@ -86,7 +86,7 @@ impl Run<'_> {
         for (i, instr) in template.program.instrs.iter().enumerate() {
             let is_weight_grad = self.weight_grads[slot.chunk as usize][is_rest][i];
             let runs = match slot.work {
-                Work::Forward => instr.site.phase == Phase::Forward,
+                Work::Forward => instr.site.phase <= Phase::Forward,
                 Work::Backward => instr.site.phase == Phase::Backward,
                 Work::BackwardInput => instr.site.phase == Phase::Backward && !is_weight_grad,
                 Work::BackwardWeight => instr.site.phase == Phase::Backward && is_weight_grad,

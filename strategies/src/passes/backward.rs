@@ -87,7 +87,10 @@ pub fn backward(forward: &Program, needs: &[bool], carry: Carry) -> Result<Diffe
     let carried_grads = if carry.grads { carry_grads(forward, &mut adjoints) } else { Vec::new() };
     let value = forward.bound(Role::LossSum).next();
     let carried = value.filter(|_| carry.loss);
-    let carried = carried.map(|_| adjoints.out.add_value("loss_carry", &[], DType::F64, Kind::Activation));
+    let carried = carried.map(|loss| {
+        let shape = &forward.value(loss).shape;
+        adjoints.out.add_value("loss_carry", shape, DType::F64, Kind::Activation)
+    });
     for instr in &forward.instrs {
         let instr = instr.op.operation().in_training(instr.clone(), Loss { value, carried }, &mut adjoints);
         adjoints.out.instrs.push(instr);

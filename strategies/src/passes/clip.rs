@@ -13,8 +13,9 @@ use std::ops::Range;
 
 const SITE: Site = Site { phase: Phase::Optimizer, block: None, microbatch: 0 };
 
-/// Appends the norm over `grads` and the clipping coefficient; returns the coefficient. Also completes the loss.
-pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<f64>) -> ValueId {
+/// Appends the norm over `grads` and the clipping coefficient; returns the coefficient. Also completes the loss, which has the shape
+/// `loss`.
+pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], loss: &[usize], max_norm: Option<f64>) -> ValueId {
     let hyper = super::optimizer::hyper(program);
     let mut sums = Vec::with_capacity(grads.len() + 1);
     for (index, grad) in grads {
@@ -27,7 +28,7 @@ pub fn clip(program: &mut Program, grads: &[(usize, ValueId)], max_norm: Option<
             sums.push(sum);
         }
     }
-    let mut sums = complete(program, sums);
+    let mut sums = complete(program, loss, sums);
     sums.push(hyper);
     coefficient(program, sums, max_norm)
 }
@@ -44,8 +45,8 @@ pub(super) fn coefficient(program: &mut Program, sums: Vec<ValueId>, max_norm: O
 }
 
 /// Appends the sum of the loss over the world to a program without gradients.
-pub fn complete_loss(program: &mut Program) {
-    complete(program, Vec::new());
+pub fn complete_loss(program: &mut Program, loss: &[usize]) {
+    complete(program, loss, Vec::new());
 }
 
 /// Runs of the elements of a gradient that this rank counts.
@@ -70,7 +71,7 @@ fn counted(program: &Program, param: &Param) -> Vec<Option<(usize, usize)>> {
 }
 
 /// Sums the loss and the sums of squares over the world; a single rank has nothing to add.
-fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
+fn complete(program: &mut Program, loss_shape: &[usize], sums: Vec<ValueId>) -> Vec<ValueId> {
     let mesh_rank = program.mesh_rank;
     let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|a| mesh_rank.mesh.axis(*a) > 1).collect();
     if axes.is_empty() {
@@ -81,13 +82,13 @@ fn complete(program: &mut Program, sums: Vec<ValueId>) -> Vec<ValueId> {
     let loss = loss.map(|i| program.bindings.remove(i).value);
     // All tensor-parallel ranks of a row have its loss, which counts once.
     let loss: Vec<ValueId> = loss.into_iter().filter(|_| mesh_rank.on(Axis::Tp) == 0).collect();
-    let partial = [loss, sums].map(|terms| {
-        let sum = program.add_value("partial_sum", &[], DType::F64, Kind::Activation);
+    let partial = [(loss, loss_shape), (sums, &[][..])].map(|(terms, shape)| {
+        let sum = program.add_value("partial_sum", shape, DType::F64, Kind::Activation);
         program.push(Op::Sum(op::Sum), terms, vec![sum], SITE);
         sum
     });
-    let totals = [("loss_sum", Kind::Output), ("sum_squares", Kind::Activation)]
-        .map(|(name, kind)| program.add_value(name, &[], DType::F64, kind));
+    let totals = [("loss_sum", loss_shape, Kind::Output), ("sum_squares", &[], Kind::Activation)]
+        .map(|(name, shape, kind)| program.add_value(name, shape, DType::F64, kind));
     let c = Collective::new(CollectiveKind::AllReduce, group);
     program.push(Op::Start(op::Start(c)), partial.to_vec(), totals.to_vec(), SITE);
     program.push(Op::Await(op::Await(c)), totals.to_vec(), vec![], SITE);

@@ -2,10 +2,10 @@
 //!
 //! Source: Liu et al. 2023, Ring Attention (arXiv:2310.01889); Llama 3 report, §3.3.2, for the variant that gathers keys
 //! and values (arXiv:2407.21783). A row is cut into `2 cp` chunks; rank `i` has the `i`-th chunk from either end, so all
-//! ranks have the same work under a causal mask. Every operation except attention works on single tokens, so only its
-//! shapes change. Each rank has a part of every gradient, and the sum over the data adds these parts.
+//! ranks have the same work under a causal mask. Every operation except attention and the sums of rows works on single
+//! tokens, so only its shapes change. Each rank has a part of every gradient, and the sum over the data adds these parts.
 //!
-//! The pass has two steps, with tensor parallelism between them: [`shard_tokens`] before, [`exchange_keys`] after.
+//! The pass has three steps, with tensor parallelism between them: [`shard_tokens`] before, [`exchange_keys`] and [`sum_rows`] after.
 
 use crate::mesh::{Axis, Group};
 use crate::program::{
@@ -86,6 +86,33 @@ pub fn check(seq_len: usize, cp: usize) -> Result<(), CpError> {
     }
     let fits = (seq_len / chunks).max(1) * chunks;
     Err(CpError { seq_len, chunks, cp, fits })
+}
+
+/// Adds the sums of a row's tokens over the ranks that share the row. All of them then evaluate the same formulas, and the first one
+/// counts these.
+pub fn sum_rows(program: &mut Program) {
+    let mesh_rank = program.mesh_rank;
+    if mesh_rank.mesh.cp == 1 {
+        return;
+    }
+    for mut instr in std::mem::take(&mut program.instrs) {
+        match &mut instr.op {
+            Op::RowSums(_) => {
+                let (sums, site) = (instr.writes[0], instr.site);
+                let value = program.value(sums).clone();
+                let own = program.add_value(value.name, &value.shape, value.dtype, value.kind);
+                instr.writes = vec![own];
+                program.instrs.push(instr);
+                let c = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Cp]));
+                program.push(Op::Start(op::Start(c)), vec![own], vec![sums], site);
+                program.push(Op::Await(op::Await(c)), vec![sums], vec![], site);
+                continue;
+            }
+            Op::Formulas(formulas) => formulas.counts = mesh_rank.on(Axis::Cp) == 0,
+            _ => {}
+        }
+        program.instrs.push(instr);
+    }
 }
 
 /// Replaces attention within the tokens of a rank by attention to the tokens of all ranks.

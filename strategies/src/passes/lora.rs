@@ -14,7 +14,7 @@ use crate::program::blocks::can_be_stacked;
 use crate::program::op::weight_use::WeightUse;
 use crate::program::{
     AdaptedRows, Binding, Column, Columns, DType, Dropout, Hyper, Init, Instr, Kind, MatMul, Measured, Op, Packing,
-    Param, ParamPart, Program, Role, Site, ValueId, op,
+    Param, ParamPart, Phase, Program, Role, Site, ValueId, op,
 };
 use std::collections::BTreeSet;
 use std::slice;
@@ -333,6 +333,10 @@ fn weight_of<'a>(program: &'a Program, instr: &Instr) -> Option<&'a Param> {
 
 /// Columns of the product that each targeted part of its weight makes.
 fn targets_of(program: &Program, instr: &Instr, spec: &LoraSpec) -> Vec<Target> {
+    // A reference is the base.
+    if instr.site.phase == Phase::Reference {
+        return Vec::new();
+    }
     let Some(param) = weight_of(program, instr) else { return Vec::new() };
     let Op::MatMul(m) = instr.op else { return Vec::new() };
     let mut start = 0;

@@ -151,11 +151,12 @@ fn shard_of(program: &mut Program, param: usize, whole: ValueId) -> ValueId {
 
 /// Appends the norm over `grads`, the clipping coefficient, and the loss over all microbatches; returns the coefficient.
 ///
-/// `losses` are those of this rank's microbatches, if it has the head of the model.
+/// `losses` are those of this rank's microbatches, if it has the head of the model; each has the shape `loss_shape`.
 pub fn clip_and_loss(
     program: &mut Program,
     grads: &[(usize, ValueId)],
     losses: &[ValueId],
+    loss_shape: &[usize],
     n_leaves: usize,
     max_norm: Option<f64>,
 ) -> ValueId {
@@ -172,7 +173,8 @@ pub fn clip_and_loss(
         .filter(|(param, _)| program.params[*param].owned && mesh_rank.position(DATA) == 0)
         .collect();
     let n_params = program.params.len();
-    let vectors = [(n_leaves, losses), (n_params, squares)].map(|(len, terms)| {
+    let n_losses = n_leaves * loss_shape.iter().product::<usize>();
+    let vectors = [(n_losses, losses), (n_params, squares)].map(|(len, terms)| {
         let vector = program.add_value("terms", &[len], DType::F64, Kind::Activation);
         let places = terms.iter().map(|(at, _)| *at).collect();
         program.push(
@@ -187,7 +189,7 @@ pub fn clip_and_loss(
         program.bindings.push(Binding::new(Role::OwnLoss, vectors[0]));
     }
     let totals = over_world(program, vectors);
-    let loss = program.add_value("loss_sum", &[], DType::F64, Kind::Output);
+    let loss = program.add_value("loss_sum", loss_shape, DType::F64, Kind::Output);
     program.push(Op::Sum(op::Sum), vec![totals[0]], vec![loss], SITE);
     program.bindings.push(Binding::new(Role::LossSum, loss));
     coefficient(program, vec![totals[1], hyper], max_norm)

@@ -10,6 +10,7 @@ pub mod collective;
 mod column;
 mod display;
 pub mod dtype;
+pub mod formula;
 pub mod held;
 pub mod held_box;
 pub mod op;
@@ -118,6 +119,8 @@ impl Value {
 /// Part of the step an instruction belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
+    /// Forward pass of a frozen reference, with which an objective compares the model.
+    Reference,
     /// Forward pass.
     Forward,
     /// Backward pass, recomputation included.
@@ -157,7 +160,8 @@ pub enum Role {
     Column(Column),
     /// The scalars of the step, f64 `[Hyper::LEN]`; see [`Hyper`].
     Hyper,
-    /// Sum of the negative log-likelihoods over all predicted tokens of the step, f64 scalar, nats.
+    /// Sum of the negative log-likelihoods over all predicted tokens of the step, f64 scalar, nats; or the sums of an objective's
+    /// formulas, f64 `[M]`, of which the first is the loss.
     LossSum,
     /// This rank's part of [`Role::LossSum`], before the sum over the world: one or more f64, nats.
     OwnLoss,

@@ -3,6 +3,7 @@
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
+use phalanx_strategies::objective::{Dpo, DpoLoss, Objective};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
@@ -46,6 +47,19 @@ pub fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
 pub fn fitting(optimizer: OptimizerSpec, meshes: &[Mesh]) -> OptimizerSpec {
     let cuts = optimizer.has_blocks() && meshes.iter().any(|mesh| mesh.tp > 1);
     if cuts { OptimizerSpec::AdamW(AdamW::default()) } else { optimizer }
+}
+
+/// Any objective that can be trained with adapters.
+pub fn objectives() -> impl Strategy<Value = Objective> {
+    let losses = vec![DpoLoss::Sigmoid, DpoLoss::Hinge, DpoLoss::Ipo];
+    let dpo =
+        prop::sample::select(losses).prop_map(|loss| Objective::Dpo(Dpo { beta: 0.1, loss, label_smoothing: 0.2 }));
+    prop_oneof![Just(Objective::Supervised), dpo]
+}
+
+/// An objective that can be trained with these adapters: without adapters, a model has no frozen reference.
+pub fn trainable(objective: Objective, has_adapters: bool) -> Objective {
+    if has_adapters { objective } else { Objective::Supervised }
 }
 
 /// Without dropout, adapters of layers that are computed together share products.

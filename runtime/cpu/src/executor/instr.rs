@@ -7,7 +7,7 @@ use super::sum_plan::SumPlan;
 use crate::kernels::attention_shape::Shape;
 use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
-    head_norm, layer_norm, magnitude, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
+    head_norm, layer_norm, log_probs, magnitude, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
 };
 use crate::tasks::{Cut, Tasks};
 use half::{bf16, f16};
@@ -95,17 +95,16 @@ impl CpuMachine {
                 return Ok(());
             }
             Op::Opaque(_) => return self.opaque(c, index, models),
+            Op::Formulas(formulas) => {
+                self.formulas(c, instr, formulas);
+                return Ok(());
+            }
             Op::Sum(_) => {
-                let total = instr.reads.iter().flat_map(|s| self.read::<f64>(c, *s)).sum();
-                self.write::<f64>(c, instr.writes[0])[0] = total;
+                self.sum(c, instr);
                 return Ok(());
             }
             Op::Assemble(op::Assemble { places }) => {
-                self.write::<f64>(c, instr.writes[0]).fill(0.0);
-                for (place, term) in places.iter().zip(&instr.reads) {
-                    let term = self.read::<f64>(c, *term)[0];
-                    self.write::<f64>(c, instr.writes[0])[*place] = term;
-                }
+                self.assemble(c, instr, places);
                 return Ok(());
             }
             // SAFETY: the verifier keeps operands and results of a collective untouched until it is awaited, and the
@@ -319,6 +318,18 @@ impl Operands<'_> {
                     self.cross_entropy(*residual, *gradient, *vocab)
                 }
                 Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => self.cross_entropy_stats(*vocab),
+                Op::LogProbs(op::LogProbs { vocab }) => self.log_probs(*vocab),
+                Op::LogProbsBackward(op::LogProbsBackward { first }) => {
+                    with_element!(self.reads[0].dtype, T => self.log_probs_backward::<T>(*first));
+                }
+                Op::RowSums(_) => {
+                    let (x, labels) = (self.reads[0].slice(), self.reads[1].slice());
+                    log_probs::row_sums(x, labels, self.writes[0].slice_mut());
+                }
+                Op::RowSumsBackward(_) => {
+                    let (d, labels) = (self.reads[0].slice(), self.reads[1].slice());
+                    log_probs::row_sums_backward(d, labels, self.writes[0].slice_mut());
+                }
                 Op::SplitColumns(_) => self.split_columns(),
                 Op::JoinColumns(_) => self.join_columns(),
                 Op::AttentionPart(part) => {
@@ -367,7 +378,13 @@ impl Operands<'_> {
                 }
                 Op::UpdateSums(op::UpdateSums(update)) => self.update_sums(update),
                 Op::Update(update) => self.update(update),
-                Op::ClipCoefficient(_) | Op::Opaque(_) | Op::Sum(_) | Op::Assemble(_) | Op::Start(_) | Op::Await(_) => {
+                Op::ClipCoefficient(_)
+                | Op::Opaque(_)
+                | Op::Sum(_)
+                | Op::Assemble(_)
+                | Op::Formulas(_)
+                | Op::Start(_)
+                | Op::Await(_) => {
                     unreachable!("handled before operands are gathered")
                 }
                 Op::Enter(_) => unreachable!("erased when the program was compiled"),
@@ -659,6 +676,31 @@ impl Operands<'_> {
                 with_element!(logits.dtype, T => elementwise::cast::<f32, T>(wide, self.writes[1].slice_mut()));
             }
             self.writes[0].slice_mut::<f64>()[0] = carried + loss;
+        }
+    }
+
+    unsafe fn log_probs(&mut self, vocab: Option<VocabShard>) {
+        // SAFETY: the results do not overlap the operands, which are only read (`Op::in_place_pairs` names no pair).
+        unsafe {
+            let (logits, labels) = (self.reads[0], self.reads[1].slice());
+            let (found, norms) = (self.writes[0].slice_mut(), self.writes[1].slice_mut());
+            match vocab {
+                Some(_) => log_probs::log_probs_from_stats(labels, self.reads[2].slice(), found, norms),
+                None => {
+                    let wide = if logits.dtype == DType::F32 { logits.slice() } else { self.converted_logits() };
+                    log_probs::log_probs(wide, labels, logits.cols, found, norms);
+                }
+            }
+        }
+    }
+
+    unsafe fn log_probs_backward<T: Float>(&mut self, first: usize) {
+        // SAFETY: the result may be the logits, which are not read after `copy`; it overlaps no other operand.
+        unsafe {
+            copy(self.reads[0], self.writes[0]);
+            let (labels, norms, d) = (self.reads[1].slice(), self.reads[2].slice(), self.reads[3].slice());
+            let dlogits = self.writes[0].slice_mut::<T>();
+            log_probs::log_probs_backward(dlogits, labels, self.writes[0].cols, first, norms, d);
         }
     }
 

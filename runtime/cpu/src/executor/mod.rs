@@ -13,6 +13,7 @@ mod instr;
 mod machine;
 mod parts;
 mod product;
+mod scalars;
 mod scratch;
 mod sum_plan;
 

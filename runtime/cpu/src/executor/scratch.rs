@@ -16,7 +16,9 @@ pub(crate) fn scratch_bytes(p: &Program, instr: &Instr) -> usize {
     let f32s = |n: usize| n * size_of::<f32>();
     match &instr.op {
         Op::MatMul(m) => product_scratch(p, m, instr.reads[0], instr.writes[0]),
-        Op::CrossEntropy(_) | Op::CrossEntropyStats(_) if value(0).dtype != DType::F32 => f32s(value(0).n_elements()),
+        Op::CrossEntropy(_) | Op::CrossEntropyStats(_) | Op::LogProbs(_) if value(0).dtype != DType::F32 => {
+            f32s(value(0).n_elements())
+        }
         Op::ColumnSum(_) => f32s(reduce::column_sum_scratch_len(p.value(instr.writes[0]).n_columns())),
         Op::NormBackward(op::NormBackward { kind: NormKind::Rms, .. }) => {
             f32s(rms_norm::rms_norm_backward_scratch_len(value(0).n_columns()))

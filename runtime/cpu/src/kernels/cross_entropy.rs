@@ -45,7 +45,7 @@ pub fn cross_entropy_with_gradient(logits: &mut [f32], labels: &[i32], n_columns
     parts.iter().sum()
 }
 
-fn column_of(label: i32, n_columns: usize) -> usize {
+pub(super) fn column_of(label: i32, n_columns: usize) -> usize {
     let column = label as usize;
     assert!(column < n_columns, "label {label} is outside {n_columns} classes");
     column

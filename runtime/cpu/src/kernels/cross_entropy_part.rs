@@ -84,14 +84,14 @@ pub fn cross_entropy_from_stats_with_gradient(
 }
 
 /// A row of the whole vocabulary.
-struct Row {
-    largest: f32,
-    total: f64,
-    of_label: f32,
+pub(super) struct Row {
+    pub(super) largest: f32,
+    pub(super) total: f64,
+    pub(super) of_label: f32,
 }
 
 /// Merges the shards' numbers of a row, in shard order.
-fn merge(all_stats: &[f32], n: usize, row: usize) -> Row {
+pub(super) fn merge(all_stats: &[f32], n: usize, row: usize) -> Row {
     let shards = || all_stats.chunks_exact(n * N_STATS).map(|stats| &stats[row * N_STATS..][..N_STATS]);
     let greatest = |i: usize| shards().fold(f32::NEG_INFINITY, |a, stats| if stats[i] > a { stats[i] } else { a });
     let largest = greatest(0);

@@ -27,6 +27,7 @@ pub mod embedding;
 pub mod fingerprint;
 pub mod head_norm;
 pub mod layer_norm;
+pub mod log_probs;
 pub mod magnitude;
 mod math;
 pub mod optimizer;

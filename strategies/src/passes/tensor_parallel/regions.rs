@@ -8,7 +8,7 @@ use super::TpError;
 use crate::mesh::Axis;
 use crate::program::op::shares::{Pieces, Ranks, Reading, Share, Unshared};
 use crate::program::{Column, Instr, Op, Program, Role, ValueId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A rank's part of a program.
 #[derive(Debug, Default)]
@@ -19,6 +19,8 @@ pub(super) struct Cut {
     pub(super) params: BTreeMap<ValueId, (usize, Pieces)>,
     /// Number of ranks that hold the same key/value head.
     pub(super) run: usize,
+    /// What is computed from the logits of all columns: every rank has these values for all tokens.
+    pub(super) whole: BTreeSet<ValueId>,
 }
 
 pub(super) fn find(program: &Program) -> Result<Cut, TpError> {
@@ -32,9 +34,13 @@ pub(super) fn find(program: &Program) -> Result<Cut, TpError> {
         if let Some(region) = found.map_err(|why| search.unshared(instr, why))? {
             search.cut.run = search.cut.run.max(region.run);
             search.cut_outputs(instr.reads[0], &region.operand)?;
-            if let Some(result) = region.result {
-                search.cut_readers(instr.writes[0], result)?;
+            match region.result {
+                Some(result) => search.cut_readers(instr.writes[0], result)?,
+                None => search.cut.whole.extend(&instr.writes),
             }
+        }
+        if instr.reads.iter().any(|v| search.cut.whole.contains(v)) {
+            search.cut.whole.extend(&instr.writes);
         }
     }
     search.tables()?;

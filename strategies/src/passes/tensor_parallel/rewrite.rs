@@ -90,6 +90,7 @@ impl Rewrite<'_> {
             let value = &mut self.program.values[i];
             match self.cut.columns.get(&id) {
                 Some(pieces) => *value.shape.last_mut().expect("it has columns") = extent(pieces),
+                None if self.cut.whole.contains(&id) => {}
                 None if self.sequence_parallel && value.kind == Kind::Activation && !value.shape.is_empty() => {
                     value.shape[0] = part(value.shape[0], 1, self.tp, self.me).len();
                 }
@@ -110,8 +111,18 @@ impl Rewrite<'_> {
                 self.embedding(&instr, residual);
             }
             Op::CrossEntropy(op::CrossEntropy { residual, gradient, .. }) => {
-                self.cross_entropy(instr, residual, gradient)
+                let (vocab, stats) = self.stats(&instr);
+                instr.reads.insert(3, stats);
+                let op = Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab: Some(vocab) });
+                self.program.push(op, instr.reads, instr.writes, instr.site);
             }
+            Op::LogProbs(_) => {
+                let (vocab, stats) = self.stats(&instr);
+                instr.reads.push(stats);
+                let op = Op::LogProbs(op::LogProbs { vocab: Some(vocab) });
+                self.program.push(op, instr.reads, instr.writes, instr.site);
+            }
+            _ if instr.reads.iter().any(|v| self.cut.whole.contains(v)) => self.program.instrs.push(instr),
             Op::QkSquares(op::QkSquares(columns)) => self.qk_squares(&instr, columns),
             Op::QkNorm(norm) => {
                 let columns = self.local_qk(norm.columns, instr.reads[0]);
@@ -267,22 +278,16 @@ impl Rewrite<'_> {
     }
 
     /// The logits of each token are spread over the ranks; three statistics per token summarise each rank's logits.
-    fn cross_entropy(&mut self, mut instr: Instr, residual: bool, gradient: bool) {
+    fn stats(&mut self, instr: &Instr) -> (VocabShard, ValueId) {
         let (logits, labels) = (instr.reads[0], instr.reads[1]);
         let n = self.program.value(logits).shape[0];
         let vocab = VocabShard { first: self.cut.columns[&logits][0].range.start, n_shards: self.tp };
         let own = self.program.add_value("loss_stats", &[1, n, 3], DType::F32, Kind::Activation);
         let all = self.program.add_value("loss_stats", &[self.tp, n, 3], DType::F32, Kind::Activation);
-        self.program.push(
-            Op::CrossEntropyStats(op::CrossEntropyStats(vocab)),
-            vec![logits, labels],
-            vec![own],
-            instr.site,
-        );
+        let op = Op::CrossEntropyStats(op::CrossEntropyStats(vocab));
+        self.program.push(op, vec![logits, labels], vec![own], instr.site);
         self.collective(CollectiveKind::AllGather, 3 * n, own, all, instr.site);
-        instr.reads.insert(3, all);
-        let op = Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab: Some(vocab) });
-        self.program.push(op, instr.reads, instr.writes, instr.site);
+        (vocab, all)
     }
 
     /// The value as a region reads it: all tokens, and a gradient that is summed over the ranks.

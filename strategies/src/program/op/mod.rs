@@ -17,7 +17,9 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod formulas;
 mod head_norm;
+mod log_probs;
 mod magnitude;
 mod matmul;
 mod norm;
@@ -26,6 +28,7 @@ pub(crate) mod operation;
 mod qk_norm;
 pub(crate) mod recomputation;
 mod rotary;
+mod row_sums;
 pub(crate) mod shares;
 pub(crate) mod signature;
 mod slices;
@@ -46,13 +49,16 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyStats, VocabShard};
 pub use dropout::Dropout;
 pub use elementwise::{Add, Cast, Scale};
 pub use embedding::{Embedding, EmbeddingBackward};
+pub use formulas::Formulas;
 pub use head_norm::{HeadNorm, HeadNormBackward};
+pub use log_probs::{LogProbs, LogProbsBackward};
 pub use magnitude::{AdaptedRows, Magnitude, MagnitudeBackward, RowLengths};
 pub use matmul::{Columns, Compute, MatMul};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use opaque::Opaque;
 pub use qk_norm::{QkColumns, QkNorm, QkNormBackward, QkSquares, QkSquaresBackward};
 pub use rotary::Rotary;
+pub use row_sums::{RowSums, RowSumsBackward};
 pub use slices::{Paste, Slice};
 pub use sums::{Assemble, ClipCoefficient, Sum, SumSquares, SumSquaresBlocks, TreeSum};
 pub use unpack::Unpack;
@@ -112,6 +118,7 @@ operations! {
     Sum Assemble TreeSum SumSquares SumSquaresBlocks ClipCoefficient
     Unpack
     CrossEntropy CrossEntropyStats
+    LogProbs LogProbsBackward RowSums RowSumsBackward Formulas
     Opaque
     UpdateSums Update
     Start Await Enter

@@ -4,7 +4,8 @@ use super::operation::Operation;
 use super::signature::Signature;
 use crate::program::DType;
 
-/// `[s…] -> [s]`: sum of f64 elements in order; zero if there are none.
+/// `[s…] -> [s]`: sum of f64 elements in order; zero if there are none. With a vector of `m` elements as the result, operands are runs of
+/// `m` elements, and the runs are summed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sum;
 
@@ -16,14 +17,19 @@ impl Operation for Sum {
     fn check(&self, s: &Signature<'_>) -> Result<(), String> {
         s.count(s.reads.len(), 1)?;
         s.reads.iter().try_for_each(|v| s.shape(v, &v.shape, Some(DType::F64)))?;
-        s.scalar(s.writes[0])
+        s.shape(s.writes[0], &s.writes[0].shape, Some(DType::F64))?;
+        let run = s.writes[0].n_elements();
+        match s.reads.iter().find(|v| run == 0 || !v.n_elements().is_multiple_of(run)) {
+            Some(v) => Err(format!("`{}` has {} elements, expected runs of {run}", v.name, v.n_elements())),
+            None => Ok(()),
+        }
     }
 }
 
-/// `[s…] -> [v]`: f64 scalars at their positions in a vector of zeros.
+/// `[s…] -> [v]`: f64 scalars, or vectors of one length, at their positions in a vector of zeros.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assemble {
-    /// Position of each.
+    /// Position of each, in scalars or vectors.
     pub places: Vec<usize>,
 }
 
@@ -36,9 +42,11 @@ impl Operation for Assemble {
         let vector = s.writes.first().ok_or("an assembled vector is written")?;
         s.count(self.places.len(), 1)?;
         s.shape(vector, &[vector.n_elements()], Some(DType::F64))?;
-        match self.places.iter().find(|at| **at >= vector.n_elements()) {
+        let Some(first) = s.reads.first() else { return Ok(()) };
+        s.reads.iter().try_for_each(|v| s.shape(v, &first.shape, Some(DType::F64)))?;
+        match self.places.iter().find(|at| (**at + 1) * first.n_elements() > vector.n_elements()) {
             Some(at) => Err(format!("position {at} is outside a vector of {}", vector.n_elements())),
-            None => s.reads.iter().try_for_each(|v| s.scalar(v)),
+            None => Ok(()),
         }
     }
 }
