@@ -2,6 +2,7 @@
 
 use phalanx_strategies::mesh::Mesh;
 use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// An event of a run.
@@ -86,7 +87,7 @@ pub struct StepMetrics {
     /// Steps of the whole run; 0 in files of earlier versions.
     #[serde(default)]
     pub total_steps: u64,
-    /// Mean negative log-likelihood of the predicted tokens, nats.
+    /// Mean negative log-likelihood of the predicted tokens, nats; of an objective over pairs, its mean over pairs.
     #[serde(deserialize_with = "number")]
     pub loss: f64,
     /// L2 norm of the gradient before clipping.
@@ -109,6 +110,9 @@ pub struct StepMetrics {
     pub memory_bytes: u64,
     /// Share of the step spent waiting for data, percent.
     pub data_wait_pct: f64,
+    /// What the objective reports beside its loss, by TRL's names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "numbers")]
+    pub scalars: BTreeMap<String, f64>,
     /// Loss scale of fp16 runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
@@ -134,9 +138,12 @@ pub struct EvalMetrics {
     /// Mean negative log-likelihood over the validation rows, nats.
     #[serde(deserialize_with = "number")]
     pub eval_loss: f64,
-    /// `exp(eval_loss)`.
-    #[serde(deserialize_with = "number")]
-    pub eval_perplexity: f64,
+    /// `exp(eval_loss)` of a likelihood.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_perplexity: Option<f64>,
+    /// What the objective reports beside its loss, by TRL's names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "numbers")]
+    pub scalars: BTreeMap<String, f64>,
     /// Duration, milliseconds.
     pub eval_ms: f64,
 }
@@ -144,4 +151,10 @@ pub struct EvalMetrics {
 /// JSON has no NaN or infinity; a loss or gradient that overflowed is written as null.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// As [`number`], of several by name.
+fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let all = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
+    Ok(all.into_iter().map(|(name, number)| (name, number.unwrap_or(f64::NAN))).collect())
 }

@@ -32,6 +32,16 @@ extern "C" __global__ void __launch_bounds__(1024) sum_values(const double* __re
     if (threadIdx.x == 0) out[blockIdx.x] = carried ? *carried + sum : sum;
 }
 
+// out [m] = (carried +) the sum of n runs of m elements, in order; out may be carried.
+extern "C" __global__ void __launch_bounds__(256) sum_runs(const double* __restrict__ x, int n, int m, const double* carried, double* out) {
+    wait_for_predecessor();
+    GRID_STRIDE(j, m) {
+        double sum = carried ? carried[j] : 0.0;
+        for (int i = 0; i < n; i++) sum += x[(long long)i * m + j];
+        out[j] = sum;
+    }
+}
+
 // Puts scalars at their places in a vector.
 extern "C" __global__ void __launch_bounds__(256) place_terms(const __grid_constant__ Terms terms, const __grid_constant__ Places places, int n, double* out) {
     wait_for_predecessor();

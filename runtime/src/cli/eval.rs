@@ -166,6 +166,7 @@ impl Outcome<'_> {
             "predicted_tokens": self.found.predicted_tokens,
             "loss": self.found.loss(),
             "perplexity": self.found.perplexity(),
+            "scalars": self.found.scalars(),
             "precision": self.precision(),
             "frozen_weights": self.frozen_weights(),
             "seconds": self.seconds,
@@ -181,8 +182,15 @@ impl Outcome<'_> {
         };
         table.add_row([data, self.rows.len().to_string()]);
         table.add_row(["predicted tokens".into(), self.found.predicted_tokens.to_string()]);
-        table.add_row(["loss (nats per token)".into(), format!("{:.5}", self.found.loss())]);
-        table.add_row(["perplexity".into(), format!("{:.4}", self.found.perplexity())]);
+        let perplexity = self.found.perplexity();
+        let unit = if perplexity.is_some() { "nats per token" } else { "mean of pairs" };
+        table.add_row([format!("loss ({unit})"), format!("{:.5}", self.found.loss())]);
+        if let Some(perplexity) = perplexity {
+            table.add_row(["perplexity".into(), format!("{perplexity:.4}")]);
+        }
+        for (name, value) in self.found.scalars() {
+            table.add_row([name, format!("{value:.5}")]);
+        }
         table.add_row(["number format".into(), self.precision().to_owned()]);
         if let Some(stored) = self.frozen_weights() {
             table.add_row(["frozen weights".into(), format!("{stored}, as in training")]);

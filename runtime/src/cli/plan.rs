@@ -226,7 +226,8 @@ impl Planner {
 
     /// The model plan of a candidate.
     fn plan_of(&self, candidate: &Candidate) -> ModelPlan {
-        let batch = BatchShape { n_rows: candidate.micro_batch_size, ..self.plan.batch };
+        let n_rows = candidate.micro_batch_size * self.plan.objective.rows_per_sample();
+        let batch = BatchShape { n_rows, ..self.plan.batch };
         let spec = candidate.spec(&self.plan.spec);
         let n_microbatches = spec.n_microbatches * Mesh::from(candidate.mesh).data_ranks();
         ModelPlan { batch, n_microbatches, spec, ..self.plan.clone() }

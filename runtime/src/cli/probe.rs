@@ -69,7 +69,8 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
     small.vocab_size = small.vocab_size.min(VOCABULARY_MAX);
     small.windows.truncate(small.n_layers);
     let seq_len = plan.batch.seq_len.min(TOKENS_MAX);
-    let n_rows = plan.batch.n_rows.min(TOKENS_MAX / seq_len).max(1);
+    let of_sample = plan.objective.rows_per_sample();
+    let n_rows = (plan.batch.n_rows.min(TOKENS_MAX / seq_len) / of_sample).max(1) * of_sample;
     let spec = StepSpec { n_microbatches: 1, offload_optimizer: false, ..plan.spec.clone() };
     let lora = spec.lora.as_ref().map(LoraSpec::in_every_block);
     let spec = StepSpec { parallel: Parallel::default(), lora, ..spec };

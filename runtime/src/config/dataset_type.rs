@@ -28,9 +28,11 @@ pub enum DatasetType {
     InputOutput,
     /// Token ids, perhaps with labels and an attention mask.
     Tokenized,
+    /// A preferred and a rejected answer, for `rl`.
+    Preference,
 }
 
-const WORDS: [(&str, DatasetType); 7] = [
+const WORDS: [(&str, DatasetType); 8] = [
     ("completion", DatasetType::Completion),
     ("alpaca", DatasetType::Alpaca),
     ("chat_template", DatasetType::ChatTemplate),
@@ -38,6 +40,7 @@ const WORDS: [(&str, DatasetType); 7] = [
     ("input_output", DatasetType::InputOutput),
     ("tokenized", DatasetType::Tokenized),
     ("custom", DatasetType::Custom),
+    ("preference", DatasetType::Preference),
 ];
 
 impl DatasetType {
@@ -54,6 +57,11 @@ impl DatasetType {
     /// Whether an entry is a conversation.
     pub(crate) fn is_conversation(self) -> bool {
         matches!(self, Self::ChatTemplate | Self::Sharegpt)
+    }
+
+    /// Whether an entry may have lists of messages.
+    pub(crate) fn has_messages(self) -> bool {
+        self.is_conversation() || self == Self::Preference
     }
 }
 

@@ -24,6 +24,7 @@ pub mod optimizer;
 pub mod output;
 pub mod parallel;
 pub mod precision;
+pub mod preference;
 pub mod prompts;
 pub mod reference;
 pub mod schedule;
@@ -57,6 +58,7 @@ use optimizer::OptimizerSection;
 use output::OutputSection;
 use parallel::ParallelSection;
 use precision::PrecisionSection;
+use preference::PreferenceSection;
 use schedule::ScheduleSection;
 use section::Section;
 use source::Source;
@@ -76,6 +78,8 @@ pub struct JobConfig {
     pub precision: PrecisionSection,
     /// Low-rank adapters.
     pub adapter: AdapterSection,
+    /// What is trained instead of the likelihood of texts.
+    pub preference: PreferenceSection,
     /// The mesh.
     pub parallel: ParallelSection,
     /// Output, checkpoints and the seed.
@@ -130,6 +134,7 @@ impl JobConfig {
             optimizer: read(keys, &at, |_| Ok(()), &mut errors),
             precision: read(keys, &at, PrecisionSection::validate, &mut errors),
             adapter: read(keys, &at, AdapterSection::validate, &mut errors),
+            preference: read(keys, &at, PreferenceSection::validate, &mut errors),
             parallel: read(keys, &at, ParallelSection::validate, &mut errors),
             output: read(keys, &at, OutputSection::validate, &mut errors),
             elastic: read(keys, &at, |section: &ElasticSection| section.elastic.validate(), &mut errors).elastic,
@@ -161,6 +166,7 @@ impl JobConfig {
         self.optimizer.write_section(&mut keys);
         self.precision.write_section(&mut keys);
         self.adapter.write_section(&mut keys);
+        self.preference.write_section(&mut keys);
         self.parallel.write_section(&mut keys);
         self.output.write_section(&mut keys);
         ElasticSection { elastic: self.elastic.clone() }.write_section(&mut keys);
@@ -190,6 +196,7 @@ impl JobConfig {
     /// Checks relations between keys of several sections.
     fn validate(&self) -> Result<(), ConfigError> {
         self.check_products()?;
+        self.preference.check(&self.data, &self.adapter)?;
         let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
         if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
             return Err(ConfigError::TwoBatchSizes);
@@ -303,7 +310,8 @@ impl JobConfig {
 
     /// Checks that products of keys stay within what a rank can number and compile.
     fn check_products(&self) -> Result<(), ConfigError> {
-        let n_tokens = self.schedule.micro_batch_size as u64 * self.data.sequence_len as u64;
+        let n_rows = (self.schedule.micro_batch_size * self.preference.objective().rows_per_sample()) as u64;
+        let n_tokens = n_rows * self.data.sequence_len as u64;
         if n_tokens > TOKENS_OF_MICROBATCH_MAX {
             return Err(ConfigError::TooManyTokens { found: n_tokens, max: TOKENS_OF_MICROBATCH_MAX });
         }
@@ -329,6 +337,7 @@ pub fn sections() -> Vec<(&'static str, Vec<KeyDoc>)> {
         ("Optimizer", OptimizerSection::keys()),
         ("Precision and memory", PrecisionSection::keys()),
         ("Adapters", AdapterSection::keys()),
+        ("Preference tuning", PreferenceSection::keys()),
         ("Parallelism", ParallelSection::keys()),
         ("Output and checkpoints", OutputSection::keys()),
         ("Elasticity", ElasticSection::keys()),

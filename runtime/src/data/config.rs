@@ -7,6 +7,7 @@ use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat, TrainedRoles};
 use crate::config::prompts::CustomPrompt;
 use crate::config::split::Split;
+use crate::data::preference::PairFields;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -61,6 +62,8 @@ pub struct DataConfig {
     pub min_sample_len: usize,
     /// Keep only one of documents with the same tokens; default false.
     pub deduplicate: bool,
+    /// Documents of a sample, each in a row of the batch: 2 of pairs; default 1.
+    pub documents_per_row: usize,
     /// Prepare only the first file at once, the next ones when asked, and no more than this many rows; default: all rows of all
     /// files.
     pub stream_rows: Option<u64>,
@@ -82,6 +85,7 @@ impl DataConfig {
             excess_length_strategy: ExcessLength::Drop,
             min_sample_len: 2,
             deduplicate: false,
+            documents_per_row: 1,
             stream_rows: None,
         }
     }
@@ -133,6 +137,8 @@ pub struct DatasetConfig {
     pub field: Option<String>,
     /// The texts and fields of [`DatasetType::Custom`].
     pub prompt: Option<CustomPrompt>,
+    /// The columns of pairs, for [`DatasetType::Preference`].
+    pub(crate) pair: Option<PairFields>,
     /// How conversations are read and trained on.
     pub conversation: ConversationConfig,
     /// What renders them.
@@ -171,6 +177,7 @@ impl DatasetConfig {
             weight: 1.0,
             field: None,
             prompt: None,
+            pair: None,
             conversation: ConversationConfig::default(),
             template: TemplateConfig::default(),
         }
@@ -180,7 +187,7 @@ impl DatasetConfig {
         let set = self.conversation.differing_key();
         let keys = [
             ("field", self.field.is_some(), self.kind == DatasetType::Completion, DatasetType::Completion),
-            (set.unwrap_or_default(), set.is_some(), self.kind.is_conversation(), DatasetType::ChatTemplate),
+            (set.unwrap_or_default(), set.is_some(), self.kind.has_messages(), DatasetType::ChatTemplate),
         ];
         match keys.into_iter().find(|&(_, set, fits, _)| set && !fits) {
             Some((key, _, _, fits)) => {

@@ -323,7 +323,7 @@ impl ConversationReader {
     }
 
     /// The data set's name of a field that templates call `property`.
-    fn name_of(&self, property: &str) -> String {
+    pub(super) fn name_of(&self, property: &str) -> String {
         self.config.properties.get(property).cloned().unwrap_or_else(|| property.to_owned())
     }
 

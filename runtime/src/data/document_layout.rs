@@ -41,61 +41,77 @@ pub(super) struct TooLong {
 /// Documents that were met, if each is kept only once.
 pub(super) type Seen = Option<HashSet<[u8; 16]>>;
 
-/// The documents of a file that are trained on. Long ones are cut into rows if `is_cut`, else treated as configured.
+/// The documents of a file that are trained on. Long ones are cut into rows if `is_cut`, else treated as configured. The documents of a
+/// group, such as a pair, are kept or left out together.
 pub(super) fn kept(tokens: &TokenFile, config: &DataConfig, is_cut: bool, seen: &mut Seen) -> Result<Kept, TooLong> {
-    let row_len = config.sequence_len;
     let n_documents = tokens.documents().len();
     assert!(u32::try_from(n_documents).is_ok(), "{n_documents} documents are more than 32 bits can number");
-    let mut kept = Kept::default();
-    for document in 0..n_documents as u32 {
-        let all = tokens.document(document, usize::MAX);
-        if !all.is_empty() && seen.as_mut().is_some_and(|seen| !seen.insert(digest(all))) {
-            kept.n_repeated += 1;
+    let (mut kept, group) = (Kept::default(), config.documents_per_row.max(1) as u32);
+    for first in (0..n_documents as u32).step_by(group as usize) {
+        let documents: Vec<(u32, &[u32])> =
+            (first..first + group).map(|document| (document, tokens.document(document, usize::MAX))).collect();
+        let has_tokens = documents.iter().all(|(_, all)| !all.is_empty());
+        if has_tokens && seen.as_mut().is_some_and(|seen| !seen.insert(digest(&documents))) {
+            kept.n_repeated += documents.len();
             continue;
         }
-        if all.len() > row_len && !is_cut {
+        let longest = documents.iter().map(|(_, all)| all.len()).max().unwrap_or(0);
+        if longest > config.sequence_len && !is_cut {
             match config.excess_length_strategy {
                 ExcessLength::Error => {
-                    let line = tokens.documents()[document as usize].line;
-                    return Err(TooLong { line, len: all.len() });
+                    return Err(TooLong { line: tokens.documents()[first as usize].line, len: longest });
                 }
                 ExcessLength::Drop => {
-                    kept.n_dropped += 1;
-                    let (least, most) = kept.dropped_lens.unwrap_or((all.len(), all.len()));
-                    kept.dropped_lens = Some((least.min(all.len()), most.max(all.len())));
+                    kept.n_dropped += documents.len();
+                    let (least, most) = kept.dropped_lens.unwrap_or((longest, longest));
+                    kept.dropped_lens = Some((least.min(longest), most.max(longest)));
                     continue;
                 }
-                ExcessLength::Truncate => kept.n_truncated += 1,
+                ExcessLength::Truncate => {
+                    kept.n_truncated += documents.iter().filter(|(_, all)| all.len() > config.sequence_len).count();
+                }
             }
         }
-        kept.n_cut += usize::from(all.len() > row_len && is_cut);
-        kept.add(document, all, config, if is_cut { usize::MAX } else { 1 });
+        kept.n_cut += usize::from(longest > config.sequence_len && is_cut);
+        kept.add(&documents, config, if is_cut { usize::MAX } else { 1 });
     }
     Ok(kept)
 }
 
 impl Kept {
-    /// Adds the first pieces of a document, those with a token to predict.
-    fn add(&mut self, document: u32, tokens: &[u32], config: &DataConfig, n_pieces: usize) {
+    /// Adds the first pieces of the documents of a group, those with a token to predict, if every document has one.
+    fn add(&mut self, documents: &[(u32, &[u32])], config: &DataConfig, n_pieces: usize) {
         let n_before = self.pieces.len();
-        let is_short = tokens.len() < config.min_sample_len && has_prediction(tokens);
-        for (nth, piece) in (0..).zip(tokens.chunks(config.sequence_len).take(n_pieces)) {
-            if !is_short && has_prediction(piece) {
-                self.pieces.push(Piece { document, nth });
-                self.lens.push(piece.len());
+        let is_short = |tokens: &[u32]| tokens.len() < config.min_sample_len && has_prediction(tokens);
+        let is_one_short = documents.iter().any(|(_, tokens)| is_short(tokens));
+        let mut has_all = !is_one_short;
+        for (document, tokens) in documents.iter().filter(|_| !is_one_short) {
+            let n_others = self.pieces.len();
+            for (nth, piece) in (0..).zip(tokens.chunks(config.sequence_len).take(n_pieces)) {
+                if has_prediction(piece) {
+                    self.pieces.push(Piece { document: *document, nth });
+                    self.lens.push(piece.len());
+                }
             }
+            has_all &= self.pieces.len() > n_others;
         }
-        match self.pieces.len() == n_before {
-            true if is_short => self.n_short += 1,
-            true => self.n_empty += 1,
-            false => {}
+        if !has_all {
+            self.pieces.truncate(n_before);
+            self.lens.truncate(n_before);
+            let left_out = if is_one_short { &mut self.n_short } else { &mut self.n_empty };
+            *left_out += documents.len();
         }
     }
 }
 
-/// A digest of the tokens with their marks for training; 128 bits do not collide by chance.
-fn digest(tokens: &[u32]) -> [u8; 16] {
-    let hash = blake3::hash(bytemuck::cast_slice(tokens));
+/// A digest of the tokens of documents with their marks for training; 128 bits do not collide by chance.
+fn digest(documents: &[(u32, &[u32])]) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    for (nth, (_, tokens)) in documents.iter().enumerate() {
+        // No token is this one, so the border between two documents is one.
+        hasher.update(if nth > 0 { &[0xff; 4] } else { &[] }).update(bytemuck::cast_slice(tokens));
+    }
+    let hash = hasher.finalize();
     std::array::from_fn(|i| hash.as_bytes()[i])
 }
 

@@ -16,6 +16,12 @@ impl Packing {
         Self { documents, ends }
     }
 
+    /// Rows of `len` documents each, of the first `n` ones.
+    pub(crate) fn groups(n: usize, len: usize) -> Self {
+        let ends = (1..=(n / len) as u32).map(|row| row * len as u32).collect();
+        Self { documents: (0..n as u32).collect(), ends }
+    }
+
     /// Best-fit decreasing: the longest documents first, each into the fullest row that still has room for it. At most
     /// 11/9 of the fewest possible rows, plus a constant; text documents, many of them short, fill rows almost entirely.
     /// Source: Johnson, Demers, Ullman, Garey and Graham 1974, "Worst-case performance bounds for simple one-dimensional

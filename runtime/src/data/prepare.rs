@@ -15,7 +15,7 @@ use super::held_out::{self, Divided, Side};
 use super::packing::Packing;
 use super::record::RecordReader;
 use super::records::{Compression, ReadError, plain_copy};
-use super::rows::{Layout, Part, RowStore, Rows, Weight};
+use super::rows::{Layout, Part, RowShape, RowStore, Rows, Weight};
 use super::sources::choice::Choice;
 use super::sources::{Purpose, SourceError, SourceFile, files_of};
 use super::stream::{Stream, StreamFiles, in_order_of_stream};
@@ -197,7 +197,7 @@ pub fn prepare(
     };
     let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
     let store = |parts| {
-        let store = RowStore::new(parts, config.sequence_len, pad.unwrap_or(0));
+        let store = RowStore::new(parts, row_shape(config, pad));
         match u32::try_from(store.len()) {
             Ok(_) => Ok(Arc::new(store)),
             Err(_) => Err(PrepareError::TooManyRows { n_rows: store.len() }),
@@ -227,7 +227,7 @@ pub fn prepare(
             (train, validation, summaries, digests)
         }
         Some(n_rows) => {
-            let (stream, summary, digest) = training.into_stream(n_rows, pad.unwrap_or(0), progress)?;
+            let (stream, summary, digest) = training.into_stream(n_rows, pad, progress)?;
             (Rows::streamed(stream), None, vec![summary], vec![digest])
         }
     };
@@ -239,6 +239,10 @@ pub fn prepare(
         test_digests = test.digests;
     }
     Ok(Prepared { train, validation, summaries, digests, test_digests })
+}
+
+fn row_shape(config: &DataConfig, pad_id: Option<u32>) -> RowShape {
+    RowShape { len: config.sequence_len, n_rows: config.documents_per_row, pad_id: pad_id.unwrap_or(0) }
 }
 
 /// The tokens of data sets, laid into rows.
@@ -357,13 +361,13 @@ impl<'a> Preparer<'a> {
     fn into_stream(
         self,
         n_rows: u64,
-        pad_id: u32,
+        pad_id: Option<u32>,
         progress: OnProgress<'_>,
     ) -> Result<(Arc<Stream>, Summary, [u8; 32]), PrepareError> {
         let seed = self.config.shuffle.then_some(self.config.seed);
         let sources = in_order_of_stream(self.sources.collect(), seed);
         let files = StreamFiles::of(&sources)?;
-        let store = Arc::new(RowStore::growing(sources.len(), self.config.sequence_len, pad_id));
+        let store = Arc::new(RowStore::growing(sources.len(), row_shape(&self.config, pad_id)));
         let (config, tokenizer) = (Cow::Owned(self.config.into_owned()), Cow::Owned(self.tokenizer.into_owned()));
         let mut rest = Preparer::new(sources, config, tokenizer, &self.cache_dir, self.vocab_size);
         let mut empty = None;
@@ -434,13 +438,17 @@ impl Source {
         cache_dir: &Path,
         progress: OnProgress<'_>,
     ) -> Result<(TokenFile, bool), PrepareError> {
-        let templates = match self.dataset.kind.is_conversation() {
-            true => template_sources(&self.dataset.template, tokenizer, &self.path)?,
-            false => TemplateSources::default(),
+        let kind = self.dataset.kind;
+        let templates = match template_sources(&self.dataset.template, tokenizer, &self.path) {
+            _ if !kind.has_messages() => None,
+            // Texts need none; a record with messages says so.
+            Err(PrepareError::NoTemplate { .. }) if !kind.is_conversation() => None,
+            found => Some(found?),
         };
         let file = DataFile::open(&self.path).map_err(TokenizeError::Read)?;
         let content = file.hash().map_err(TokenizeError::Read)?;
-        let key = self.key(&content, config, tokenizer, &templates.key());
+        let of_template = templates.as_ref().map(TemplateSources::key).unwrap_or_default();
+        let key = self.key(&content, config, tokenizer, &of_template);
         if let Some(file) = self.cached(cache_dir, &key)? {
             return Ok((file, true));
         }
@@ -465,7 +473,10 @@ impl Source {
                     let template = tokenizer.parse_template(source)?;
                     Ok(template.with_variables(self.dataset.template.variables.clone()))
                 };
-                let parse = || Ok((parse(&templates.plain)?, templates.with_tools.as_deref().map(parse).transpose()?));
+                let parse_all = |sources: &TemplateSources| {
+                    Ok((parse(&sources.plain)?, sources.with_tools.as_deref().map(parse).transpose()?))
+                };
+                let parse = || templates.as_ref().map(parse_all).transpose();
                 let mut dataset = DatasetConfig::clone(&self.dataset);
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
@@ -498,10 +509,11 @@ impl Source {
                 options += &format!(" {} {:?}", config.train_on_inputs, dataset.prompt);
             }
             DatasetType::Tokenized => {}
-            DatasetType::ChatTemplate | DatasetType::Sharegpt => {
+            DatasetType::ChatTemplate | DatasetType::Sharegpt | DatasetType::Preference => {
                 let (conversation, bos) = (&dataset.conversation, tokenizer.bos_id());
                 let variables = &dataset.template.variables;
                 options += &format!(" {} {conversation:?} {bos:?} {template:?} {variables:?}", config.train_on_inputs);
+                options += &dataset.pair.as_ref().map(|pair| format!(" {pair:?}")).unwrap_or_default();
             }
         }
         let mut hasher = blake3::Hasher::new();
@@ -664,6 +676,7 @@ fn lay_out(
 /// The rows of documents with these numbers and numbers of tokens.
 fn packed(lens: &[(u32, usize)], config: &DataConfig) -> Packing {
     match (config.sample_packing, config.sample_packing_sequentially) {
+        _ if config.documents_per_row > 1 => Packing::groups(lens.len(), config.documents_per_row),
         (true, false) => Packing::best_fit(lens, config.sequence_len),
         (true, true) => Packing::sequential(lens, config.sequence_len),
         (false, _) => Packing::one_per_row(lens.iter().map(|(number, _)| *number).collect()),

@@ -7,6 +7,7 @@ use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::DatasetConfig;
 use super::conversation::{ConversationReader, MEDIA};
 use super::document::Document;
+use super::preference::{self, PairFields};
 use super::pretokenized;
 use super::record_error::{RecordError, field_of, not_text, wrong_type};
 use super::records::LeftOut;
@@ -34,6 +35,7 @@ pub(crate) enum RecordReader {
     Chat(Box<ChatReaders>),
     Segments { train_on_inputs: bool },
     Tokens,
+    Pairs { fields: PairFields, chat: Option<Box<ChatReaders>> },
 }
 
 /// How conversations are read: those with tools may have a template of their own.
@@ -44,6 +46,11 @@ pub(crate) struct ChatReaders {
 }
 
 impl ChatReaders {
+    fn new(dataset: &DatasetConfig, train_on_inputs: bool, (plain, with_tools): ChatTemplates) -> Self {
+        let reader = |template| ConversationReader::new(&dataset.conversation, template, train_on_inputs);
+        Self { plain: reader(plain), with_tools: with_tools.map(reader) }
+    }
+
     fn of(&self, record: &Value) -> &ConversationReader {
         self.with_tools.as_ref().filter(|reader| reader.has_tools(record)).unwrap_or(&self.plain)
     }
@@ -53,11 +60,11 @@ impl ChatReaders {
 pub(crate) type ChatTemplates = (ChatTemplate, Option<ChatTemplate>);
 
 impl RecordReader {
-    /// The reader for `dataset`; `templates` is called only for conversations.
+    /// The reader for `dataset`; `templates` is called only for records that may be conversations, and has none only where they need not be.
     pub(crate) fn new(
         dataset: &DatasetConfig,
         train_on_inputs: bool,
-        templates: impl FnOnce() -> Result<ChatTemplates, ChatTemplateError>,
+        templates: impl FnOnce() -> Result<Option<ChatTemplates>, ChatTemplateError>,
     ) -> Result<Self, ChatTemplateError> {
         Ok(match dataset.kind {
             DatasetType::Completion => {
@@ -72,10 +79,13 @@ impl RecordReader {
             DatasetType::InputOutput => Self::Segments { train_on_inputs },
             DatasetType::Tokenized => Self::Tokens,
             DatasetType::ChatTemplate | DatasetType::Sharegpt => {
-                let reader = |template| ConversationReader::new(&dataset.conversation, template, train_on_inputs);
-                let (plain, with_tools) = templates()?;
-                Self::Chat(Box::new(ChatReaders { plain: reader(plain), with_tools: with_tools.map(reader) }))
+                let templates = templates()?.expect("conversations have a template");
+                Self::Chat(Box::new(ChatReaders::new(dataset, train_on_inputs, templates)))
             }
+            DatasetType::Preference => Self::Pairs {
+                fields: dataset.pair.clone().unwrap_or_default(),
+                chat: templates()?.map(|templates| Box::new(ChatReaders::new(dataset, false, templates))),
+            },
         })
     }
 
@@ -83,6 +93,7 @@ impl RecordReader {
     pub(super) fn fields_of_messages(&self) -> Vec<String> {
         match self {
             Self::Chat(readers) => readers.plain.fields_of_messages(),
+            Self::Pairs { fields, .. } => [&fields.prompt, &fields.chosen, &fields.rejected].map(Clone::clone).into(),
             _ => Vec::new(),
         }
     }
@@ -90,7 +101,7 @@ impl RecordReader {
     /// Refuses columns of media beside conversations, which records lack because no value of theirs has such a type.
     pub(super) fn check_columns(&self, left_out: &[LeftOut]) -> Result<(), RecordError> {
         let is_media = |column: &&LeftOut| MEDIA.contains(&column.name.as_str());
-        match left_out.iter().find(is_media).filter(|_| matches!(self, Self::Chat(_))) {
+        match left_out.iter().find(is_media).filter(|_| matches!(self, Self::Chat(_) | Self::Pairs { .. })) {
             Some(column) => Err(RecordError::Media { field: column.name.clone() }),
             None => Ok(()),
         }
@@ -98,21 +109,22 @@ impl RecordReader {
 
     /// A reader for each type of data set. For fuzz targets.
     #[cfg(feature = "fuzzing")]
-    pub(crate) fn of_all_types() -> [Self; 5] {
+    pub(crate) fn of_all_types() -> [Self; 6] {
         [
             DatasetType::Completion,
             DatasetType::Alpaca,
             DatasetType::ChatTemplate,
             DatasetType::InputOutput,
             DatasetType::Tokenized,
+            DatasetType::Preference,
         ]
         .map(|kind| {
-            let templates = || Ok((ChatTemplate::parse(super::chat_template::CHATML, "", "")?, None));
+            let templates = || Ok(Some((ChatTemplate::parse(super::chat_template::CHATML, "", "")?, None)));
             Self::new(&DatasetConfig::new("", kind), false, templates).expect("our own template is valid")
         })
     }
 
-    /// The samples of one record: one, or one per instance of an instruction.
+    /// The samples of one record: one, or one per instance of an instruction, or two of a pair.
     pub(crate) fn samples(&self, record: &Value) -> Result<Vec<Sample>, RecordError> {
         Ok(vec![match self {
             Self::Instruction { prompt, train_on_inputs } => return instructions(prompt, record, *train_on_inputs),
@@ -127,6 +139,10 @@ impl RecordReader {
                 Some(document) => Sample::Text(document),
                 None => Sample::Empty,
             },
+            Self::Pairs { fields, chat } => {
+                let chat = chat.as_deref().map(|readers| readers.of(record));
+                return preference::pair(record, fields, chat);
+            }
             Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
             Self::Tokens => {
                 return Ok(pretokenized::documents(record)?.into_iter().map(Sample::Tokens).collect());
@@ -164,7 +180,7 @@ mod tests {
     use serde_json::json;
 
     fn reader(dataset: DatasetConfig) -> RecordReader {
-        RecordReader::new(&dataset, false, || Ok((ChatTemplate::parse(CHATML, "", "")?, None))).unwrap()
+        RecordReader::new(&dataset, false, || Ok(Some((ChatTemplate::parse(CHATML, "", "")?, None)))).unwrap()
     }
 
     fn documents(reader: &RecordReader, record: &Value) -> Result<Vec<Document>, RecordError> {
@@ -210,7 +226,8 @@ mod tests {
     #[test]
     fn alpaca_trains_on_everything_with_train_on_inputs() {
         let dataset = DatasetConfig::new("", DatasetType::Alpaca);
-        let reader = RecordReader::new(&dataset, true, || Ok((ChatTemplate::parse(CHATML, "", "")?, None))).unwrap();
+        let reader =
+            RecordReader::new(&dataset, true, || Ok(Some((ChatTemplate::parse(CHATML, "", "")?, None)))).unwrap();
 
         let documents = documents(&reader, &json!({ "instruction": "Sing.", "output": "La." })).unwrap();
 

@@ -22,6 +22,9 @@ pub enum RecordError {
     /// A conversation in a type of data sets for texts.
     #[error("field {field:?} is a list of messages, not text; set `type: chat_template`{}", key_of_messages(field))]
     Messages { field: String },
+    /// A conversation in a data set of pairs, and nothing that renders it.
+    #[error("field {field:?} has messages, but the tokenizer has no chat template; set `chat_template`")]
+    NoTemplate { field: String },
     /// Whether the model answers in such a turn cannot be told.
     #[error(
         "a message has the role {role:?}, and whether it is trained on is not known: say whose role it is with `roles`, as in \

@@ -69,8 +69,18 @@ pub(crate) struct RowStore {
     /// Filled from the front.
     parts: Box<[OnceLock<Placed>]>,
     n_ready: AtomicUsize,
-    row_len: usize,
-    pad_id: i32,
+    shape: RowShape,
+}
+
+/// What a row of the store becomes in a batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowShape {
+    /// Tokens of a row of the batch.
+    pub(crate) len: usize,
+    /// Rows of the batch: 1, or one for each document.
+    pub(crate) n_rows: usize,
+    /// Id of tokens behind the documents.
+    pub(crate) pad_id: u32,
 }
 
 #[derive(Debug)]
@@ -81,16 +91,16 @@ struct Placed {
 }
 
 impl RowStore {
-    pub(crate) fn new(parts: Vec<Part>, row_len: usize, pad_id: u32) -> Self {
-        let store = Self::growing(parts.len(), row_len, pad_id);
+    pub(crate) fn new(parts: Vec<Part>, shape: RowShape) -> Self {
+        let store = Self::growing(parts.len(), shape);
         parts.into_iter().for_each(|part| store.push(part));
         store
     }
 
     /// A store to which this many parts can be added.
-    pub(crate) fn growing(n_parts_max: usize, row_len: usize, pad_id: u32) -> Self {
+    pub(crate) fn growing(n_parts_max: usize, shape: RowShape) -> Self {
         let parts = (0..n_parts_max).map(|_| OnceLock::new()).collect();
-        Self { parts, n_ready: AtomicUsize::new(0), row_len, pad_id: pad_id as i32 }
+        Self { parts, n_ready: AtomicUsize::new(0), shape }
     }
 
     /// Adds a part; only one thread may add.
@@ -270,11 +280,16 @@ impl Rows {
 
     /// Tokens per row, S.
     pub fn row_len(&self) -> usize {
-        self.store.row_len
+        self.store.shape.len
     }
 
-    /// Copies the rows numbered `rows` (B of them) into `batch` and returns how many tokens are predicted. Random keys are drawn from
-    /// `draws` by row and position. Allocates nothing.
+    /// Rows of a batch that each row takes: one for each document of a pair.
+    pub fn n_batch_rows(&self) -> usize {
+        self.store.shape.n_rows
+    }
+
+    /// Copies the rows numbered `rows` (B of them) into `batch`, of B times [`Rows::n_batch_rows`] rows, and returns how many tokens
+    /// are predicted. Random keys are drawn from `draws` by row and position. Allocates nothing.
     ///
     /// # Errors
     /// When the token cache cannot be read, for example because another program has truncated it.
@@ -282,21 +297,27 @@ impl Rows {
     /// # Panics
     /// When a row does not exist, one of a stream is not ready, or the batch is for another number of rows or tokens.
     pub fn fill(&self, rows: &[u64], draws: CounterRng, batch: &mut Columns) -> Result<usize, TokenCacheError> {
-        let row_len = self.store.row_len;
-        assert!(batch.fits(rows.len(), row_len), "{} rows of {row_len} do not fit into {batch:?}", rows.len());
+        let RowShape { len, n_rows, pad_id } = self.store.shape;
+        assert!(batch.fits(rows.len() * n_rows, len), "{} rows of {len} do not fit into {batch:?}", rows.len());
         let mut n_predicted = 0;
         for (nth, &number) in rows.iter().enumerate() {
             let (part, row) = self.place(number);
-            let mut used = 0;
-            part.for_each_document(row, row_len, |tokens| {
+            let (first, mut filled, mut used) = (nth * n_rows, 0, 0);
+            part.for_each_document(row, len, |tokens| {
                 let end = used + (tokens.end - tokens.start) as usize;
                 part.tokens.read(tokens.start, batch.stored_mut(used..end))?;
-                n_predicted += batch.document(nth, used..end);
+                n_predicted += batch.document(first + filled, used..end);
                 used = end;
+                if n_rows > 1 {
+                    batch.pad(first + filled, std::mem::take(&mut used), pad_id as i32);
+                    filled += 1;
+                }
                 Ok(())
             })?;
-            batch.pad(nth, used, self.store.pad_id);
-            batch.draw(nth, draws.fork(number));
+            if n_rows == 1 {
+                batch.pad(first, used, pad_id as i32);
+            }
+            (0..n_rows).for_each(|i| batch.draw(first + i, draws.fork(number * n_rows as u64 + i as u64)));
         }
         Ok(n_predicted)
     }
@@ -312,7 +333,7 @@ impl Rows {
         let mut n_predicted = 0;
         for &row in rows {
             let (part, row) = self.place(row);
-            part.for_each_document(row, self.store.row_len, |tokens| {
+            part.for_each_document(row, self.store.shape.len, |tokens| {
                 n_predicted += part.tokens.count_predicted(tokens)?;
                 Ok(())
             })?;
@@ -349,9 +370,11 @@ mod tests {
     use crate::data::token_cache_format::TRAINED;
     use phalanx_strategies::model::BatchShape;
     use phalanx_strategies::program::Column;
+    use std::collections::HashSet;
     use std::os::fd::AsRawFd;
 
     const S: usize = 8;
+    const SHAPE: RowShape = RowShape { len: S, n_rows: 1, pad_id: 0 };
 
     const OF_DOCUMENTS: [Column; 4] = [Column::Ids, Column::Labels, Column::Positions, Column::DocStart];
 
@@ -394,7 +417,7 @@ mod tests {
     }
 
     fn rows(parts: Vec<Part>) -> Rows {
-        Rows::new(Arc::new(RowStore::new(parts, S, 0)), None)
+        Rows::new(Arc::new(RowStore::new(parts, SHAPE)), None)
     }
 
     const T: u32 = TRAINED;
@@ -453,6 +476,26 @@ mod tests {
     }
 
     #[test]
+    fn documents_of_a_pair_are_two_rows_of_the_batch_with_random_keys_of_their_own() {
+        let documents: [&[u32]; 4] = [&[1, 5 | T, 2 | T], &[1, 6, 7 | T, 8 | T], &[3, 4 | T], &[3, 9 | T]];
+        let packing = Packing::groups(4, 2);
+        let shape = RowShape { n_rows: 2, ..SHAPE };
+        let rows = Rows::new(Arc::new(RowStore::new(vec![part(&documents, whole(packing, 4))], shape)), None);
+        let all = OF_DOCUMENTS.into_iter().chain([Column::DropoutKeys]);
+        let mut batch = Columns::new(all, BatchShape { n_rows: 4, seq_len: S });
+
+        let n_predicted = rows.fill(&[1, 0], CounterRng::new(3), &mut batch).unwrap();
+
+        assert_eq!((rows.len(), n_predicted, rows.n_predicted(&[1, 0]).unwrap()), (2, 6, 6));
+        let ids = batch.of(Column::Ids);
+        assert_eq!(ids[..16], [3, 4, 0, 0, 0, 0, 0, 0, 3, 9, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(ids[16..], [1, 5, 2, 0, 0, 0, 0, 0, 1, 6, 7, 8, 0, 0, 0, 0]);
+        assert_eq!(batch.of(Column::Labels)[24..27], [IGNORED, 7, 8]);
+        let keys: HashSet<&[i32]> = batch.of(Column::DropoutKeys).chunks(S).collect();
+        assert_eq!(keys.len(), 4);
+    }
+
+    #[test]
     fn truncated_token_cache_is_an_error_that_names_it() {
         let part = part(&[&[1; 4096], &[5; 4096]], whole(Packing::one_per_row(vec![0, 1]), 2));
         let path = part.tokens.path.clone();
@@ -477,8 +520,7 @@ mod tests {
                 part(&[&[1, 2], &[3, 4]], whole(Packing::one_per_row(vec![0, 1]), 2)),
                 part(&[&[5; 8]], Layout::Cut { n_rows: 1 }),
             ],
-            S,
-            0,
+            SHAPE,
         ));
         let all = Rows::new(Arc::clone(&store), None);
         let some = Rows::new(store, Some([0, 2].into()));
@@ -493,7 +535,7 @@ mod tests {
         let documents: Vec<Vec<u32>> = (0..10).map(|i| vec![i, 1]).collect();
         let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
         let layout = || whole(Packing::one_per_row((0..10).collect()), 10);
-        let store = Arc::new(RowStore::new((0..3).map(|_| part(&documents, layout())).collect(), S, 0));
+        let store = Arc::new(RowStore::new((0..3).map(|_| part(&documents, layout())).collect(), SHAPE));
         let held_out = [3, 14, 25];
         let train = (0..30).filter(|row| !held_out.contains(&(*row as usize))).collect();
 
@@ -515,7 +557,7 @@ mod tests {
         let rows = |n_visits: [f64; 2]| {
             let weights: Vec<Weight> =
                 (0..40).map(|i| Weight { dataset: i / 30, n_visits: n_visits[i / 30] }).collect();
-            let rows = Rows::new(Arc::new(RowStore::new(files().collect(), S, 0)), None).weighted(&weights, 42);
+            let rows = Rows::new(Arc::new(RowStore::new(files().collect(), SHAPE)), None).weighted(&weights, 42);
             (0..rows.len() as u64).map(|row| rows.stored(row)).collect::<Vec<_>>()
         };
 

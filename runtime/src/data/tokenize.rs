@@ -355,7 +355,7 @@ mod tests {
         let path = dir.path().join("data.jsonl");
         std::fs::write(&path, content).unwrap();
         let reader = RecordReader::new(&DatasetConfig::new(&path, kind), false, || {
-            Ok((ChatTemplate::parse(CHATML, "", "")?, None))
+            Ok(Some((ChatTemplate::parse(CHATML, "", "")?, None)))
         })
         .unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;

@@ -15,6 +15,12 @@ pub enum PlanError {
          use the model's directory with weights in F32, F16 or BF16, or write one with the tool that quantised them"
     )]
     Quantised { origin: String, format: String },
+    /// An objective over pairs, and a model without the one that it began with.
+    #[error(
+        "{path}: a model alone cannot be evaluated with `rl`, which compares it with the model that it began with; evaluate a checkpoint \
+         of the run, or remove `rl` and evaluate texts"
+    )]
+    NoReference { path: PathBuf },
     /// The model has no tokens.
     #[error("{origin}: vocab_size is 0; a model has at least one token")]
     NoTokens { origin: String },

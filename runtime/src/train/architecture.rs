@@ -6,6 +6,7 @@ use crate::error::plan::PlanError;
 use crate::frontend::user_model::{MODEL_TYPE, UserModel, UserTable};
 use phalanx_device::{OpaqueModel, ThreadError};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig, ModelError};
+use phalanx_strategies::objective::Objective;
 use phalanx_strategies::program::Program;
 use serde_json::Value;
 use std::sync::Arc;
@@ -45,6 +46,14 @@ impl Architecture {
     pub(crate) fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
         match self {
             Architecture::Known(model) => model.forward(batch, head),
+            Architecture::User(user) => Ok(user.table.forward(batch)),
+        }
+    }
+
+    /// One microbatch up to the loss of an objective. A user-defined model has its own.
+    pub(crate) fn minimised(&self, objective: &Objective, batch: BatchShape) -> Result<Program, ModelError> {
+        match self {
+            Architecture::Known(model) => objective.program(model, batch),
             Architecture::User(user) => Ok(user.table.forward(batch)),
         }
     }

@@ -25,28 +25,44 @@ use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::mesh::Axis;
-use phalanx_strategies::model::{BatchShape, Head};
+use phalanx_strategies::model::BatchShape;
+use phalanx_strategies::objective::{Objective, Unit};
 use phalanx_strategies::program::{Packing, Role};
 use phalanx_strategies::rng::CounterRng;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The loss of a model over rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Evaluation {
-    /// Sum of the negative log-likelihoods of the predicted tokens, nats.
-    pub(crate) loss_sum: f64,
+    objective: Objective,
+    /// Sum of the loss, and sums of what the objective reports beside it.
+    sums: Vec<f64>,
+    n_samples: usize,
     pub(crate) predicted_tokens: u64,
 }
 
 impl Evaluation {
-    /// Mean negative log-likelihood, nats.
-    pub(crate) fn loss(&self) -> f64 {
-        self.loss_sum / self.predicted_tokens.max(1) as f64
+    fn n_units(&self) -> f64 {
+        match self.objective.unit() {
+            Unit::Token => self.predicted_tokens.max(1) as f64,
+            Unit::Sample => self.n_samples.max(1) as f64,
+        }
     }
 
-    /// `exp(loss)`.
-    pub(crate) fn perplexity(&self) -> f64 {
-        self.loss().exp()
+    /// Mean loss: negative log-likelihood of tokens, nats, or that of an objective over pairs.
+    pub(crate) fn loss(&self) -> f64 {
+        self.sums[0] / self.n_units()
+    }
+
+    /// `exp(loss)` of a likelihood.
+    pub(crate) fn perplexity(&self) -> Option<f64> {
+        (self.objective == Objective::Supervised).then(|| self.loss().exp())
+    }
+
+    /// What the objective reports beside its loss, by name.
+    pub(crate) fn scalars(&self) -> BTreeMap<String, f64> {
+        self.objective.named(&self.sums[1..], self.n_units())
     }
 }
 
@@ -57,8 +73,9 @@ pub(super) struct Evaluator<'a> {
     pub(super) models: &'a mut [Box<dyn OpaqueModel>],
     pub(super) staging: &'a mut Staging,
     pub(super) team: &'a mut Team,
-    /// Rows of a microbatch.
-    pub(super) n_rows: usize,
+    pub(super) objective: &'a Objective,
+    /// Samples of a microbatch: rows of the data.
+    pub(super) n_samples: usize,
 }
 
 impl Evaluator<'_> {
@@ -72,12 +89,13 @@ impl Evaluator<'_> {
         rows: &Rows,
         mut goes_on: impl FnMut(usize, &mut Team) -> Result<bool, JobError>,
     ) -> Result<Option<Evaluation>, JobError> {
-        let Evaluator { compiled: c, machine, models, staging, team, n_rows } = self;
+        let Evaluator { compiled: c, machine, models, staging, team, objective, n_samples: n_rows } = self;
         let mesh_rank = team.mesh_rank;
         let inputs = inputs(c);
         let data_ranks = mesh_rank.mesh.data_ranks();
         let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
-        let mut found = Evaluation { loss_sum: 0.0, predicted_tokens: 0 };
+        let sums = vec![0.0; 1 + objective.scalars().len()];
+        let mut found = Evaluation { objective: objective.clone(), sums, n_samples: rows.len(), predicted_tokens: 0 };
         for first in (0..rows.len()).step_by(n_rows * data_ranks) {
             let end = rows.len().min(first + n_rows * data_ranks);
             let all: Vec<u64> = (first as u64..end as u64).collect();
@@ -87,12 +105,13 @@ impl Evaluator<'_> {
             let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
             if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
                 staging.fill(rows, &indices, mesh_rank.on(Axis::Cp), CounterRng::new(0))?;
-                staging.ignore(own.iter().filter(|i| **i < end).count());
+                staging.ignore(own.iter().filter(|i| **i < end).count() * rows.n_batch_rows());
                 staging.copy_to(machine, c, inputs);
             }
             machine.run(c, 0..c.program.instrs.len(), &mut Run { groups: &mut team.groups, models, timings: None })?;
-            let loss_sum = c.program.bound(Role::LossSum).next().map(|v| machine.first::<f64>(c, v));
-            found.loss_sum += loss_sum.unwrap_or(f64::NAN);
+            let sums = c.program.bound(Role::LossSum).next().map(|v| machine.read::<f64>(c, v).to_vec());
+            let sums = sums.unwrap_or_else(|| vec![f64::NAN; found.sums.len()]);
+            found.sums.iter_mut().zip(sums).for_each(|(all, own)| *all += own);
             if !goes_on(end, team)? {
                 return Ok(None);
             }
@@ -262,9 +281,13 @@ impl Subject {
         mut done: impl FnMut(usize),
     ) -> Result<Evaluation, JobError> {
         let model = self.architecture()?;
-        let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: rows.row_len() };
+        let (objective, n_samples) = (config.preference.objective(), config.schedule.micro_batch_size);
+        let batch = BatchShape { n_rows: n_samples * objective.rows_per_sample(), seq_len: rows.row_len() };
         let path = || self.kind().1.display().to_string();
-        let forward = model.forward(batch, Head::Loss).map_err(|source| JobError::Model { path: path(), source })?;
+        if matches!(self, Subject::Model(_)) && objective != Objective::Supervised {
+            return Err(PlanError::NoReference { path: path().into() }.into());
+        }
+        let forward = model.minimised(&objective, batch).map_err(|source| JobError::Model { path: path(), source })?;
         let precision = plan::precision(config, &model, device);
         let spec = match self {
             Subject::Model(_) => StepSpec { precision, ..forward_spec() },
@@ -301,7 +324,8 @@ impl Subject {
             models: &mut [],
             staging: &mut Staging::of(&[&compiled], batch, 1),
             team: &mut Team::alone(),
-            n_rows: batch.n_rows,
+            objective: &objective,
+            n_samples,
         };
         let found = evaluator.over(rows, |n_rows, _| {
             done(n_rows);

@@ -9,6 +9,7 @@ use phalanx_storage::checkpoint::fence::Fence;
 use phalanx_storage::foreign_file;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -95,6 +96,7 @@ impl MetricsFiles {
             ("memory/resident_bytes", m.memory_bytes as f64),
         ];
         self.events.scalars(m.step, &scalars);
+        self.of_objective("train", m.step, &m.scalars);
         if let Some(pct) = m.collective_pct {
             self.events.scalars(m.step, &[("throughput/collective_pct", pct)]);
         }
@@ -107,7 +109,17 @@ impl MetricsFiles {
     pub fn eval(&mut self, m: &EvalMetrics) {
         self.line(m);
         self.last.evaluation = m.step;
-        self.events.scalars(m.step, &[("eval/loss", m.eval_loss), ("eval/perplexity", m.eval_perplexity)]);
+        self.events.scalars(m.step, &[("eval/loss", m.eval_loss)]);
+        if let Some(perplexity) = m.eval_perplexity {
+            self.events.scalars(m.step, &[("eval/perplexity", perplexity)]);
+        }
+        self.of_objective("eval", m.step, &m.scalars);
+    }
+
+    fn of_objective(&mut self, stage: &str, step: u64, scalars: &BTreeMap<String, f64>) {
+        for (name, value) in scalars {
+            self.events.scalars(step, &[(&format!("{stage}/{name}"), *value)]);
+        }
     }
 
     fn line(&mut self, m: &impl Serialize) {
@@ -206,6 +218,7 @@ mod tests {
             mfu_pct: 30.0,
             memory_bytes: 1 << 20,
             data_wait_pct: 0.1,
+            scalars: BTreeMap::new(),
             loss_scale: None,
             collective_pct: None,
             verify_pct: None,
@@ -270,7 +283,13 @@ mod tests {
         assert!(Measured::latest(dir.path()).is_none());
         let mut files = MetricsFiles::open(dir.path(), 0, None);
         (1..=2000).for_each(|s| files.step(&StepMetrics { step_ms: 250.0, total_steps: 2004, ..step(s) }));
-        files.eval(&EvalMetrics { step: 2000, eval_loss: 1.5, eval_perplexity: 4.5, eval_ms: 2.0 });
+        files.eval(&EvalMetrics {
+            step: 2000,
+            eval_loss: 1.5,
+            eval_perplexity: Some(4.5),
+            scalars: BTreeMap::new(),
+            eval_ms: 2.0,
+        });
         files.jsonl.append(b"{\"step\": 2001, \"lo");
 
         let measured = Measured::latest(dir.path()).unwrap();
@@ -284,7 +303,13 @@ mod tests {
     #[test]
     fn evaluation_after_the_last_step_is_read_from_the_lines_that_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let eval = |step| EvalMetrics { step, eval_loss: 1.5, eval_perplexity: 4.5, eval_ms: 2.0 };
+        let eval = |step| EvalMetrics {
+            step,
+            eval_loss: 1.5,
+            eval_perplexity: Some(4.5),
+            scalars: BTreeMap::new(),
+            eval_ms: 2.0,
+        };
         let mut files = MetricsFiles::open(dir.path(), 0, None);
         for s in 1..=4 {
             files.step(&step(s));

@@ -25,6 +25,7 @@ use crate::config::schedule::LrScheduler;
 use crate::config::steps::interval;
 use crate::data::config as data;
 use crate::data::config::DataConfig;
+use crate::data::preference::PairFields;
 use crate::data::rows::Rows;
 use crate::data::sources;
 use crate::data::tokenizer::Tokenizer;
@@ -40,7 +41,8 @@ use phalanx_storage::hub::cache::HubCache;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
-use phalanx_strategies::model::{BatchShape, Family, Head, HfConfig, ModelConfig};
+use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig};
+use phalanx_strategies::objective::Objective;
 use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -67,6 +69,8 @@ pub struct ModelPlan {
     pub adapter: Option<PathBuf>,
     /// Names of the tensors that are trained, if others are frozen without adapters.
     pub(crate) trained: Option<BTreeSet<String>>,
+    /// What is minimised.
+    pub objective: Objective,
     /// One microbatch.
     pub batch: BatchShape,
     /// Microbatches of a step, over all ranks: the same for every mesh.
@@ -118,7 +122,7 @@ impl ModelPlan {
     /// One microbatch up to its loss.
     pub(crate) fn forward(&self) -> Result<Program, JobError> {
         let path = || self.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
-        let forward = self.model.forward(self.batch, Head::Loss);
+        let forward = self.model.minimised(&self.objective, self.batch);
         let mut forward = forward.map_err(|source| JobError::Model { path: path(), source })?;
         if let Some(trained) = &self.trained {
             let is_trained = |param: &Param| param.parts.iter().all(|part| trained.contains(&part.name));
@@ -136,6 +140,11 @@ impl ModelPlan {
         let params = self.model.user().map(UserModel::params).unwrap_or_default();
         let adapter = self.adapter.as_deref().map(initial_adapter::open).transpose()?;
         Ok(FirstValues { model: self.model.known(), params, source, grown: self.grown, adapter, seed })
+    }
+
+    /// Samples of a microbatch.
+    pub(crate) fn n_samples(&self) -> usize {
+        self.batch.n_rows / self.objective.rows_per_sample()
     }
 
     /// How a step computes on another mesh: the same batch, split between other ranks. If the split is uneven, ranks with
@@ -210,6 +219,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         excess_length_strategy: d.excess_length_strategy,
         min_sample_len: d.min_sample_len,
         deduplicate: d.dataset_exact_deduplication,
+        documents_per_row: config.preference.objective().rows_per_sample(),
         stream_rows: config
             .schedule
             .max_steps
@@ -242,6 +252,7 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
         weight: d.weight,
         field: d.field.clone(),
         prompt: d.prompt.as_ref().map(PromptSection::prompt),
+        pair: (d.r#type == DatasetType::Preference).then(PairFields::default),
         conversation: conversation_config(d, &job.eot_tokens),
         template: template_config(d, job),
     }
@@ -316,7 +327,9 @@ pub(crate) fn model_plan_on(
     let (weights, grown) = (weights.filter(|_| !is_random), grown.filter(|_| !is_random));
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
-    let batch = BatchShape { n_rows: config.schedule.micro_batch_size, seq_len: config.data.sequence_len };
+    let objective = config.preference.objective();
+    let n_rows = config.schedule.micro_batch_size * objective.rows_per_sample();
+    let batch = BatchShape { n_rows, seq_len: config.data.sequence_len };
     let (device, no_gpu) = device()?;
     let no_gpu = no_gpu.map(|reason| reason.to_string());
     let spec = step_spec(config, &model, &*device)?;
@@ -328,7 +341,20 @@ pub(crate) fn model_plan_on(
     let trained = frozen::trained(&config.adapter, &model)?;
     let new_tokens = vocabulary::new_tokens(config, tokenizer);
     new_token_rows::check((&new_tokens, grown), &model, spec.lora.as_ref(), trained.as_ref())?;
-    Ok(ModelPlan { model, hf_config, weights, grown, adapter, trained, batch, n_microbatches, spec, device, no_gpu })
+    Ok(ModelPlan {
+        model,
+        hf_config,
+        weights,
+        grown,
+        adapter,
+        trained,
+        objective,
+        batch,
+        n_microbatches,
+        spec,
+        device,
+        no_gpu,
+    })
 }
 
 /// Resolves a job whose model the user wrote.
@@ -356,6 +382,7 @@ pub(crate) fn user_plan(
         grown: None,
         adapter: None,
         trained: None,
+        objective: Objective::Supervised,
         batch,
         n_microbatches: config.microbatches_per_step(),
         spec,
@@ -403,6 +430,7 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
         (Some("gradient_checkpointing".into()), config.precision.gradient_checkpointing != GradientCheckpointing::Off),
         (Some("adapter".into()), config.adapter.adapter.is_some()),
         (Some("trained_parameters".into()), !config.adapter.trained_parameters.is_empty()),
+        (Some("rl".into()), config.preference.rl.is_some()),
     ];
     match keys.into_iter().find_map(|(key, asked)| key.filter(|_| asked)) {
         None => Ok(()),

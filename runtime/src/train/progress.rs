@@ -2,7 +2,7 @@
 
 use crate::console::{Console, Stream, printable};
 use crate::events::{EvalMetrics, Event, StepMetrics};
-use crate::train::step_line::{COLUMNS, Pace, beside_bar, step_line};
+use crate::train::step_line::{COLUMNS, Pace, beside_bar, of_pairs, step_line};
 use crate::units::human_duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 use phalanx_storage::hub::fetch::Progress as Download;
@@ -48,13 +48,11 @@ impl Progress {
 
     /// Shows a finished evaluation.
     pub fn eval(&self, m: &EvalMetrics) {
-        self.line(&format!(
-            "eval  {:5}  loss {:8.5}  perplexity {:.2}  ({})",
-            m.step,
-            m.eval_loss,
-            m.eval_perplexity,
-            human_duration(Duration::from_secs_f64(m.eval_ms / 1e3))
-        ));
+        let perplexity = m.eval_perplexity.map(|perplexity| format!("  perplexity {perplexity:.2}"));
+        let of_objective = of_pairs(&m.scalars).map(|text| format!("  {text}"));
+        let told = perplexity.or(of_objective).unwrap_or_default();
+        let took = human_duration(Duration::from_secs_f64(m.eval_ms / 1e3));
+        self.line(&format!("eval  {:5}  loss {:8.5}{told}  ({took})", m.step, m.eval_loss));
     }
 
     /// Shows a message about the run.

@@ -3,6 +3,7 @@
 
 use crate::events::StepMetrics;
 use crate::units::{human_bytes, short_duration};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Columns of a reader that does not tell, such as a file.
@@ -41,6 +42,7 @@ pub(crate) fn step_line(m: &StepMetrics, pace: &Pace, columns: usize) -> String 
         (5, format!("grad {}", significant(m.grad_norm))),
         (4, format!("lr {:.2e}", m.lr)),
     ];
+    parts.extend(of_pairs(&m.scalars).map(|text| (3, text)));
     parts.extend(rest(m, pace));
     parts.extend(m.loss_scale.map(|scale| (6, format!("loss_scale {scale:.0}"))));
     parts.push((7, format!("mfu {:.1}%", m.mfu_pct)));
@@ -49,6 +51,12 @@ pub(crate) fn step_line(m: &StepMetrics, pace: &Pace, columns: usize) -> String 
     let slowest = m.slowest_rank.map(|rank| format!(" (slowest rank {rank})")).unwrap_or_default();
     parts.extend(m.collective_pct.map(|pct| (10, format!("collectives {pct:.1}%{slowest}"))));
     fitted(&parts, columns)
+}
+
+/// How well pairs are told apart, if that is trained.
+pub(crate) fn of_pairs(scalars: &BTreeMap<String, f64>) -> Option<String> {
+    let [accuracy, margin] = ["rewards/accuracies", "rewards/margins"].map(|name| scalars.get(name).copied());
+    Some(format!("accuracy {:.2}  margin {:.3}", accuracy?, margin?))
 }
 
 /// The text beside a bar.

@@ -40,6 +40,7 @@ use phalanx_strategies::elastic::message::Requests;
 use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
+use phalanx_strategies::objective::Unit;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Cost, Hyper, Phase, Role, ValueId};
 use phalanx_strategies::sampler::Sampler;
@@ -112,6 +113,8 @@ pub(crate) enum Pause {
 /// The outcome of a step.
 struct Outcome {
     loss_sum: f64,
+    /// Sums of what the objective reports beside the loss.
+    scalars: Vec<f64>,
     grad_norm: f64,
     predicted_tokens: u64,
     data_wait_s: f64,
@@ -136,7 +139,7 @@ impl<'a> Trainer<'a> {
         peak_flops: f64,
     ) -> Result<Trainer<'a>, JobError> {
         let mesh = team.mesh_rank.mesh;
-        let n_rows = plan.batch.n_rows * plan.n_microbatches;
+        let n_rows = plan.n_samples() * plan.n_microbatches;
         let state = TrainerState { step: 0, n_updates: 0, loss_scale: run.loss_scale, best: Best::default() };
         Ok(Trainer {
             train_inputs: inputs(&programs.train),
@@ -364,7 +367,7 @@ impl<'a> Trainer<'a> {
         let predicted_tokens = rows.n_predicted(&self.rows).map_err(PrepareError::from)? as u64;
         // Each data-parallel rank takes a run of the step's microbatches.
         let mesh_rank = self.team.mesh_rank;
-        let per_microbatch = self.plan.batch.n_rows;
+        let per_microbatch = self.plan.n_samples();
         let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
         let own = leaves_of(self.rows.len() / per_microbatch, mesh_rank.mesh.data_ranks(), data_rank);
         let dropout = self.sampler.dropout_of(self.state.step);
@@ -396,6 +399,7 @@ impl<'a> Trainer<'a> {
         sent?;
         let outcome = Outcome {
             loss_sum: scalar(&*self.machine, c, Role::LossSum),
+            scalars: scalars_of(&*self.machine, c),
             grad_norm: scalar(&*self.machine, c, Role::GradNorm),
             own_loss: if self.team.n_ranks() > 1 && self.verification.is_on() { self.own_loss() } else { 0 },
             predicted_tokens,
@@ -481,9 +485,17 @@ impl<'a> Trainer<'a> {
             let ratio = self.plan.spec.lora.as_ref().and_then(|lora| lora.rate_ratio).unwrap_or(1.0);
             hyper[Hyper::ADAPTER_LEARNING_RATE] = ratio * hyper[Hyper::LEARNING_RATE];
             hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
-            hyper[Hyper::LOSS_GRAD_SCALE] = scale / predicted_tokens.max(1) as f64;
+            hyper[Hyper::LOSS_GRAD_SCALE] = scale / self.n_units(predicted_tokens);
             hyper[Hyper::LOSS_SCALE] = scale;
             self.machine.write(c, value, 0, &hyper);
+        }
+    }
+
+    /// What the loss of a step is averaged over.
+    fn n_units(&self, predicted_tokens: u64) -> f64 {
+        match self.plan.objective.unit() {
+            Unit::Token => predicted_tokens.max(1) as f64,
+            Unit::Sample => self.rows.len() as f64,
         }
     }
 
@@ -521,11 +533,13 @@ impl<'a> Trainer<'a> {
     }
 
     fn metrics(&mut self, step: u64, o: &Outcome) -> StepMetrics {
-        let tokens = (self.rows.len() * self.plan.batch.seq_len) as f64;
+        let n_batch_rows = self.rows.len() * self.plan.objective.rows_per_sample();
+        let tokens = (n_batch_rows * self.plan.batch.seq_len) as f64;
+        let n_units = self.n_units(o.predicted_tokens);
         StepMetrics {
             step: step + 1,
             total_steps: self.run.total_steps,
-            loss: o.loss_sum / o.predicted_tokens.max(1) as f64,
+            loss: o.loss_sum / n_units,
             grad_norm: o.grad_norm,
             lr: self.run.schedule.learning_rate(step),
             tokens_per_s: tokens / o.step_s,
@@ -539,6 +553,7 @@ impl<'a> Trainer<'a> {
                 None => resident_bytes(self.team.memory().map(|_| self.bytes_in_shared())),
             },
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
+            scalars: self.plan.objective.named(&o.scalars, n_units),
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
             verify_pct: o.verify_s.map(|verify_s| 100.0 * verify_s / o.step_s),
@@ -729,6 +744,12 @@ fn due(every: Option<u64>, step: u64) -> bool {
     every.is_some_and(|n| step.is_multiple_of(n))
 }
 
+/// The sums behind that of the loss, of an objective that has some.
+pub(super) fn scalars_of(machine: &dyn Machine, c: &Compiled) -> Vec<f64> {
+    let sums = c.program.bound(Role::LossSum).next().filter(|v| c.program.value(*v).n_elements() > 1);
+    sums.map_or(Vec::new(), |v| machine.read::<f64>(c, v)[1..].to_vec())
+}
+
 fn scalar(machine: &dyn Machine, c: &Compiled, role: Role) -> f64 {
     c.program.bound(role).next().map_or(f64::NAN, |v| machine.first::<f64>(c, v))
 }
@@ -742,7 +763,7 @@ fn first_read(c: &Compiled, param: usize) -> usize {
 /// Arithmetic of the model in a step: the forward and backward pass, without recomputation.
 fn model_flops(c: &Compiled) -> f64 {
     let flops = |cost: Cost| cost.matmul_flops + cost.attention_flops;
-    let forward = c.program.instrs.iter().filter(|i| i.site.phase == Phase::Forward);
+    let forward = c.program.instrs.iter().filter(|i| i.site.phase <= Phase::Forward);
     let forward: f64 = forward.map(|i| flops(phalanx_strategies::cost::instr_cost(&c.program, i))).sum();
     // The backward pass costs twice the forward pass when every weight is trained; with adapters less.
     flops(program_cost(&c.program)).min(3.0 * forward)

@@ -11,6 +11,7 @@ pub use dpo::{Dpo, DpoLoss};
 use crate::model::{BatchShape, Head, ModelConfig, ModelError};
 use crate::program::Program;
 use crate::program::formula::Expr;
+use std::collections::BTreeMap;
 
 /// What is minimised.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,7 +32,30 @@ pub struct Scalar {
     pub formula: Expr,
 }
 
+/// What a loss is averaged over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Predicted tokens.
+    Token,
+    /// Samples of the data: a pair is one.
+    Sample,
+}
+
 impl Objective {
+    /// What the loss and the scalars are averaged over.
+    pub fn unit(&self) -> Unit {
+        match self {
+            Objective::Supervised => Unit::Token,
+            Objective::Dpo(_) => Unit::Sample,
+        }
+    }
+
+    /// The means of the scalars by name, from their sums over `n_units`.
+    pub fn named(&self, sums: &[f64], n_units: f64) -> BTreeMap<String, f64> {
+        let names = self.scalars().into_iter().map(str::to_owned);
+        names.zip(sums.iter().map(|sum| sum / n_units)).collect()
+    }
+
     /// Name in configurations.
     pub fn name(&self) -> &'static str {
         match self {

@@ -136,7 +136,11 @@ sources! {
     /// Sums of gradients along a fixed tree.
     TREE_SUM = "tree_sum.cu", &[""];
     /// Softmax cross-entropy and its gradient.
-    CROSS_ENTROPY = "cross_entropy.cu", &["X=float", "X=bf16", "X=f16"];
+    CROSS_ENTROPY = "cross_entropy.cu" after "logits.cuh", &["X=float", "X=bf16", "X=f16"];
+    /// Log-probabilities of labels and their gradient.
+    LOG_PROBS = "log_probs.cu" after "logits.cuh", &["X=float", "X=bf16", "X=f16"];
+    /// Formulas over rows.
+    FORMULAS = "formulas.cu", &[""];
     /// Updates by rules that work element by element, or in blocks of elements.
     OPTIMIZER = "optimizer.cu" after "runs.cuh" "split.cuh", &[""];
     /// Signs of progress.

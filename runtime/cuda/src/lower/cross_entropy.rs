@@ -55,11 +55,11 @@ fn kernel(name: &'static str, logits: DType) -> Instance {
 }
 
 /// Elements of a thread in a pass over a row.
-fn per_thread(logits: DType) -> usize {
+pub(super) fn per_thread(logits: DType) -> usize {
     VECTORS * VECTOR_BYTES / logits.size_bytes()
 }
 
 /// Threads of a block that works on a row: each has a few vectors, and long rows have as many threads as possible.
-fn threads_of(v: usize, logits: DType) -> u32 {
+pub(super) fn threads_of(v: usize, logits: DType) -> u32 {
     v.div_ceil(per_thread(logits)).next_multiple_of(32).clamp(64, 1024) as u32
 }

@@ -13,6 +13,7 @@ mod columns;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod formulas;
 mod fp8;
 mod head_norm;
 mod magnitude;
@@ -178,6 +179,9 @@ impl Lowering {
                 self.cross_entropy(*residual, *gradient, *vocab)
             }
             Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => self.cross_entropy_stats(*vocab),
+            Op::LogProbs(_) | Op::LogProbsBackward(_) | Op::RowSums(_) | Op::RowSumsBackward(_) | Op::Formulas(_) => {
+                self.of_sequences(op)
+            }
             Op::Update(update) => self.update(update),
             Op::UpdateSums(op::UpdateSums(update)) => self.update_sums(update),
             Op::Cast(_) => self.cast(self.reads[0], self.writes[0]),

@@ -22,10 +22,20 @@ const NODES: usize = 32;
 const TREE_THREADS: u32 = 128;
 
 impl Lowering {
-    /// `[s…] -> [s]`, in order; a vector is summed first.
+    /// `[s…] -> [s]`, in order; a vector is summed first. Runs of several elements are summed one after the other.
     pub(super) fn sum(&mut self) {
         let (terms, out) = (self.reads.clone(), self.writes[0]);
-        self.sum_all(&terms, out);
+        if out.len() == 1 {
+            return self.sum_all(&terms, out);
+        }
+        if terms.is_empty() {
+            self.zero(out);
+        }
+        for (i, term) in terms.into_iter().enumerate() {
+            let args = Args::new().ptr(term).int(term.len() / out.len()).int(out.len());
+            let args = args.ptr_or_null((i > 0).then_some(out)).ptr(out);
+            self.launch_strided(Instance::of(SCALARS, "sum_runs"), out.len(), args);
+        }
     }
 
     fn sum_all(&mut self, values: &[Buffer], out: Buffer) {
@@ -72,8 +82,12 @@ impl Lowering {
     pub(super) fn assemble(&mut self, places: &[usize]) {
         let out = self.writes[0];
         self.zero(out);
-        let addresses = self.reads.iter().map(|term| term.address);
-        let term_of: BTreeMap<u64, u64> = places.iter().map(|place| *place as u64).zip(addresses).collect();
+        // Elements of vectors are terms like any other.
+        let elements = |(place, term): (&usize, &Buffer)| {
+            let (first, n, at) = (place * term.len(), term.len(), term.address);
+            (0..n as u64).map(move |i| (first as u64 + i, at + i * size_of::<f64>() as u64))
+        };
+        let term_of: BTreeMap<u64, u64> = places.iter().zip(&self.reads).flat_map(elements).collect();
         let (places, addresses): (Vec<u64>, Vec<u64>) = term_of.into_iter().unzip();
         for (addresses, places) in addresses.chunks(TERMS).zip(places.chunks(TERMS)) {
             let args = Args::new().words(&padded::<TERMS>(addresses)).words(&padded::<TERMS>(places));

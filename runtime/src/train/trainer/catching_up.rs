@@ -87,7 +87,8 @@ impl Trainer<'_> {
         let (gradients, hyper) = (log(&c.program, &c.phases), c.program.bound(Role::Hyper).next());
         let bytes_max = self.exchanged_at_once();
         let n_elements = |v: ValueId| c.program.value(v).n_elements();
-        let mut scalars = vec![0.0; N_KNOWN + hyper.map_or(0, n_elements)];
+        let n_scalars = self.plan.objective.scalars().len();
+        let mut scalars = vec![0.0; N_KNOWN + n_scalars + hyper.map_or(0, n_elements)];
         let own = std::iter::once(SpanMut::from(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars)));
         let whole: Vec<_> = gradients.into_iter().map(|grad| (grad, 0..n_elements(grad))).collect();
         let own = own.chain(self.machine.spans_mut(c, &whole).expect("gradients do not overlap")).collect();
@@ -96,7 +97,8 @@ impl Trainer<'_> {
         let receives: Vec<(u32, Vec<SpanMut<'_>>)> = gradient_senders.zip(std::iter::once(own).chain(copies)).collect();
         self.links.exchange(&[], &receives, bytes_max)?;
         drop(receives);
-        let (known, of_update) = scalars.split_at(N_KNOWN);
+        let (known, rest) = scalars.split_at(N_KNOWN);
+        let (of_objective, of_update) = rest.split_at(n_scalars);
         let [loss_sum, grad_norm, predicted_tokens, factor] = known.try_into().expect("the slice has N_KNOWN scalars");
         if let Some(hyper) = hyper {
             self.machine.write(c, hyper, 0, of_update);
@@ -107,7 +109,18 @@ impl Trainer<'_> {
         let predicted_tokens = predicted_tokens as u64;
         let (data_wait_s, collective_s, step_s) = (0.0, 0.0, 0.0);
         let (own_loss, verify_s) = (0, None);
-        Ok(Outcome { loss_sum, own_loss, verify_s, grad_norm, predicted_tokens, data_wait_s, collective_s, step_s })
+        let scalars = of_objective.to_vec();
+        Ok(Outcome {
+            loss_sum,
+            scalars,
+            own_loss,
+            verify_s,
+            grad_norm,
+            predicted_tokens,
+            data_wait_s,
+            collective_s,
+            step_s,
+        })
     }
 
     /// Sends scalars to the followers of this rank, besides its gradients.
@@ -118,7 +131,7 @@ impl Trainer<'_> {
         let Outcome { loss_sum, grad_norm, predicted_tokens, .. } = *outcome;
         let known: [f64; N_KNOWN] = [loss_sum, grad_norm, predicted_tokens as f64, factor];
         let hyper = c.program.bound(Role::Hyper).next().map(|hyper| self.machine.read::<f64>(c, hyper));
-        known.into_iter().chain(hyper.into_iter().flatten()).collect()
+        known.into_iter().chain(outcome.scalars.iter().copied()).chain(hyper.into_iter().flatten()).collect()
     }
 
     /// Waits until the followers that this rank leads have all gradients of the open step, including those of other ranks.

@@ -174,7 +174,8 @@ impl Trainer<'_> {
             models: &mut self.models,
             staging: &mut self.staging,
             team: &mut self.team,
-            n_rows: self.plan.batch.n_rows,
+            objective: &self.plan.objective,
+            n_samples: self.plan.n_samples(),
         };
         // All ranks end it after the same microbatch.
         let goes_on = |_, team: &mut Team| match ends {
@@ -186,6 +187,7 @@ impl Trainer<'_> {
             step: self.state.step,
             eval_loss: found.loss(),
             eval_perplexity: found.perplexity(),
+            scalars: found.scalars(),
             eval_ms: start.elapsed().as_secs_f64() * 1e3,
         }))
     }

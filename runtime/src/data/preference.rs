@@ -1,0 +1,136 @@
+//! Pairs of answers to one prompt, of which the first is preferred: TRL's columns `prompt`, `chosen` and `rejected`.
+//!
+//! Columns are texts, or lists of messages that a chat template renders. Without a prompt, it is what both answers begin with, as in
+//! TRL. A pair becomes two documents, the preferred one first; only answers are trained on.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::conversation::ConversationReader;
+use super::document::Document;
+use super::prompt_completion::{are_messages, parsed};
+use super::record::Sample;
+use super::record_error::{RecordError, field_of, wrong_type};
+
+/// Documents of a pair.
+pub(crate) const DOCUMENTS: usize = 2;
+
+/// The columns of a pair, by the data set's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PairFields {
+    /// The prompt; a record may lack it.
+    pub(crate) prompt: String,
+    /// The preferred answer.
+    pub(crate) chosen: String,
+    /// The other answer.
+    pub(crate) rejected: String,
+}
+
+impl Default for PairFields {
+    fn default() -> Self {
+        let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(str::to_owned);
+        Self { prompt, chosen, rejected }
+    }
+}
+
+/// The two documents of a record; both are empty if an answer is null.
+///
+/// `chat` reads lists of messages as a prompt and its completion.
+///
+/// # Errors
+/// When a column is missing, or has another type than the others.
+pub(super) fn pair(
+    record: &Value,
+    fields: &PairFields,
+    chat: Option<&ConversationReader>,
+) -> Result<Vec<Sample>, RecordError> {
+    let answers = [field_of(record, &fields.chosen)?, field_of(record, &fields.rejected)?];
+    if answers.iter().any(|answer| answer.is_null()) {
+        return Ok(vec![Sample::Empty, Sample::Empty]);
+    }
+    let prompt = record.get(&fields.prompt).filter(|prompt| !prompt.is_null());
+    match answers.map(|answer| answer.as_str().filter(|_| !are_messages(answer))) {
+        [Some(chosen), Some(rejected)] => of_texts(prompt, [chosen, rejected], fields),
+        _ => of_messages(record, prompt, answers, fields, chat),
+    }
+}
+
+fn of_texts(prompt: Option<&Value>, answers: [&str; 2], fields: &PairFields) -> Result<Vec<Sample>, RecordError> {
+    let (prompt, answers) = match prompt {
+        Some(prompt) => {
+            (prompt.as_str().ok_or_else(|| wrong_type(&fields.prompt, "text, as the answers are", prompt))?, answers)
+        }
+        None => {
+            let begin = common_text(answers);
+            (&answers[0][..begin], answers.map(|answer| &answer[begin..]))
+        }
+    };
+    let document = |answer: &str| {
+        let text = format!("{prompt}{answer}");
+        Sample::Text(Document { trained: std::iter::once(prompt.len()..text.len()).collect(), text, bounded: true })
+    };
+    Ok(answers.map(document).into())
+}
+
+/// Bytes of what two texts begin with. A blank in front of the first difference belongs to the answers, as tokens do.
+fn common_text([a, b]: [&str; 2]) -> usize {
+    let equal = a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b).map(|((at, _), _)| at);
+    let begin = equal.unwrap_or(a.len().min(b.len()));
+    if a[..begin].ends_with(' ') { begin - 1 } else { begin }
+}
+
+fn of_messages(
+    record: &Value,
+    prompt: Option<&Value>,
+    answers: [&Value; 2],
+    fields: &PairFields,
+    chat: Option<&ConversationReader>,
+) -> Result<Vec<Sample>, RecordError> {
+    let chat = chat.ok_or_else(|| RecordError::NoTemplate { field: fields.chosen.clone() })?;
+    let names = [&fields.chosen, &fields.rejected];
+    let mut lists = Vec::with_capacity(DOCUMENTS);
+    for (name, answer) in names.into_iter().zip(answers) {
+        lists.push(messages(name, answer)?);
+    }
+    let prompt = match prompt {
+        Some(Value::String(text)) if !are_messages(&Value::String(text.clone())) => {
+            vec![json!({ chat.name_of("role"): "user", chat.name_of("content"): text })]
+        }
+        Some(prompt) => messages(&fields.prompt, prompt)?,
+        None => {
+            let n = lists[0].iter().zip(&lists[1]).take_while(|(a, b)| a == b).count();
+            // The last message of both is an answer, even if it is the same.
+            let n = n.min(lists.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1));
+            lists[1].drain(..n);
+            lists[0].drain(..n).collect()
+        }
+    };
+    lists.into_iter().map(|answer| document(record, &prompt, answer, fields, chat)).collect()
+}
+
+/// A record in which a prompt has one of the answers.
+fn document(
+    record: &Value,
+    prompt: &[Value],
+    answer: Vec<Value>,
+    fields: &PairFields,
+    chat: &ConversationReader,
+) -> Result<Sample, RecordError> {
+    let others = [&fields.prompt, &fields.chosen, &fields.rejected];
+    let rest = record.as_object().into_iter().flatten().filter(|(name, _)| !others.contains(name));
+    let mut record: Map<String, Value> = rest.map(|(name, value)| (name.clone(), value.clone())).collect();
+    record.insert("prompt".into(), Value::Array(prompt.to_vec()));
+    record.insert("completion".into(), Value::Array(answer));
+    Ok(chat.document(&Value::Object(record))?.map_or(Sample::Empty, Sample::Text))
+}
+
+/// The messages of a column: a list, a list as JSON in a text, or one message.
+fn messages(name: &str, value: &Value) -> Result<Vec<Value>, RecordError> {
+    match parsed(value) {
+        Cow::Owned(Value::Array(list)) => Ok(list),
+        Cow::Borrowed(Value::Array(list)) => Ok(list.clone()),
+        other if other.is_object() => Ok(vec![other.into_owned()]),
+        other => Err(wrong_type(name, "a list of messages", &other)),
+    }
+}
