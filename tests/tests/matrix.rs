@@ -192,6 +192,65 @@ fn adapters_train_as_on_one_rank() -> Result<()> {
     check(&Task { shape: Shape::Gpt2, extra: LORA }, &few_cells(), &Tolerance::F32)
 }
 
+/// Adapters on every linear layer of a block, trained on pairs of answers.
+const PAIRS: [(&str, &str); 7] = [
+    LORA[0],
+    LORA[1],
+    LORA[2],
+    LORA[3],
+    ("datasets.0.type", "preference"),
+    ("sample_packing", "false"),
+    ("learning_rate", "1e-2"),
+];
+const DPO: &[(&str, &str)] = &[
+    PAIRS[0],
+    PAIRS[1],
+    PAIRS[2],
+    PAIRS[3],
+    PAIRS[4],
+    PAIRS[5],
+    PAIRS[6],
+    ("rl", "dpo"),
+    ("dpo_label_smoothing", "0.1"),
+    ("lora_dropout", "0.2"),
+];
+
+/// Both passes over the model are cut alike, and the rows of a pair lie on all context-parallel ranks.
+#[test]
+fn pairs_of_answers_train_as_on_one_rank_under_every_pair_of_choices() -> Result<()> {
+    let cells = pairwise(8).into_iter().filter(|(shape, _)| *shape == Shape::Llama).map(|(_, cell)| cell).collect();
+    check(&Task { shape: Shape::Llama, extra: DPO }, &chain(cells), &Tolerance::F32)
+}
+
+#[test]
+fn other_losses_of_pairs_train_as_on_one_rank() -> Result<()> {
+    const IPO: &[(&str, &str)] =
+        &[PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[3], PAIRS[4], PAIRS[5], PAIRS[6], ("rl", "ipo"), ("rl_beta", "0.4")];
+    const HINGE: &[(&str, &str)] = &[
+        PAIRS[0],
+        PAIRS[1],
+        PAIRS[2],
+        PAIRS[3],
+        PAIRS[4],
+        PAIRS[5],
+        PAIRS[6],
+        ("rl", "dpo"),
+        ("dpo_loss_type", "hinge"),
+        ("gradient_checkpointing", "full"),
+    ];
+    check(&Task { shape: Shape::Gpt2, extra: IPO }, &few_cells(), &Tolerance::F32)?;
+    check(&Task { shape: Shape::Qwen3, extra: HINGE }, &few_cells(), &Tolerance::F32)
+}
+
+/// Each cell resumes from the checkpoint of another mesh.
+#[test]
+fn reproducible_runs_over_pairs_have_equal_bits_on_every_mesh() -> Result<()> {
+    const EXACT: &[(&str, &str)] =
+        &[DPO[0], DPO[1], DPO[2], DPO[3], DPO[4], DPO[5], DPO[6], DPO[7], DPO[8], DPO[9], ("reproducible", "true")];
+    let cells = [Cell { zero: 1, ..mesh(1, 1, 2, 1, 1) }, mesh(2, 2, 1, 1, 1), mesh(1, 1, 3, 1, 1)];
+    check(&Task { shape: Shape::Llama, extra: EXACT }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })
+}
+
 #[test]
 fn recomputed_activations_train_as_on_one_rank() -> Result<()> {
     for policy in [&[("gradient_checkpointing", "full")], &[("gradient_checkpointing", "selective")]] {

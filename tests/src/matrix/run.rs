@@ -166,7 +166,7 @@ const FIXED_KEYS: &[(&str, &str)] = &[
     ("threads", "1"),
 ];
 
-/// Short documents of different lengths, so that packed rows hold several.
+/// Short documents of different lengths, so that packed rows hold several, each with a worse one for runs over pairs.
 fn documents() -> String {
     let mut text = String::new();
     let mut state = 7u64;
@@ -179,7 +179,8 @@ fn documents() -> String {
                 ["the line ", "holds ", "when one ", "steps up ", "falls ", "behind "][(state >> 40) as usize % 6],
             );
         }
-        text.push_str(&format!("{{\"text\": \"{} {words}\"}}\n", i % 13));
+        let pair = format!("\"prompt\": \"{} \", \"chosen\": \"{words}\", \"rejected\": \"{n} behind {i}\"", i % 13);
+        text.push_str(&format!("{{\"text\": \"{} {words}\", {pair}}}\n", i % 13));
     }
     text
 }
