@@ -7,7 +7,6 @@ use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat, TrainedRoles};
 use crate::config::prompts::CustomPrompt;
 use crate::config::split::Split;
-use crate::data::preference::PairFields;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -143,6 +142,24 @@ pub struct DatasetConfig {
     pub conversation: ConversationConfig,
     /// What renders them.
     pub template: TemplateConfig,
+}
+
+/// The columns of a pair, by the data set's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PairFields {
+    /// The prompt; a record may lack it.
+    pub(crate) prompt: String,
+    /// The preferred answer.
+    pub(crate) chosen: String,
+    /// The other answer.
+    pub(crate) rejected: String,
+}
+
+impl Default for PairFields {
+    fn default() -> Self {
+        let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(str::to_owned);
+        Self { prompt, chosen, rejected }
+    }
 }
 
 /// Which template renders conversations.

@@ -1,5 +1,6 @@
 //! Text of a record, in segments that are trained on or not.
 
+use super::segments::Segment;
 use std::ops::Range;
 
 /// A document before it is tokenised.
@@ -10,4 +11,16 @@ pub(crate) struct Document {
     pub(crate) trained: Vec<Range<usize>>,
     /// Whether BOS and EOS are added to the text; a chat template writes its own.
     pub(crate) bounded: bool,
+}
+
+/// A document as a record gives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Sample {
+    Text(Document),
+    /// Parts that are tokenised one by one.
+    Segments(Vec<Segment>),
+    /// Tokens, with marks for prediction.
+    Tokens(Vec<u32>),
+    /// The record has no answer or text: null. It is left out, and counted.
+    Empty,
 }

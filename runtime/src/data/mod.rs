@@ -14,7 +14,7 @@ pub mod document;
 pub(crate) mod end_of_turn;
 pub(crate) mod exact_json;
 pub(crate) mod gguf_vocabulary;
-pub(crate) mod preference;
+mod preference;
 pub mod prepare;
 pub mod record;
 pub mod record_error;

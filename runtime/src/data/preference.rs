@@ -7,32 +7,14 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use super::config::PairFields;
 use super::conversation::ConversationReader;
-use super::document::Document;
+use super::document::{Document, Sample};
 use super::prompt_completion::{are_messages, parsed};
-use super::record::Sample;
 use super::record_error::{RecordError, field_of, wrong_type};
 
 /// Documents of a pair.
 pub(crate) const DOCUMENTS: usize = 2;
-
-/// The columns of a pair, by the data set's names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PairFields {
-    /// The prompt; a record may lack it.
-    pub(crate) prompt: String,
-    /// The preferred answer.
-    pub(crate) chosen: String,
-    /// The other answer.
-    pub(crate) rejected: String,
-}
-
-impl Default for PairFields {
-    fn default() -> Self {
-        let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(str::to_owned);
-        Self { prompt, chosen, rejected }
-    }
-}
 
 /// The two documents of a record; both are empty if an answer is null.
 ///
@@ -132,5 +114,92 @@ fn messages(name: &str, value: &Value) -> Result<Vec<Value>, RecordError> {
         Cow::Borrowed(Value::Array(list)) => Ok(list.clone()),
         other if other.is_object() => Ok(vec![other.into_owned()]),
         other => Err(wrong_type(name, "a list of messages", &other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::datasets::DatasetType;
+    use crate::data::chat_template::{CHATML, ChatTemplate};
+    use crate::data::config::DatasetConfig;
+    use crate::data::record::RecordReader;
+
+    fn samples(record: &Value, has_template: bool) -> Result<Vec<Sample>, RecordError> {
+        let dataset =
+            DatasetConfig { pair: Some(PairFields::default()), ..DatasetConfig::new("", DatasetType::Preference) };
+        let template = || has_template.then(|| Ok((ChatTemplate::parse(CHATML, "", "")?, None))).transpose();
+        RecordReader::new(&dataset, false, template).unwrap().samples(record)
+    }
+
+    /// The text of each document, with what is trained on in brackets.
+    fn marked(record: &Value) -> Vec<String> {
+        let text = |sample| match sample {
+            Sample::Text(Document { mut text, trained, .. }) => {
+                for span in trained.iter().rev() {
+                    text.insert(span.end, ']');
+                    text.insert(span.start, '[');
+                }
+                text
+            }
+            other => panic!("{other:?} is no text"),
+        };
+        samples(record, true).unwrap().into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn answers_follow_their_prompt_and_are_all_that_is_trained_on() {
+        let record = json!({ "prompt": "Sky?", "chosen": " Blue.", "rejected": " Green." });
+
+        assert_eq!(marked(&record), ["Sky?[ Blue.]", "Sky?[ Green.]"]);
+    }
+
+    #[test]
+    fn prompt_that_is_not_given_is_what_both_answers_begin_with() {
+        let blank = json!({ "chosen": "The sky is blue", "rejected": "The sky is green" });
+        let inside = json!({ "chosen": "It is été", "rejected": "It is étang" });
+        let beginning = json!({ "chosen": "Yes", "rejected": "Yes, no", "prompt": null });
+
+        assert_eq!(marked(&blank), ["The sky is[ blue]", "The sky is[ green]"]);
+        assert_eq!(marked(&inside), ["It is ét[é]", "It is ét[ang]"]);
+        assert_eq!(marked(&beginning), ["Yes[]", "Yes[, no]"]);
+    }
+
+    #[test]
+    fn messages_are_rendered_and_shared_ones_are_the_prompt() {
+        let (hi, ho, no) = (
+            json!({ "role": "user", "content": "Hi" }),
+            json!({ "role": "assistant", "content": "Ho" }),
+            json!({ "role": "assistant", "content": "No" }),
+        );
+        let whole = json!({ "chosen": [hi, ho], "rejected": [hi, no] });
+        let apart = json!({ "prompt": [hi], "chosen": [ho], "rejected": [no] });
+        let one = json!({ "prompt": "Hi", "chosen": ho, "rejected": no });
+        let expected = ["Ho", "No"]
+            .map(|answer| format!("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[{answer}<|im_end|>]\n"));
+
+        for record in [whole, apart, one] {
+            let found: Vec<String> = marked(&record).iter().map(|text| text.replace("\n]", "]\n")).collect();
+            assert_eq!(found, expected, "{record}");
+        }
+    }
+
+    #[test]
+    fn pair_with_an_empty_answer_or_without_a_column_is_left_out_or_refused() {
+        let empty = json!({ "prompt": "a", "chosen": "b", "rejected": null });
+        let missing = json!({ "prompt": "a", "chosen": "b" });
+        let mixed = json!({ "prompt": "a", "chosen": "b", "rejected": 3 });
+
+        assert_eq!(samples(&empty, true), Ok(vec![Sample::Empty, Sample::Empty]));
+        assert!(samples(&missing, true).unwrap_err().to_string().contains("\"rejected\" is missing"));
+        assert!(samples(&mixed, true).unwrap_err().to_string().contains("list of messages"));
+    }
+
+    #[test]
+    fn messages_without_a_template_say_what_is_missing() {
+        let record = json!({ "chosen": [{ "role": "user", "content": "a" }], "rejected": [] });
+
+        assert!(samples(&record, false).unwrap_err().to_string().contains("set `chat_template`"));
+        assert!(samples(&json!({ "prompt": "a", "chosen": "b", "rejected": "c" }), false).is_ok());
     }
 }

@@ -4,28 +4,16 @@
 use serde_json::Value;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError};
-use super::config::DatasetConfig;
+use super::config::{DatasetConfig, PairFields};
 use super::conversation::{ConversationReader, MEDIA};
-use super::document::Document;
-use super::preference::{self, PairFields};
+use super::document::{Document, Sample};
+use super::preference;
 use super::pretokenized;
 use super::record_error::{RecordError, field_of, not_text, wrong_type};
 use super::records::LeftOut;
-use super::segments::{Segment, segments};
+use super::segments::segments;
 use crate::config::datasets::DatasetType;
 use crate::config::prompts::{NamedPrompt, Prompt};
-
-/// A document as a record gives it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Sample {
-    Text(Document),
-    /// Parts that are tokenised one by one.
-    Segments(Vec<Segment>),
-    /// Tokens, with marks for prediction.
-    Tokens(Vec<u32>),
-    /// The record has no answer or text: null. It is left out, and counted.
-    Empty,
-}
 
 /// How the records of one data set are read.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::data_file::DataFile;
-use super::document::Document;
-use super::record::{RecordReader, Sample};
+use super::document::{Document, Sample};
+use super::record::RecordReader;
 use super::record_error::RecordError;
 use super::records::{LeftOut, Numbered, ReadError, RecordFile};
 use super::sources::choice::Choice;

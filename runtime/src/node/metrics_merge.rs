@@ -131,6 +131,7 @@ mod tests {
             mfu_pct: 1.0,
             memory_bytes,
             data_wait_pct: 0.0,
+            scalars: BTreeMap::new(),
             loss_scale: None,
             collective_pct: Some(collective_pct),
             verify_pct: None,

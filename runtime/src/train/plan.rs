@@ -24,8 +24,7 @@ use crate::config::precision::{
 use crate::config::schedule::LrScheduler;
 use crate::config::steps::interval;
 use crate::data::config as data;
-use crate::data::config::DataConfig;
-use crate::data::preference::PairFields;
+use crate::data::config::{DataConfig, PairFields};
 use crate::data::rows::Rows;
 use crate::data::sources;
 use crate::data::tokenizer::Tokenizer;

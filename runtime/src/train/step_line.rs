@@ -146,6 +146,7 @@ mod tests {
             mfu_pct: 55.9,
             memory_bytes: 71 << 20,
             data_wait_pct: 0.2,
+            scalars: BTreeMap::new(),
             loss_scale: None,
             collective_pct: None,
             verify_pct: None,

@@ -7,7 +7,7 @@ use super::sum_plan::SumPlan;
 use crate::kernels::attention_shape::Shape;
 use crate::kernels::{
     Heads, activation, attention, attention_backward, cross_entropy, cross_entropy_part, elementwise, embedding,
-    head_norm, layer_norm, log_probs, magnitude, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
+    head_norm, layer_norm, optimizer, qk_norm, reduce, rms_norm, rotary, unpack,
 };
 use crate::tasks::{Cut, Tasks};
 use half::{bf16, f16};
@@ -17,8 +17,8 @@ use phalanx_device::{ElementType, ExecError, OpaqueModel, Operand, RawBuffer};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::op::UpdateOperands;
 use phalanx_strategies::program::{
-    ActivationFn, AdaptedRows, Attention, Collective, CollectiveKind, Columns, DType, Hyper, Instr, NormKind, Op,
-    QkColumns, QkNorm, Update, ValueId, VocabShard, op,
+    ActivationFn, Attention, Collective, CollectiveKind, DType, Hyper, Instr, NormKind, Op, QkColumns, QkNorm, Update,
+    ValueId, VocabShard, op,
 };
 use std::sync::Arc;
 
@@ -318,17 +318,8 @@ impl Operands<'_> {
                     self.cross_entropy(*residual, *gradient, *vocab)
                 }
                 Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => self.cross_entropy_stats(*vocab),
-                Op::LogProbs(op::LogProbs { vocab }) => self.log_probs(*vocab),
-                Op::LogProbsBackward(op::LogProbsBackward { first }) => {
-                    with_element!(self.reads[0].dtype, T => self.log_probs_backward::<T>(*first));
-                }
-                Op::RowSums(_) => {
-                    let (x, labels) = (self.reads[0].slice(), self.reads[1].slice());
-                    log_probs::row_sums(x, labels, self.writes[0].slice_mut());
-                }
-                Op::RowSumsBackward(_) => {
-                    let (d, labels) = (self.reads[0].slice(), self.reads[1].slice());
-                    log_probs::row_sums_backward(d, labels, self.writes[0].slice_mut());
+                Op::LogProbs(_) | Op::LogProbsBackward(_) | Op::RowSums(_) | Op::RowSumsBackward(_) => {
+                    self.of_sequences(op);
                 }
                 Op::SplitColumns(_) => self.split_columns(),
                 Op::JoinColumns(_) => self.join_columns(),
@@ -679,31 +670,6 @@ impl Operands<'_> {
         }
     }
 
-    unsafe fn log_probs(&mut self, vocab: Option<VocabShard>) {
-        // SAFETY: the results do not overlap the operands, which are only read (`Op::in_place_pairs` names no pair).
-        unsafe {
-            let (logits, labels) = (self.reads[0], self.reads[1].slice());
-            let (found, norms) = (self.writes[0].slice_mut(), self.writes[1].slice_mut());
-            match vocab {
-                Some(_) => log_probs::log_probs_from_stats(labels, self.reads[2].slice(), found, norms),
-                None => {
-                    let wide = if logits.dtype == DType::F32 { logits.slice() } else { self.converted_logits() };
-                    log_probs::log_probs(wide, labels, logits.cols, found, norms);
-                }
-            }
-        }
-    }
-
-    unsafe fn log_probs_backward<T: Float>(&mut self, first: usize) {
-        // SAFETY: the result may be the logits, which are not read after `copy`; it overlaps no other operand.
-        unsafe {
-            copy(self.reads[0], self.writes[0]);
-            let (labels, norms, d) = (self.reads[1].slice(), self.reads[2].slice(), self.reads[3].slice());
-            let dlogits = self.writes[0].slice_mut::<T>();
-            log_probs::log_probs_backward(dlogits, labels, self.writes[0].cols, first, norms, d);
-        }
-    }
-
     /// Narrow logits, converted to f32 in the scratch. This device makes no programs with narrow logits; those that do are
     /// compared with it.
     ///
@@ -717,47 +683,6 @@ impl Operands<'_> {
         // SAFETY: the scratch overlaps no value.
         with_element!(logits.dtype, T => elementwise::cast::<T, f32>(unsafe { logits.slice() }, wide));
         wide
-    }
-
-    unsafe fn row_lengths(&mut self, rows: &AdaptedRows) {
-        // SAFETY: the result overlaps no operand (`Op::in_place_pairs` names no pair).
-        unsafe {
-            let [weight, a, b] = [0, 1, 2].map(|i| self.reads[i].slice());
-            let adapted = magnitude::Adapted {
-                weight,
-                a,
-                b,
-                n_in: self.reads[1].cols,
-                factor: rows.factor,
-                is_transposed: !rows.trans_b,
-            };
-            magnitude::row_lengths(&adapted, rows.columns.start, self.writes[0].slice_mut());
-        }
-    }
-
-    unsafe fn magnitude<T: Float>(&mut self, columns: Columns) {
-        // SAFETY: the result may be operand 0, which is not read after `copy`; the vectors do not overlap it.
-        unsafe {
-            copy(self.reads[0], self.writes[0]);
-            let (y, [magnitude, lengths]) = (self.writes[0], [1, 2].map(|i| self.reads[i].slice()));
-            magnitude::scale_columns::<T>(y.slice_mut(), y.cols, columns.start, magnitude, lengths);
-        }
-    }
-
-    unsafe fn magnitude_backward<T: Float>(&mut self, columns: Columns, residual: bool) {
-        // SAFETY: the gradient of the magnitude may be its carried operand, which is not read after `copy`; nothing else overlaps.
-        unsafe {
-            if residual {
-                copy(self.reads[4], self.writes[1]);
-            }
-            let (x, dy, dx) = (self.reads[0], self.reads[3], self.writes[0]);
-            let [magnitude, lengths] = [1, 2].map(|i| self.reads[i].slice());
-            copy(dy, dx);
-            magnitude::scale_columns::<T>(dx.slice_mut(), dx.cols, columns.start, magnitude, lengths);
-            let dmagnitude = self.writes[1].slice_mut();
-            let (x, dy) = (x.slice::<T>(), dy.slice());
-            magnitude::magnitude_backward(x, dy, dx.cols, columns.start, lengths, dmagnitude, residual);
-        }
     }
 
     unsafe fn update_sums(&mut self, update: &Update) {

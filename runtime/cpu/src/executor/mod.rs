@@ -11,10 +11,12 @@ mod buffer;
 mod cache;
 mod instr;
 mod machine;
+mod magnitudes;
 mod parts;
 mod product;
 mod scalars;
 mod scratch;
+mod sequences;
 mod sum_plan;
 
 pub(crate) use scratch::scratch_bytes;

@@ -6,7 +6,7 @@ use phalanx_strategies::program::{DType, Hyper, Op, VocabShard, op};
 /// Factor of the gradient.
 const SCALE: f64 = 0.125;
 /// f32 exponentials: their relative error on a GPU is about the number of nats below the largest logit, in roundings.
-const TOLERANCE: Tolerance = Tolerance { absolute: 2e-7, relative: 5e-6 };
+pub(super) const TOLERANCE: Tolerance = Tolerance { absolute: 2e-7, relative: 5e-6 };
 
 /// Whole rows and parts of rows, with and without gradient and carried loss.
 pub(super) fn cases() -> Vec<Case> {
@@ -28,12 +28,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-fn logits(n: usize, v: usize) -> Operand {
+pub(super) fn logits(n: usize, v: usize) -> Operand {
     Operand::random(&[n, v], DType::F32, 1).map(|x| 4.0 * x)
 }
 
 /// Some labels are ignored, among them the last; `n_classes` of all shards.
-fn labels(n: usize, n_classes: usize) -> Operand {
+pub(super) fn labels(n: usize, n_classes: usize) -> Operand {
     let label = |i: usize| if i % 4 == 2 { -100.0 } else { (i * 7919 % n_classes) as f64 };
     Operand::of(&[n], DType::I32, (0..n).map(label).collect())
 }
@@ -64,7 +64,11 @@ fn shard(n: usize, v: usize, residual: bool, gradient: bool) -> Case {
     let vocab = VocabShard { first: v, n_shards: 3 };
     let name = format!("cross-entropy of a shard of {n} x {v}, residual {residual}, gradient {gradient}");
     let op = Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab: Some(vocab) });
-    // Largest logit, sum of exponentials, label's logit.
+    case(name, op, vec![logits(n, v), labels(n, 3 * v), hyper(), random_stats(n, v)], residual, gradient)
+}
+
+/// Of three shards of `n` rows: largest logit, sum of exponentials, label's logit.
+pub(super) fn random_stats(n: usize, v: usize) -> Operand {
     let mut stats = Operand::random(&[3, n, 3], DType::F32, 5);
     for (i, stat) in stats.elements.iter_mut().enumerate() {
         *stat = match i % 3 {
@@ -74,7 +78,7 @@ fn shard(n: usize, v: usize, residual: bool, gradient: bool) -> Case {
             _ => f64::NEG_INFINITY,
         };
     }
-    case(name, op, vec![logits(n, v), labels(n, 3 * v), hyper(), stats], residual, gradient)
+    stats
 }
 
 fn stats(n: usize, v: usize) -> Case {
@@ -84,7 +88,7 @@ fn stats(n: usize, v: usize) -> Case {
 }
 
 /// The case with logits of this type, and their gradient.
-fn narrow(mut case: Case, dtype: DType) -> Case {
+pub(super) fn narrow(mut case: Case, dtype: DType) -> Case {
     let logits = &mut case.reads[0];
     let elements = std::mem::take(&mut logits.elements);
     *logits = Operand::of(&logits.shape, dtype, elements).rounded();

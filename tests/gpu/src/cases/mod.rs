@@ -17,6 +17,7 @@ mod packed;
 mod product;
 mod qk_norm;
 mod rotary;
+mod sequences;
 mod sums;
 
 use crate::case::Case;
@@ -42,6 +43,7 @@ pub fn all() -> Vec<Case> {
         product::cases(),
         qk_norm::cases(),
         rotary::cases(),
+        sequences::cases(),
         sums::cases(),
     ];
     families.into_iter().flatten().collect()

@@ -12,6 +12,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases =
         vec![sum(&[], Tolerance::EXACT), sum(&[1, 1, 1], Tolerance::EXACT), sum(&[1; 300], Tolerance::EXACT)];
     cases.extend([sum(&[40_001], OTHER_ORDER), sum(&[1, 700, 0, 1, 20_000], OTHER_ORDER)]);
+    cases.extend([sum_of_runs(&[3, 3], 3), sum_of_runs(&[], 4), sum_of_runs(&[1400], 7), assemble_vectors(9, 7)]);
     cases.extend([assemble(3, false), assemble(250, false), assemble(250, true)]);
     cases.extend([clip(3, None), clip(3, Some(1.0)), clip(3, Some(1e6)), clip(300, Some(0.5)), clip_infinite()]);
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
@@ -37,6 +38,17 @@ fn terms(lens: &[usize]) -> Vec<Operand> {
 fn sum(lens: &[usize], tolerance: Tolerance) -> Case {
     let name = format!("sum of {} operands, {} terms", lens.len(), lens.iter().sum::<usize>());
     Case::new(name, Op::Sum(op::Sum), terms(lens), tolerance).writing(&[], DType::F64)
+}
+
+fn sum_of_runs(lens: &[usize], run: usize) -> Case {
+    let name = format!("sum of {} operands in runs of {run}", lens.len());
+    Case::new(name, Op::Sum(op::Sum), terms(lens), OTHER_ORDER).writing(&[run], DType::F64)
+}
+
+fn assemble_vectors(n: usize, len: usize) -> Case {
+    let op = Op::Assemble(op::Assemble { places: (0..n).map(|i| (2 * i + 3) % (2 * n)).collect() });
+    let case = Case::new(format!("assemble {n} vectors"), op, terms(&vec![len; n]), Tolerance::EXACT);
+    case.writing(&[2 * n * len], DType::F64)
 }
 
 /// `n` scalars; with `repeats`, some have the same place.

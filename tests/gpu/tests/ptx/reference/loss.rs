@@ -4,15 +4,15 @@ use super::Matrix;
 use phalanx_strategies::program::{Hyper, VocabShard};
 
 /// Of the logits of a row: the largest, the sum of exponentials relative to it, and that of the label.
-struct Row {
-    largest: f64,
-    total: f64,
-    of_label: f64,
+pub(super) struct Row {
+    pub(super) largest: f64,
+    pub(super) total: f64,
+    pub(super) of_label: f64,
 }
 
 impl Row {
     /// The logits of the classes from `first` on.
-    fn of(logits: &[f64], first: usize, label: f64) -> Row {
+    pub(super) fn of(logits: &[f64], first: usize, label: f64) -> Row {
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let reference = if largest == f64::NEG_INFINITY { 0.0 } else { largest };
         let total = logits.iter().map(|x| (x - reference).exp()).sum();
@@ -22,7 +22,7 @@ impl Row {
     }
 
     /// The classes of all shards.
-    fn merged<'a>(parts: impl Iterator<Item = &'a [f64]> + Clone) -> Row {
+    pub(super) fn merged<'a>(parts: impl Iterator<Item = &'a [f64]> + Clone) -> Row {
         let greatest = |i: usize| parts.clone().map(|part| part[i]).fold(f64::NEG_INFINITY, f64::max);
         let largest = greatest(0);
         let total = parts.clone().map(|part| part[1] * (part[0] - largest).exp()).sum();

@@ -5,6 +5,7 @@ mod loss;
 mod magnitude;
 mod norms;
 mod optimizers;
+mod sequences;
 
 use crate::elements::{rounded, stored};
 use half::bf16;
@@ -63,7 +64,7 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::Dropout(dropout) => vec![drop_out(dropout, &x)],
         Op::Slice(op::Slice { start }) => vec![x[0].at[*start..][..n_written(0)].to_vec()],
         Op::Paste(op::Paste { start }) => vec![paste(*start, &x)],
-        Op::Sum(_) => vec![vec![x.iter().flat_map(|x| &x.at).sum()]],
+        Op::Sum(_) => vec![sum_of_runs(&x, n_written(0))],
         Op::Assemble(op::Assemble { places }) => vec![assemble(places, &x, n_written(0))],
         Op::TreeSum(op::TreeSum { n_leaves, n_ranks }) => vec![tree_sum(*n_leaves, *n_ranks, &x, n_written(0))],
         Op::SumSquares(op::SumSquares { elements }) => {
@@ -74,6 +75,9 @@ pub fn reference(case: &Case) -> Vec<Vec<f64>> {
         Op::ClipCoefficient(op::ClipCoefficient { max_norm }) => clip(&x, *max_norm),
         Op::CrossEntropy(c) => loss::cross_entropy(&x, c.residual, c.gradient, c.vocab),
         Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => vec![loss::statistics(&x, vocab.first)],
+        Op::LogProbs(_) | Op::LogProbsBackward(_) | Op::RowSums(_) | Op::RowSumsBackward(_) | Op::Formulas(_) => {
+            sequences::reference(case, &x)
+        }
         Op::Update(update) => optimizers::update(update, &x),
         Op::UpdateSums(op::UpdateSums(update)) => optimizers::sums(update, &x),
         Op::Cast(_) => vec![x[0].at.clone()],
@@ -293,8 +297,13 @@ fn tree_sum(n_leaves: usize, n_ranks: usize, x: &[Matrix], n: usize) -> Vec<f64>
     (0..n).map(|i| terms.iter().map(|(rank, k)| x[*k].at[rank * n + i]).sum()).collect()
 }
 
+fn sum_of_runs(x: &[Matrix], run: usize) -> Vec<f64> {
+    let of = |i: usize| x.iter().flat_map(|x| x.at.iter().skip(i).step_by(run)).sum();
+    (0..run).map(of).collect()
+}
+
 fn assemble(places: &[usize], x: &[Matrix], n: usize) -> Vec<f64> {
     let mut y = vec![0.0; n];
-    places.iter().zip(x).for_each(|(place, x)| y[*place] = x.at[0]);
+    places.iter().zip(x).for_each(|(place, x)| y[place * x.at.len()..][..x.at.len()].copy_from_slice(&x.at));
     y
 }

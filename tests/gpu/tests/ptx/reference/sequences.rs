@@ -1,0 +1,84 @@
+//! Log-probabilities of labels, their sums over rows, and formulas over groups of rows.
+
+use super::Matrix;
+use super::loss::Row;
+use phalanx_gpu::case::Case;
+use phalanx_strategies::program::formula::Input;
+use phalanx_strategies::program::{Hyper, Op, VocabShard, op};
+
+pub fn reference(case: &Case, x: &[Matrix]) -> Vec<Vec<f64>> {
+    match &case.op {
+        Op::LogProbs(op::LogProbs { vocab }) => log_probs(x, *vocab),
+        Op::LogProbsBackward(op::LogProbsBackward { first }) => vec![log_probs_backward(x, *first)],
+        Op::RowSums(_) => vec![row_sums(x, case.writes[0].0[1])],
+        Op::RowSumsBackward(_) => vec![row_sums_backward(x)],
+        Op::Formulas(f) => formulas(f, x),
+        other => unreachable!("{} compares no sequences", other.name()),
+    }
+}
+
+fn log_probs(x: &[Matrix], vocab: Option<VocabShard>) -> Vec<Vec<f64>> {
+    let (logits, labels) = (&x[0], &x[1].at);
+    let (mut found, mut norms) = (Vec::new(), Vec::new());
+    for (i, label) in labels.iter().enumerate() {
+        let row = match vocab {
+            None => Row::of(logits.row(i), 0, *label),
+            Some(_) => Row::merged(x[2].rows().skip(i).step_by(labels.len())),
+        };
+        let norm = row.largest + row.total.ln();
+        let is_ignored = *label < 0.0;
+        found.push(if is_ignored { 0.0 } else { row.of_label - norm });
+        norms.push(if is_ignored { 0.0 } else { norm });
+    }
+    vec![found, norms]
+}
+
+fn log_probs_backward(x: &[Matrix], first: usize) -> Vec<f64> {
+    let (logits, labels, norms, d) = (&x[0], &x[1].at, &x[2].at, &x[3].at);
+    let of_row = |(i, row): (usize, &[f64])| {
+        let element = |(j, x): (usize, &f64)| {
+            let target = if (first + j) as f64 == labels[i] { 1.0 } else { 0.0 };
+            if labels[i] < 0.0 { 0.0 } else { (target - (x - norms[i]).exp()) * d[i] }
+        };
+        row.iter().enumerate().map(element).collect::<Vec<f64>>()
+    };
+    logits.rows().enumerate().flat_map(of_row).collect()
+}
+
+fn row_sums(x: &[Matrix], n_rows: usize) -> Vec<f64> {
+    let len = x[0].at.len() / n_rows;
+    let rows = || x[0].at.chunks(len).zip(x[1].at.chunks(len));
+    let counted = |(x, labels): (&[f64], &[f64])| -> Vec<f64> {
+        x.iter().zip(labels).filter(|(_, label)| **label >= 0.0).map(|(x, _)| *x).collect()
+    };
+    let sums = rows().map(|row| counted(row).iter().sum());
+    sums.chain(rows().map(|row| counted(row).len() as f64)).collect()
+}
+
+fn row_sums_backward(x: &[Matrix]) -> Vec<f64> {
+    let (d, labels) = (x[0].row(0), &x[1].at);
+    let len = labels.len() / d.len();
+    labels.iter().enumerate().map(|(i, label)| if *label < 0.0 { 0.0 } else { d[i / len] }).collect()
+}
+
+fn formulas(f: &op::Formulas, x: &[Matrix]) -> Vec<Vec<f64>> {
+    let n_operands = f.n_operands(x.len());
+    let n_rows = x[0].cols;
+    let scale = x[n_operands].at[Hyper::LOSS_GRAD_SCALE];
+    let mut sums = if f.residual { x[n_operands + 1].at.clone() } else { vec![0.0; f.n_sums] };
+    let mut gradients = vec![vec![0.0; 2 * n_rows]; f.gradients.len()];
+    let mut done = Vec::new();
+    for first in (0..n_rows).step_by(f.group) {
+        if x[0].row(1)[first..first + f.group].iter().all(|n| *n == 0.0) {
+            continue;
+        }
+        let input = |i: Input| x[i.operand as usize].row(usize::from(i.count))[first + i.row as usize];
+        f.tape.run(input, &mut done);
+        let result = |i: usize| done[f.tape.results[i] as usize];
+        (0..f.n_sums).filter(|_| f.counts).for_each(|i| sums[i] += result(i));
+        for (g, gradient) in gradients.iter_mut().enumerate() {
+            (0..f.group).for_each(|i| gradient[first + i] = scale * result(f.n_sums + g * f.group + i));
+        }
+    }
+    std::iter::once(sums).chain(gradients).collect()
+}
