@@ -1,6 +1,7 @@
 //! Access for fuzz targets to private decoders. The assertions are in the targets.
 
-use crate::data::record::{RecordReader, Sample};
+use crate::data::document::Sample;
+use crate::data::record::RecordReader;
 use crate::data::token_cache::TokenFile;
 use crate::node::bootstrap::JobBootstrap;
 use crate::rank::rank_messages::{FromRank, ToRank};

@@ -419,4 +419,5 @@ def main():
             make_numbers(name, name.rpartition("-")[2], text, args.out)
 
 
-main()
+if __name__ == "__main__":
+    main()

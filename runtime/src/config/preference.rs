@@ -19,10 +19,9 @@ section! {
         pub rl: Option<Rl> = None;
         /// How closely the model stays to the one that it begins with.
         pub rl_beta: f64 = 0.1 => POSITIVE;
-        /// Function of the difference of log-ratios that dpo minimises: sigmoid, hinge (Zhao et al. 2023) or ipo (Azar et al.
-        /// 2023).
+        /// Function of the log-ratios of both answers that dpo minimises, by TRL's names.
         pub dpo_loss_type: DpoLoss = DpoLoss::Sigmoid;
-        /// Probability with which the answers of a pair are taken to be exchanged, with `dpo_loss_type: sigmoid`.
+        /// Probability with which the answers of a pair are taken to be exchanged, for the losses sigmoid, robust and exo_pair.
         pub dpo_label_smoothing: f64 = 0.0 => SMOOTHING;
     }
 }
@@ -38,25 +37,61 @@ choices! {
 }
 
 choices! {
-    /// The loss of direct preference optimisation.
+    /// The loss of direct preference optimisation, as TRL names it.
     pub enum DpoLoss {
         /// `-ln sigmoid(beta x)`.
         Sigmoid = "sigmoid";
         /// `max(0, 1 - beta x)`.
         Hinge = "hinge";
-        /// `(x - 1 / (2 beta))²`.
+        /// `(x - 1 / (2 beta))²`, of average tokens.
         Ipo = "ipo";
+        /// Divergence from the distribution of uncertain labels.
+        ExoPair = "exo_pair";
+        /// Each answer against a constant.
+        NcaPair = "nca_pair";
+        /// Unbiased if labels are uncertain.
+        Robust = "robust";
+        /// The answers classified one by one.
+        BcoPair = "bco_pair";
+        /// Squared distances to constants.
+        SppoHard = "sppo_hard";
+        /// Preferred answers become more likely, rejected ones less.
+        ApoZero = "apo_zero";
+        /// Both become less likely.
+        ApoDown = "apo_down";
+        /// A mixture of two losses, found by search.
+        Discopop = "discopop";
+        /// As sigmoid, of average tokens.
+        SigmoidNorm = "sigmoid_norm";
+    }
+}
+
+impl DpoLoss {
+    fn objective(self) -> objective::DpoLoss {
+        match self {
+            DpoLoss::Sigmoid => objective::DpoLoss::Sigmoid,
+            DpoLoss::Hinge => objective::DpoLoss::Hinge,
+            DpoLoss::Ipo => objective::DpoLoss::Ipo,
+            DpoLoss::ExoPair => objective::DpoLoss::ExoPair,
+            DpoLoss::NcaPair => objective::DpoLoss::NcaPair,
+            DpoLoss::Robust => objective::DpoLoss::Robust,
+            DpoLoss::BcoPair => objective::DpoLoss::BcoPair,
+            DpoLoss::SppoHard => objective::DpoLoss::SppoHard,
+            DpoLoss::ApoZero => objective::DpoLoss::ApoZero,
+            DpoLoss::ApoDown => objective::DpoLoss::ApoDown,
+            DpoLoss::Discopop => objective::DpoLoss::Discopop,
+            DpoLoss::SigmoidNorm => objective::DpoLoss::SigmoidNorm,
+        }
     }
 }
 
 impl PreferenceSection {
     /// What is minimised.
     pub fn objective(&self) -> Objective {
-        let loss = match (self.rl, self.dpo_loss_type) {
-            (None, _) => return Objective::Supervised,
-            (Some(Rl::Ipo), _) | (_, DpoLoss::Ipo) => objective::DpoLoss::Ipo,
-            (_, DpoLoss::Sigmoid) => objective::DpoLoss::Sigmoid,
-            (_, DpoLoss::Hinge) => objective::DpoLoss::Hinge,
+        let loss = match self.rl {
+            None => return Objective::Supervised,
+            Some(Rl::Ipo) => objective::DpoLoss::Ipo,
+            Some(Rl::Dpo) => self.dpo_loss_type.objective(),
         };
         Objective::Dpo(Dpo { beta: self.rl_beta, loss, label_smoothing: self.dpo_label_smoothing })
     }
@@ -72,15 +107,19 @@ impl PreferenceSection {
             let why = "texts are trained, not pairs; add `rl: dpo` or remove the key";
             return Err(ConfigError::Conflict { first: (*key).into(), second: "rl".into(), why: why.into() });
         }
-        let is_sigmoid = matches!(self.objective(), Objective::Dpo(Dpo { loss: objective::DpoLoss::Sigmoid, .. }));
-        if self.dpo_label_smoothing > 0.0 && !is_sigmoid {
-            let second = if self.rl == Some(Rl::Ipo) { "rl" } else { "dpo_loss_type" };
-            let why = "only the loss sigmoid is smoothed; set `dpo_label_smoothing: 0`, or use `rl: dpo` with sigmoid";
+        let Objective::Dpo(dpo) = self.objective() else { return Ok(()) };
+        let key = if self.rl == Some(Rl::Ipo) { "rl" } else { "dpo_loss_type" };
+        if self.dpo_label_smoothing > 0.0 && !dpo.loss.is_smoothed() {
+            let why = "only the losses sigmoid, robust and exo_pair are smoothed; remove one of the two";
             return Err(ConfigError::Conflict {
                 first: "dpo_label_smoothing".into(),
-                second: second.into(),
+                second: key.into(),
                 why: why.into(),
             });
+        }
+        if self.dpo_label_smoothing == 0.0 && dpo.loss == objective::DpoLoss::ExoPair {
+            let why = "the loss exo_pair needs a label smoothing above 0, as in `dpo_label_smoothing: 0.001`";
+            return Err(ConfigError::Missing { key: "dpo_label_smoothing".into(), why: why.into() });
         }
         Ok(())
     }

@@ -235,6 +235,12 @@ impl Expr {
         self.unary(Step::Sigmoid)
     }
 
+    /// `x²`.
+    #[must_use]
+    pub fn squared(self) -> Expr {
+        self.clone() * self
+    }
+
     /// `max(x, 0)`.
     #[must_use]
     pub fn relu(self) -> Expr {

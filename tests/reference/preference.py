@@ -1,0 +1,124 @@
+"""Computes TRL's numbers for preference tuning of this folder's models.
+
+usage: preference.py [--out DIR] [NAME ...]        (default: this folder, everything)
+
+Writes numbers/NAME.json, below DIR, for every name: the keys of a job of Phalanx, and for each step of TRL's own trainer on
+the same pairs, from the same weights and adapters: loss, norm of the gradient before it is clipped, and what TRL logs beside them.
+pairs.jsonl has the pairs as texts; conversations are made of the same texts.
+"""
+import argparse
+import json
+import pathlib
+import tempfile
+
+import datasets
+import peft
+import torch
+import transformers
+import trl
+from make import HERE, adapted
+
+ADAPTER = {"lora_r": 4, "lora_alpha": 8.0, "lora_target_modules": ["q_proj", "v_proj", "down_proj"]}
+GPT2_ADAPTER = {"lora_r": 3, "lora_alpha": 12.0, "lora_target_modules": ["c_attn", "mlp.c_proj"]}
+RUN = {"steps": 4, "batch": 4, "lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-6, "wd": 0.1, "clip_norm": 1.0}
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}]\n{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}")
+
+# name: (model, trainer, what the trainer is told, the same in keys of Phalanx, form of the data).
+CASES = {
+    "tiny-qwen3-dpo": ("tiny-qwen3", "dpo", {"beta": 0.3}, {"rl": "dpo", "rl_beta": 0.3}, "texts"),
+    "tiny-llama3-dpo": ("tiny-llama3", "dpo", {"beta": 0.1}, {"rl": "dpo"}, "texts"),
+    "tiny-gpt2-ipo": ("tiny-gpt2", "dpo", {"beta": 0.5, "loss_type": ["ipo"]}, {"rl": "ipo", "rl_beta": 0.5}, "texts"),
+    "tiny-qwen3-dpo-messages": ("tiny-qwen3", "dpo", {"beta": 0.3}, {"rl": "dpo", "rl_beta": 0.3}, "messages"),
+    "tiny-qwen3-dpo-implicit": ("tiny-qwen3", "dpo", {"beta": 0.3}, {"rl": "dpo", "rl_beta": 0.3}, "implicit"),
+    "tiny-qwen3-dpo-truncated": (
+        "tiny-qwen3", "dpo", {"beta": 0.3, "max_length": 24},
+        {"rl": "dpo", "rl_beta": 0.3, "sequence_len": 24, "excess_length_strategy": "truncate"}, "texts"),
+}
+for loss, told in {
+    "hinge": {}, "exo_pair": {"label_smoothing": 0.1}, "nca_pair": {}, "robust": {"label_smoothing": 0.2}, "bco_pair": {},
+    "sppo_hard": {}, "apo_zero": {}, "apo_down": {}, "discopop": {}, "sigmoid_norm": {},
+}.items():
+    keys = {"rl": "dpo", "rl_beta": 0.2, "dpo_loss_type": loss} | {f"dpo_{key}": value for key, value in told.items()}
+    CASES[f"tiny-qwen3-dpo-{loss}"] = ("tiny-qwen3", "dpo", {"beta": 0.2, "loss_type": [loss]} | told, keys, "texts")
+
+
+def records(form):
+    """The pairs in a form, as both trainers read them."""
+    pairs = [json.loads(line) for line in (HERE / "pairs.jsonl").read_text().splitlines()]
+    if form == "texts":
+        return pairs
+    asked = lambda pair: [{"role": "user", "content": pair["prompt"]}]
+    answer = lambda text: [{"role": "assistant", "content": text.strip()}]
+    if form == "messages":
+        return [{"prompt": asked(p), "chosen": answer(p["chosen"]), "rejected": answer(p["rejected"])} for p in pairs]
+    return [{key: asked(p) + answer(p[key]) for key in ("chosen", "rejected")} for p in pairs]
+
+
+def trainer_of(kind, folder, told, model, tokenizer, data):
+    arguments = {
+        "output_dir": folder, "use_cpu": True, "report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
+        "per_device_train_batch_size": RUN["batch"], "max_steps": RUN["steps"], "learning_rate": RUN["lr"],
+        "lr_scheduler_type": "constant", "adam_beta1": RUN["betas"][0], "adam_beta2": RUN["betas"][1],
+        "adam_epsilon": RUN["eps"], "weight_decay": RUN["wd"], "max_grad_norm": RUN["clip_norm"], "bf16": False,
+        "gradient_checkpointing": False, "max_length": None, "disable_dropout": True,
+    } | told
+    if kind == "dpo":
+        config, trainer = trl.DPOConfig, trl.DPOTrainer
+    class Sequential(trainer):
+        """Takes the samples in their order, and keeps the losses, which the log rounds."""
+
+        losses = []
+
+        def _get_train_sampler(self, *_):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+        def compute_loss(self, *args, **kwargs):
+            found = super().compute_loss(*args, **kwargs)
+            self.losses.append((found[0] if isinstance(found, tuple) else found).item())
+            return found
+    Sequential.losses = []
+    return Sequential(model=model, args=config(**arguments), train_dataset=data, processing_class=tokenizer)
+
+
+def make(name, out):
+    model_name, kind, told, keys, form = CASES[name]
+    adapter = GPT2_ADAPTER if "gpt2" in model_name else ADAPTER
+    folder = out / "models" / model_name
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    rows = records(form)
+    with tempfile.TemporaryDirectory() as temporary:
+        trainer = trainer_of(kind, temporary, told, adapted(model, adapter), tokenizer, datasets.Dataset.from_list(rows))
+        trainer.train()
+    logs = [log for log in trainer.state.log_history if "grad_norm" in log]
+    assert len(logs) == len(trainer.losses) == RUN["steps"], f"{len(logs)} steps"
+    kept = ("rewards/", "logps/", "nll_loss", "log_odds", "kl")
+    curve = [
+        {"loss": loss, "grad_norm": log["grad_norm"]} | {key: log[key] for key in sorted(log) if key.startswith(kept)}
+        for loss, log in zip(trainer.losses, logs)]
+    numbers = {
+        "model": model_name,
+        "made_with": {package.__name__: package.__version__ for package in (torch, transformers, peft, trl)},
+        "hyperparameters": RUN, "keys": keys, "adapter": adapter, "template": TEMPLATE, "records": rows, "curve": curve,
+    }
+    (out / "numbers" / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    print(f"{name}: loss {curve[0]['loss']:.4f} -> {curve[-1]['loss']:.4f}, norms {[round(s['grad_norm'], 3) for s in curve]}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, default=HERE)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    for name in args.names or CASES:
+        make(name, args.out)
+
+
+if __name__ == "__main__":
+    main()
