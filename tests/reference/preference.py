@@ -17,6 +17,7 @@ import torch
 import transformers
 import trl
 from make import HERE, adapted
+from trl.experimental import cpo, orpo
 
 ADAPTER = {"lora_r": 4, "lora_alpha": 8.0, "lora_target_modules": ["q_proj", "v_proj", "down_proj"]}
 GPT2_ADAPTER = {"lora_r": 3, "lora_alpha": 12.0, "lora_target_modules": ["c_attn", "mlp.c_proj"]}
@@ -24,6 +25,9 @@ RUN = {"steps": 4, "batch": 4, "lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-6, "w
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]\n{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}")
+
+TRAINERS = {
+    "dpo": (trl.DPOConfig, trl.DPOTrainer), "cpo": (cpo.CPOConfig, cpo.CPOTrainer), "orpo": (orpo.ORPOConfig, orpo.ORPOTrainer)}
 
 # name: (model, trainer, what the trainer is told, the same in keys of Phalanx, form of the data).
 CASES = {
@@ -42,6 +46,23 @@ for loss, told in {
 }.items():
     keys = {"rl": "dpo", "rl_beta": 0.2, "dpo_loss_type": loss} | {f"dpo_{key}": value for key, value in told.items()}
     CASES[f"tiny-qwen3-dpo-{loss}"] = ("tiny-qwen3", "dpo", {"beta": 0.2, "loss_type": [loss]} | told, keys, "texts")
+
+
+# These two trainers begin every text with BOS, even if the tokenizer does not.
+CASES |= {
+    "tiny-qwen3-rpo": (
+        "tiny-qwen3", "dpo", {"beta": 0.2, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]},
+        {"rl": "dpo", "rl_beta": 0.2, "rpo_alpha": 0.5}, "texts"),
+    "tiny-llama3-cpo": ("tiny-llama3", "cpo", {"beta": 0.1}, {"rl": "cpo"}, "texts"),
+    "tiny-llama3-simpo-alone": (
+        "tiny-llama3", "cpo", {"beta": 2.0, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0},
+        {"rl": "simpo", "rl_beta": 2.0, "cpo_alpha": 0.0, "simpo_gamma": 1.0}, "texts"),
+    "tiny-llama3-simpo": (
+        "tiny-llama3", "cpo", {"beta": 2.0, "loss_type": "simpo", "cpo_alpha": 0.3},
+        {"rl": "simpo", "rl_beta": 2.0, "cpo_alpha": 0.3}, "texts"),
+    "tiny-llama3-orpo": ("tiny-llama3", "orpo", {"beta": 0.3}, {"rl": "orpo", "orpo_alpha": 0.3}, "texts"),
+    "tiny-llama3-orpo-whole": ("tiny-llama3", "orpo", {"beta": 0.1}, {"rl": "orpo"}, "texts"),
+}
 
 
 def records(form):
@@ -64,8 +85,9 @@ def trainer_of(kind, folder, told, model, tokenizer, data):
         "adam_epsilon": RUN["eps"], "weight_decay": RUN["wd"], "max_grad_norm": RUN["clip_norm"], "bf16": False,
         "gradient_checkpointing": False, "max_length": None, "disable_dropout": True,
     } | told
-    if kind == "dpo":
-        config, trainer = trl.DPOConfig, trl.DPOTrainer
+    config, trainer = TRAINERS[kind]
+    if kind != "dpo":
+        arguments |= {"max_length": 1024, "remove_unused_columns": False}
     class Sequential(trainer):
         """Takes the samples in their order, and keeps the losses, which the log rounds."""
 
@@ -84,20 +106,23 @@ def trainer_of(kind, folder, told, model, tokenizer, data):
 
 def make(name, out):
     model_name, kind, told, keys, form = CASES[name]
-    adapter = GPT2_ADAPTER if "gpt2" in model_name else ADAPTER
+    adapter = {} if name.endswith("-whole") else GPT2_ADAPTER if "gpt2" in model_name else ADAPTER
     folder = out / "models" / model_name
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     rows = records(form)
     with tempfile.TemporaryDirectory() as temporary:
-        trainer = trainer_of(kind, temporary, told, adapted(model, adapter), tokenizer, datasets.Dataset.from_list(rows))
+        model = adapted(model, adapter) if adapter else model
+        trainer = trainer_of(kind, temporary, told, model, tokenizer, datasets.Dataset.from_list(rows))
         trainer.train()
     logs = [log for log in trainer.state.log_history if "grad_norm" in log]
     assert len(logs) == len(trainer.losses) == RUN["steps"], f"{len(logs)} steps"
     kept = ("rewards/", "logps/", "nll_loss", "log_odds", "kl")
+    # A likelihood without a weight is not computed.
+    is_told = lambda log, key: key.startswith(kept) and (key, log[key]) != ("nll_loss", 0.0)
     curve = [
-        {"loss": loss, "grad_norm": log["grad_norm"]} | {key: log[key] for key in sorted(log) if key.startswith(kept)}
+        {"loss": loss, "grad_norm": log["grad_norm"]} | {key: log[key] for key in sorted(log) if is_told(log, key)}
         for loss, log in zip(trainer.losses, logs)]
     numbers = {
         "model": model_name,

@@ -126,7 +126,8 @@ fn evaluation_is_the_loss_over_the_held_out_rows() -> Result<()> {
     for eval in evals {
         let whole = sum(&fewer_steps) + eval.eval_loss * held_out;
         ensure!((whole / sum(&steps) - 1.0).abs() < 1e-6, "{whole} is not {}", sum(&steps));
-        ensure!((eval.eval_perplexity / eval.eval_loss.exp() - 1.0).abs() < 1e-12, "{eval:?}");
+        let perplexity = eval.eval_perplexity.context("a likelihood has a perplexity")?;
+        ensure!((perplexity / eval.eval_loss.exp() - 1.0).abs() < 1e-12, "{eval:?}");
     }
     Ok(())
 }

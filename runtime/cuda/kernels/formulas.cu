@@ -30,8 +30,8 @@ __device__ __forceinline__ double log_sigmoid(double x) { return x < 0.0 ? x - l
 
 // Runs the tape for each group of `group` rows with a counted token in the first operand. sums [n_sums] = (carried +) the sums of the
 // first results over the groups, if `counts`; each of the n_gradients operands dx gets `group` of the other results for its rows,
-// times the scale, and 0 for other groups and for counts. sums may be carried.
-extern "C" __global__ void __launch_bounds__(32) formulas(const __grid_constant__ Words codes, const __grid_constant__ Words constants, const __grid_constant__ Results results, const __grid_constant__ Operands x, const __grid_constant__ Operands dx, int n_steps, int n_sums, int n_gradients, int group, int n_rows, int counts, const double* scale, const double* carried, double* sums) {
+// and 0 for other groups and for counts. sums may be carried.
+extern "C" __global__ void __launch_bounds__(32) formulas(const __grid_constant__ Words codes, const __grid_constant__ Words constants, const __grid_constant__ Results results, const __grid_constant__ Operands x, const __grid_constant__ Operands dx, int n_steps, int n_sums, int n_gradients, int group, int n_rows, int counts, const double* hyper, const double* carried, double* sums) {
     wait_for_predecessor();
     __shared__ double done[STEPS][LANES];
     __shared__ double totals[SUMS][LANES];
@@ -50,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(32) formulas(const __grid_constant_
             double y = 0.0;
             if (op == 0) y = x.at[a >> 1][(a & 1) * n_rows + first + b];
             else if (op == 1) y = __longlong_as_double((long long)constants.at[i]);
+            else if (op == 12) y = hyper[a];
             else {
                 double p = done[a][lane], q = op <= 5 ? done[b][lane] : 0.0;
                 switch (op) {
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(32) formulas(const __grid_constant_
         }
         for (int i = 0; i < n_sums && counts; i++) totals[i][lane] += done[int(results.at[i])][lane];
         for (int g = 0; g < n_gradients; g++)
-            for (int i = 0; i < group; i++) dx.at[g][first + i] = *scale * done[int(results.at[n_sums + g * group + i])][lane];
+            for (int i = 0; i < group; i++) dx.at[g][first + i] = done[int(results.at[n_sums + g * group + i])][lane];
     }
     for (int i = 0; i < n_sums; i++) {
         double sum = warp_sum(totals[i][lane]);

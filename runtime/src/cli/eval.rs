@@ -163,7 +163,7 @@ impl Outcome<'_> {
             "model": path,
             "data": self.data(),
             "rows": self.rows.len(),
-            "predicted_tokens": self.found.predicted_tokens,
+            "predicted_tokens": self.found.counts.tokens,
             "loss": self.found.loss(),
             "perplexity": self.found.perplexity(),
             "scalars": self.found.scalars(),
@@ -181,7 +181,7 @@ impl Outcome<'_> {
             key => format!("rows of `{key}`"),
         };
         table.add_row([data, self.rows.len().to_string()]);
-        table.add_row(["predicted tokens".into(), self.found.predicted_tokens.to_string()]);
+        table.add_row(["predicted tokens".into(), self.found.counts.tokens.to_string()]);
         let perplexity = self.found.perplexity();
         let unit = if perplexity.is_some() { "nats per token" } else { "mean of pairs" };
         table.add_row([format!("loss ({unit})"), format!("{:.5}", self.found.loss())]);

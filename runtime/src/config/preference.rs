@@ -4,9 +4,9 @@ use super::adapter::AdapterSection;
 use super::datasets::DataSection;
 use super::error::ConfigError;
 use super::section::{choices, section};
-use super::setting::{POSITIVE, Range};
+use super::setting::{NOT_NEGATIVE, POSITIVE, Range};
 use crate::config::dataset_type::DatasetType;
-use phalanx_strategies::objective::{self, Dpo, Objective};
+use phalanx_strategies::objective::{self, Cpo, Dpo, Objective, Orpo};
 
 /// From a half on, the label says the opposite.
 const SMOOTHING: Range = Range { fits: "a number from 0 to below 0.5", holds: |x| (0.0..0.5).contains(&x) };
@@ -14,15 +14,24 @@ const SMOOTHING: Range = Range { fits: "a number from 0 to below 0.5", holds: |x
 section! {
     /// What is trained instead of the likelihood of texts.
     pub struct PreferenceSection {
-        /// Training on pairs of a preferred and a rejected answer: dpo (Rafailov et al. 2023), or ipo, the same with
-        /// `dpo_loss_type: ipo`. If not set, the likelihood of texts is trained.
+        /// Training on pairs of a preferred and a rejected answer. Relative to the model that it begins with: dpo (Rafailov et al.
+        /// 2023), or ipo, the same with `dpo_loss_type: ipo`. Without: cpo (Xu et al. 2024), simpo (Meng et al. 2024), orpo (Hong et
+        /// al. 2024). If not set, the likelihood of texts is trained.
         pub rl: Option<Rl> = None;
-        /// How closely the model stays to the one that it begins with.
+        /// How closely the model stays to the one that it begins with; of cpo and simpo, the scale of differences.
         pub rl_beta: f64 = 0.1 => POSITIVE;
         /// Function of the log-ratios of both answers that dpo minimises, by TRL's names.
         pub dpo_loss_type: DpoLoss = DpoLoss::Sigmoid;
         /// Probability with which the answers of a pair are taken to be exchanged, for the losses sigmoid, robust and exo_pair.
         pub dpo_label_smoothing: f64 = 0.0 => SMOOTHING;
+        /// With dpo and ipo: weight of the likelihood of preferred answers beside the loss (RPO, Pang et al. 2024).
+        pub rpo_alpha: Option<f64> = None => NOT_NEGATIVE;
+        /// With cpo and simpo: weight of the likelihood of preferred answers; if not set, 1.
+        pub cpo_alpha: Option<f64> = None => NOT_NEGATIVE;
+        /// With simpo: margin by which the preferred answer wins; if not set, 0.5.
+        pub simpo_gamma: Option<f64> = None => NOT_NEGATIVE;
+        /// With orpo: weight of the odds beside the likelihood of preferred answers; if not set, 0.1.
+        pub orpo_alpha: Option<f64> = None => POSITIVE;
     }
 }
 
@@ -33,6 +42,12 @@ choices! {
         Dpo = "dpo";
         /// Identity preference optimisation.
         Ipo = "ipo";
+        /// Contrastive preference optimisation.
+        Cpo = "cpo";
+        /// Simple preference optimisation.
+        Simpo = "simpo";
+        /// Odds-ratio preference optimisation.
+        Orpo = "orpo";
     }
 }
 
@@ -88,24 +103,37 @@ impl DpoLoss {
 impl PreferenceSection {
     /// What is minimised.
     pub fn objective(&self) -> Objective {
-        let loss = match self.rl {
-            None => return Objective::Supervised,
-            Some(Rl::Ipo) => objective::DpoLoss::Ipo,
-            Some(Rl::Dpo) => self.dpo_loss_type.objective(),
-        };
-        Objective::Dpo(Dpo { beta: self.rl_beta, loss, label_smoothing: self.dpo_label_smoothing })
+        let (beta, label_smoothing) = (self.rl_beta, self.dpo_label_smoothing);
+        let dpo = |loss| Objective::Dpo(Dpo { beta, loss, label_smoothing, alpha: self.rpo_alpha.unwrap_or(0.0) });
+        let cpo =
+            |margin| Objective::Cpo(Cpo { beta, margin, alpha: self.cpo_alpha.unwrap_or(1.0), label_smoothing: 0.0 });
+        match self.rl {
+            None => Objective::Supervised,
+            Some(Rl::Dpo) => dpo(self.dpo_loss_type.objective()),
+            Some(Rl::Ipo) => dpo(objective::DpoLoss::Ipo),
+            Some(Rl::Cpo) => cpo(None),
+            Some(Rl::Simpo) => cpo(Some(self.simpo_gamma.unwrap_or(0.5))),
+            Some(Rl::Orpo) => Objective::Orpo(Orpo { beta: self.orpo_alpha.unwrap_or(0.1) }),
+        }
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let default = PreferenceSection::default();
-        let given = [
-            ("rl_beta", self.rl_beta != default.rl_beta),
-            ("dpo_loss_type", self.dpo_loss_type != default.dpo_loss_type),
-            ("dpo_label_smoothing", self.dpo_label_smoothing > 0.0),
+        let of_dpo: &[Rl] = &[Rl::Dpo, Rl::Ipo];
+        let given: [(&str, bool, &[Rl]); 7] = [
+            ("rl_beta", self.rl_beta != default.rl_beta, &[Rl::Dpo, Rl::Ipo, Rl::Cpo, Rl::Simpo]),
+            ("dpo_loss_type", self.dpo_loss_type != default.dpo_loss_type, &[Rl::Dpo]),
+            ("dpo_label_smoothing", self.dpo_label_smoothing > 0.0, of_dpo),
+            ("rpo_alpha", self.rpo_alpha.is_some(), of_dpo),
+            ("cpo_alpha", self.cpo_alpha.is_some(), &[Rl::Cpo, Rl::Simpo]),
+            ("simpo_gamma", self.simpo_gamma.is_some(), &[Rl::Simpo]),
+            ("orpo_alpha", self.orpo_alpha.is_some(), &[Rl::Orpo]),
         ];
-        if let (None, Some((key, _))) = (self.rl, given.iter().find(|(_, given)| *given)) {
-            let why = "texts are trained, not pairs; add `rl: dpo` or remove the key";
-            return Err(ConfigError::Conflict { first: (*key).into(), second: "rl".into(), why: why.into() });
+        let is_unused = |fits: &[Rl]| self.rl.is_none_or(|rl| !fits.contains(&rl));
+        if let Some((key, _, fits)) = given.iter().find(|(_, given, fits)| *given && is_unused(fits)) {
+            let words: Vec<&str> = fits.iter().map(|rl| rl.word()).collect();
+            let why = format!("the key belongs to `rl: {}`; set it, or remove the key", words.join("` and `rl: "));
+            return Err(ConfigError::Conflict { first: (*key).into(), second: "rl".into(), why });
         }
         let Objective::Dpo(dpo) = self.objective() else { return Ok(()) };
         let key = if self.rl == Some(Rl::Ipo) { "rl" } else { "dpo_loss_type" };
@@ -144,17 +172,18 @@ impl PreferenceSection {
             let why = format!("`rl: {}` trains on pairs; use `type: preference` for every data set", rl.word());
             return conflict("datasets", &why);
         }
-        if adapter.adapter.is_none() {
+        let has_reference = self.objective().has_reference();
+        if has_reference && adapter.adapter.is_none() {
             let why = "the model is compared with the one that it begins with, which adapters leave as it is";
             return Err(ConfigError::Missing { key: "adapter".into(), why: format!("{why}; set `adapter: lora`") });
         }
-        if !adapter.lora_modules_to_save.is_empty() {
+        if has_reference && !adapter.lora_modules_to_save.is_empty() {
             return conflict(
                 "lora_modules_to_save",
                 "modules that are trained whole are no part of the frozen model that it compares with; remove them",
             );
         }
-        if adapter.lora_model_dir.is_some() {
+        if has_reference && adapter.lora_model_dir.is_some() {
             return conflict(
                 "lora_model_dir",
                 "it compares with the model without adapters; merge this adapter with `phalanx export` and train from the result",

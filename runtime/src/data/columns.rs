@@ -69,6 +69,10 @@ impl Columns {
                     let next = stored.iter().skip(1).map(|next| if is_trained(*next) { id_of(*next) } else { IGNORED });
                     out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
                 }
+                Column::NextIds => {
+                    let next = stored.iter().skip(1).map(|next| id_of(*next));
+                    out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
+                }
                 Column::Positions => out.iter_mut().zip(0..).for_each(|(position, t)| *position = t),
                 Column::DocStart => out.fill(at.start as i32),
                 Column::DropoutKeys => {}
@@ -84,7 +88,7 @@ impl Columns {
             let out = &mut tokens[first + from..first + self.row_len];
             match column {
                 Column::Ids => out.fill(pad_id),
-                Column::Labels => out.fill(IGNORED),
+                Column::Labels | Column::NextIds => out.fill(IGNORED),
                 Column::Positions => out.fill(0),
                 Column::DocStart => out.iter_mut().zip(from as i32..).for_each(|(start, t)| *start = t),
                 Column::DropoutKeys => {}
@@ -112,7 +116,8 @@ impl Columns {
 
     /// Excludes the labels of rows from `first` on.
     pub(crate) fn ignore(&mut self, first: usize) {
-        for (_, tokens) in self.all.iter_mut().filter(|(column, _)| *column == Column::Labels) {
+        let is_label = |column: Column| matches!(column, Column::Labels | Column::NextIds);
+        for (_, tokens) in self.all.iter_mut().filter(|(column, _)| is_label(*column)) {
             tokens[first * self.row_len..].fill(IGNORED);
         }
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use phalanx_strategies::objective::Counts;
 use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::sampler::Permutation;
 
@@ -322,23 +323,41 @@ impl Rows {
         Ok(n_predicted)
     }
 
-    /// The number of predicted tokens in `rows`, by which the loss of a whole step is divided.
+    /// What is in `rows`, by which the parts of the loss of a whole step are divided.
     ///
     /// # Errors
     /// As [`Rows::fill`].
     ///
     /// # Panics
     /// When a row does not exist.
-    pub fn n_predicted(&self, rows: &[u64]) -> Result<usize, TokenCacheError> {
-        let mut n_predicted = 0;
+    pub fn counts(&self, rows: &[u64]) -> Result<Counts, TokenCacheError> {
+        let mut counts = Counts { samples: rows.len() as u64, ..Counts::default() };
         for &row in rows {
             let (part, row) = self.place(row);
+            let mut is_first = true;
             part.for_each_document(row, self.store.shape.len, |tokens| {
-                n_predicted += part.tokens.count_predicted(tokens)?;
+                let len = tokens.end - tokens.start;
+                let n_predicted = part.tokens.count_predicted(tokens)? as u64;
+                counts.tokens += n_predicted;
+                if std::mem::take(&mut is_first) {
+                    counts.chosen_tokens += n_predicted;
+                    counts.chosen_text += len.saturating_sub(1);
+                }
                 Ok(())
             })?;
         }
-        Ok(n_predicted)
+        Ok(counts)
+    }
+
+    /// The number of predicted tokens in `rows`.
+    ///
+    /// # Errors
+    /// As [`Rows::fill`].
+    ///
+    /// # Panics
+    /// As [`Rows::counts`].
+    pub fn n_predicted(&self, rows: &[u64]) -> Result<usize, TokenCacheError> {
+        Ok(self.counts(rows)?.tokens as usize)
     }
 
     /// The number in the store of a row.
@@ -486,7 +505,9 @@ mod tests {
 
         let n_predicted = rows.fill(&[1, 0], CounterRng::new(3), &mut batch).unwrap();
 
-        assert_eq!((rows.len(), n_predicted, rows.n_predicted(&[1, 0]).unwrap()), (2, 6, 6));
+        assert_eq!((rows.len(), n_predicted), (2, 6));
+        let expected = Counts { tokens: 6, samples: 2, chosen_tokens: 3, chosen_text: 3 };
+        assert_eq!(rows.counts(&[1, 0]), Ok(expected));
         let ids = batch.of(Column::Ids);
         assert_eq!(ids[..16], [3, 4, 0, 0, 0, 0, 0, 0, 3, 9, 0, 0, 0, 0, 0, 0]);
         assert_eq!(ids[16..], [1, 5, 2, 0, 0, 0, 0, 0, 1, 6, 7, 8, 0, 0, 0, 0]);

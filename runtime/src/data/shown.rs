@@ -44,20 +44,23 @@ pub fn first_samples(rows: &Rows, n: usize, tokenizer: &Tokenizer) -> Result<Vec
         if samples.len() >= n {
             break;
         }
-        let batch = BatchShape { n_rows: 1, seq_len: rows.row_len() };
-        let mut batch = Columns::new([Column::Ids, Column::Labels, Column::DocStart], batch);
+        let shape = BatchShape { n_rows: rows.n_batch_rows(), seq_len: rows.row_len() };
+        let mut batch = Columns::new([Column::Ids, Column::Labels, Column::DocStart], shape);
         rows.fill(&[row], CounterRng::new(0), &mut batch)?;
-        let [ids, labels, doc_start] = [Column::Ids, Column::Labels, Column::DocStart].map(|column| batch.of(column));
-        let mut start = 0;
-        while start < ids.len() && samples.len() < n {
-            let len = doc_start[start..].iter().take_while(|&&first| first as usize == start).count();
-            let end = start + len;
-            // Each token of padding is alone, and the last token of a document predicts nothing.
-            if labels[start..end].iter().any(|&label| label != IGNORED) {
-                let ids: Vec<u32> = ids[start..end].iter().map(|&id| id as u32).collect();
-                samples.push(shown(row, &ids, &labels[start..end], tokenizer)?);
+        for at in (0..shape.n_tokens()).step_by(shape.seq_len) {
+            let of_row = |column| &batch.of(column)[at..at + shape.seq_len];
+            let [ids, labels, doc_start] = [Column::Ids, Column::Labels, Column::DocStart].map(of_row);
+            let mut start = 0;
+            while start < ids.len() && samples.len() < n {
+                let len = doc_start[start..].iter().take_while(|&&first| first as usize == start).count();
+                let end = start + len;
+                // Each token of padding is alone, and the last token of a document predicts nothing.
+                if labels[start..end].iter().any(|&label| label != IGNORED) {
+                    let ids: Vec<u32> = ids[start..end].iter().map(|&id| id as u32).collect();
+                    samples.push(shown(row, &ids, &labels[start..end], tokenizer)?);
+                }
+                start = end;
             }
-            start = end;
         }
     }
     Ok(samples)

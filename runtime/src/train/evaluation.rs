@@ -26,7 +26,7 @@ use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::BatchShape;
-use phalanx_strategies::objective::{Objective, Unit};
+use phalanx_strategies::objective::{Counts, Objective};
 use phalanx_strategies::program::{Packing, Role};
 use phalanx_strategies::rng::CounterRng;
 use std::collections::BTreeMap;
@@ -36,23 +36,15 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Evaluation {
     objective: Objective,
-    /// Sum of the loss, and sums of what the objective reports beside it.
+    /// Sums of the parts of the loss, and of what the objective reports beside it.
     sums: Vec<f64>,
-    n_samples: usize,
-    pub(crate) predicted_tokens: u64,
+    pub(crate) counts: Counts,
 }
 
 impl Evaluation {
-    fn n_units(&self) -> f64 {
-        match self.objective.unit() {
-            Unit::Token => self.predicted_tokens.max(1) as f64,
-            Unit::Sample => self.n_samples.max(1) as f64,
-        }
-    }
-
     /// Mean loss: negative log-likelihood of tokens, nats, or that of an objective over pairs.
     pub(crate) fn loss(&self) -> f64 {
-        self.sums[0] / self.n_units()
+        self.objective.loss(&self.sums, &self.counts)
     }
 
     /// `exp(loss)` of a likelihood.
@@ -62,7 +54,7 @@ impl Evaluation {
 
     /// What the objective reports beside its loss, by name.
     pub(crate) fn scalars(&self) -> BTreeMap<String, f64> {
-        self.objective.named(&self.sums[1..], self.n_units())
+        self.objective.scalars(&self.sums, &self.counts)
     }
 }
 
@@ -94,12 +86,12 @@ impl Evaluator<'_> {
         let inputs = inputs(c);
         let data_ranks = mesh_rank.mesh.data_ranks();
         let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
-        let sums = vec![0.0; 1 + objective.scalars().len()];
-        let mut found = Evaluation { objective: objective.clone(), sums, n_samples: rows.len(), predicted_tokens: 0 };
+        let sums = vec![0.0; objective.n_sums()];
+        let mut found = Evaluation { objective: objective.clone(), sums, counts: Counts::default() };
         for first in (0..rows.len()).step_by(n_rows * data_ranks) {
             let end = rows.len().min(first + n_rows * data_ranks);
             let all: Vec<u64> = (first as u64..end as u64).collect();
-            found.predicted_tokens += rows.n_predicted(&all).map_err(PrepareError::from)? as u64;
+            found.counts += rows.counts(&all).map_err(PrepareError::from)?;
             // The last row fills the rest of the microbatch; labels of these copies do not count.
             let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
             let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
@@ -284,7 +276,7 @@ impl Subject {
         let (objective, n_samples) = (config.preference.objective(), config.schedule.micro_batch_size);
         let batch = BatchShape { n_rows: n_samples * objective.rows_per_sample(), seq_len: rows.row_len() };
         let path = || self.kind().1.display().to_string();
-        if matches!(self, Subject::Model(_)) && objective != Objective::Supervised {
+        if matches!(self, Subject::Model(_)) && objective.has_reference() {
             return Err(PlanError::NoReference { path: path().into() }.into());
         }
         let forward = model.minimised(&objective, batch).map_err(|source| JobError::Model { path: path(), source })?;

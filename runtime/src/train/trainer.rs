@@ -40,7 +40,7 @@ use phalanx_strategies::elastic::message::Requests;
 use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
-use phalanx_strategies::objective::Unit;
+use phalanx_strategies::objective::Counts;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Cost, Hyper, Phase, Role, ValueId};
 use phalanx_strategies::sampler::Sampler;
@@ -112,11 +112,10 @@ pub(crate) enum Pause {
 
 /// The outcome of a step.
 struct Outcome {
-    loss_sum: f64,
-    /// Sums of what the objective reports beside the loss.
-    scalars: Vec<f64>,
+    /// Sums of the parts of the loss, and of what the objective reports beside it.
+    sums: Vec<f64>,
     grad_norm: f64,
-    predicted_tokens: u64,
+    counts: Counts,
     data_wait_s: f64,
     /// Waits for other ranks in collectives, including the vote.
     collective_s: f64,
@@ -224,7 +223,7 @@ impl<'a> Trainer<'a> {
             self.notify_followers()?;
             let ended = Instant::now();
             outcome.step_s = ended.duration_since(std::mem::replace(&mut began, ended)).as_secs_f64();
-            tracing::debug!(step = step + 1, loss_sum = outcome.loss_sum, grad_norm = outcome.grad_norm, "step");
+            tracing::debug!(step = step + 1, loss_sum = outcome.sums[0], grad_norm = outcome.grad_norm, "step");
             emit(Event::Step(self.metrics(step, &outcome)));
             let trace = self.trace.take_if(|trace| trace.step == step);
             if let Some(note) = trace.map_or(Ok(None), |t| t.write(&self.programs.train, &mut self.team))? {
@@ -364,7 +363,7 @@ impl<'a> Trainer<'a> {
         let start = Instant::now();
         self.sampler.fill_step(self.state.step, 0, &mut self.rows);
         self.await_rows(rows)?;
-        let predicted_tokens = rows.n_predicted(&self.rows).map_err(PrepareError::from)? as u64;
+        let counts = rows.counts(&self.rows).map_err(PrepareError::from)?;
         // Each data-parallel rank takes a run of the step's microbatches.
         let mesh_rank = self.team.mesh_rank;
         let per_microbatch = self.plan.n_samples();
@@ -383,7 +382,7 @@ impl<'a> Trainer<'a> {
             self.staging.copy_to(&mut *self.machine, &self.programs.train, inputs);
         }
         let data_wait_s = start.elapsed().as_secs_f64();
-        self.write_hyper(predicted_tokens);
+        self.write_hyper(&counts);
         let c = &self.programs.train;
         self.team.groups.take_waited();
         let (machine, models, groups) = (&mut self.machine, &mut self.models, &mut self.team.groups);
@@ -398,11 +397,10 @@ impl<'a> Trainer<'a> {
         ran?;
         sent?;
         let outcome = Outcome {
-            loss_sum: scalar(&*self.machine, c, Role::LossSum),
-            scalars: scalars_of(&*self.machine, c),
+            sums: sums_of_loss(&*self.machine, c, self.plan.objective.n_sums()),
             grad_norm: scalar(&*self.machine, c, Role::GradNorm),
             own_loss: if self.team.n_ranks() > 1 && self.verification.is_on() { self.own_loss() } else { 0 },
-            predicted_tokens,
+            counts,
             data_wait_s,
             collective_s: self.team.groups.take_waited().as_secs_f64(),
             verify_s: self.verification.spent_s.take(),
@@ -475,7 +473,7 @@ impl<'a> Trainer<'a> {
         Ok(outcome)
     }
 
-    fn write_hyper(&mut self, predicted_tokens: u64) {
+    fn write_hyper(&mut self, counts: &Counts) {
         let c = &self.programs.train;
         let of_rule = self.plan.spec.optimizer.scalars(self.state.n_updates + 1);
         let scale = self.state.loss_scale.scale;
@@ -485,17 +483,11 @@ impl<'a> Trainer<'a> {
             let ratio = self.plan.spec.lora.as_ref().and_then(|lora| lora.rate_ratio).unwrap_or(1.0);
             hyper[Hyper::ADAPTER_LEARNING_RATE] = ratio * hyper[Hyper::LEARNING_RATE];
             hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
-            hyper[Hyper::LOSS_GRAD_SCALE] = scale / self.n_units(predicted_tokens);
+            for unit in self.plan.objective.units() {
+                hyper[unit.hyper()] = scale / counts.of(unit);
+            }
             hyper[Hyper::LOSS_SCALE] = scale;
             self.machine.write(c, value, 0, &hyper);
-        }
-    }
-
-    /// What the loss of a step is averaged over.
-    fn n_units(&self, predicted_tokens: u64) -> f64 {
-        match self.plan.objective.unit() {
-            Unit::Token => predicted_tokens.max(1) as f64,
-            Unit::Sample => self.rows.len() as f64,
         }
     }
 
@@ -504,7 +496,7 @@ impl<'a> Trainer<'a> {
         let step = self.state.step;
         let non_finite =
             |what| JobError::NonFinite { step: step + 1, what, parameter: self.first_non_finite(), last_good: step };
-        if !outcome.loss_sum.is_finite() {
+        if !outcome.sums.iter().take(self.plan.objective.units().len()).all(|sum| sum.is_finite()) {
             return Err(non_finite("the loss"));
         }
         let TrainerState { mut loss_scale, mut n_updates, .. } = self.state;
@@ -535,17 +527,16 @@ impl<'a> Trainer<'a> {
     fn metrics(&mut self, step: u64, o: &Outcome) -> StepMetrics {
         let n_batch_rows = self.rows.len() * self.plan.objective.rows_per_sample();
         let tokens = (n_batch_rows * self.plan.batch.seq_len) as f64;
-        let n_units = self.n_units(o.predicted_tokens);
         StepMetrics {
             step: step + 1,
             total_steps: self.run.total_steps,
-            loss: o.loss_sum / n_units,
+            loss: self.plan.objective.loss(&o.sums, &o.counts),
             grad_norm: o.grad_norm,
             lr: self.run.schedule.learning_rate(step),
             tokens_per_s: tokens / o.step_s,
             step_ms: o.step_s * 1e3,
             epoch: self.sampler.epochs_after(step + 1),
-            predicted_tokens: o.predicted_tokens,
+            predicted_tokens: o.counts.tokens,
             mfu_pct: self.peak.share_pct(self.model_flops / o.step_s),
             // A device's own memory is what limits a job on it.
             memory_bytes: match self.machine.memory() {
@@ -553,7 +544,7 @@ impl<'a> Trainer<'a> {
                 None => resident_bytes(self.team.memory().map(|_| self.bytes_in_shared())),
             },
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
-            scalars: self.plan.objective.named(&o.scalars, n_units),
+            scalars: self.plan.objective.scalars(&o.sums, &o.counts),
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
             verify_pct: o.verify_s.map(|verify_s| 100.0 * verify_s / o.step_s),
@@ -744,10 +735,10 @@ fn due(every: Option<u64>, step: u64) -> bool {
     every.is_some_and(|n| step.is_multiple_of(n))
 }
 
-/// The sums behind that of the loss, of an objective that has some.
-pub(super) fn scalars_of(machine: &dyn Machine, c: &Compiled) -> Vec<f64> {
-    let sums = c.program.bound(Role::LossSum).next().filter(|v| c.program.value(*v).n_elements() > 1);
-    sums.map_or(Vec::new(), |v| machine.read::<f64>(c, v)[1..].to_vec())
+/// The sums of the loss of the last run of a program; not a number if it has none.
+fn sums_of_loss(machine: &dyn Machine, c: &Compiled, n: usize) -> Vec<f64> {
+    let sums = c.program.bound(Role::LossSum).next();
+    sums.map_or_else(|| vec![f64::NAN; n], |v| machine.read::<f64>(c, v).to_vec())
 }
 
 fn scalar(machine: &dyn Machine, c: &Compiled, role: Role) -> f64 {

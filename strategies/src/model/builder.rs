@@ -233,25 +233,40 @@ impl ForwardBuilder {
         self.emit("add", Op::Add(op::Add), vec![a, b], &shape)
     }
 
-    /// For each row, the sum of the log-probabilities of its labels, in nats, and their number: `[2, R]`, f64.
-    pub fn row_log_probs(&mut self, logits: Tensor) -> Tensor {
-        let (labels, n) = (self.column(Column::Labels), self.batch.n_tokens());
+    /// The log-probabilities of a column of ids, `[N]`, in nats; 0 where there is none.
+    pub fn log_probs(&mut self, logits: Tensor, labels: Column) -> Tensor {
+        let (labels, n) = (self.column(labels), self.batch.n_tokens());
         let writes =
             ["log_probs", "norms"].map(|name| self.program.add_value(name, &[n], DType::F32, Kind::Activation));
         self.push(Op::LogProbs(op::LogProbs { vocab: None }), vec![logits, labels], writes.to_vec());
+        writes[0]
+    }
+
+    /// For each row, the sum of `x [N]` over the tokens that have an id in this column, and their number: `[2, R]`, f64.
+    pub fn row_sums(&mut self, x: Tensor, labels: Column) -> Tensor {
+        let labels = self.column(labels);
         let sums = self.program.add_value("rows", &[2, self.batch.n_rows], DType::F64, Kind::Activation);
-        self.push(Op::RowSums(op::RowSums), vec![writes[0], labels], vec![sums]);
+        self.push(Op::RowSums(op::RowSums), vec![x, labels], vec![sums]);
         sums
     }
 
-    /// Ends the program at formulas over groups of `group` neighbouring rows. The first formula is the loss; each is summed over the
-    /// groups.
-    pub fn finish_formulas(mut self, formulas: &[Expr], operands: &[Tensor], group: usize) -> Program {
+    /// Ends the program at formulas over groups of `group` neighbouring rows, summed over the groups: first the parts of the loss, each
+    /// with the index of its scale in [`Hyper`], then others.
+    pub fn finish_formulas(
+        mut self,
+        loss: &[(Expr, usize)],
+        others: &[Expr],
+        operands: &[Tensor],
+        group: usize,
+    ) -> Program {
         let hyper = self.hyper();
+        let formulas: Vec<Expr> =
+            loss.iter().map(|(formula, _)| formula.clone()).chain(others.iter().cloned()).collect();
         let sums = self.program.add_value("loss_sum", &[formulas.len()], DType::F64, Kind::Output);
         let op = op::Formulas {
-            tape: Arc::new(Tape::of(formulas)),
+            tape: Arc::new(Tape::of(&formulas)),
             n_sums: formulas.len(),
+            scales: loss.iter().map(|(_, scale)| *scale as u32).collect(),
             group,
             counts: true,
             residual: false,

@@ -2,9 +2,9 @@
 //!
 //! Source: Rafailov et al. 2023, §4 (arXiv:2305.18290). The losses are those of TRL, by its names; each has its source.
 
-use super::Scalar;
-use crate::model::{BatchShape, ModelConfig, ModelError};
-use crate::program::Program;
+use super::Unit;
+use super::cpo::likelihood;
+use super::pairs::{CHOSEN, OfPairs, REJECTED, Scalar, Term, length, log_prob, reference, scalars_of};
 use crate::program::formula::Expr;
 
 /// The function of the log-ratios `c` and `r` of the preferred and the rejected answer, model over reference; `x = c - r`.
@@ -49,7 +49,7 @@ impl DpoLoss {
 /// Temperature of the modulation of [`DpoLoss::Discopop`].
 const DISCOPOP_TEMPERATURE: f64 = 0.05;
 
-/// The objective; its pairs are two rows, the preferred answer first.
+/// The objective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dpo {
     /// How closely the model stays to the reference.
@@ -58,23 +58,18 @@ pub struct Dpo {
     pub loss: DpoLoss,
     /// Probability that a label of a pair is wrong, for losses that take it into account.
     pub label_smoothing: f64,
+    /// Weight of the likelihood of preferred answers. Source: Pang et al. 2024, RPO (arXiv:2404.19733).
+    pub alpha: f64,
 }
-
-/// Rows of a pair.
-const CHOSEN: u32 = 0;
-const REJECTED: u32 = 1;
-/// Operands of the formulas: rows of the model, and of the reference.
-const MODEL: u32 = 0;
-const REFERENCE: u32 = 1;
 
 /// Log-ratio of an answer.
 fn ratio(row: u32) -> Expr {
-    Expr::sum(MODEL, row) - Expr::sum(REFERENCE, row)
+    log_prob(row) - reference(row)
 }
 
 /// The same of its average token.
 fn mean_ratio(row: u32) -> Expr {
-    ratio(row) / Expr::count(MODEL, row)
+    ratio(row) / length(row)
 }
 
 impl Dpo {
@@ -110,32 +105,21 @@ impl Dpo {
             DpoLoss::SigmoidNorm => -(beta * mean).log_sigmoid(),
         }
     }
+}
 
-    /// What a step reports beside the loss.
-    pub(super) fn scalars(&self) -> Vec<Scalar> {
-        let reward = |row| self.beta * ratio(row);
-        let margin = || reward(CHOSEN) - reward(REJECTED);
-        let scalar = |name, formula| Scalar { name, formula };
-        vec![
-            scalar("rewards/chosen", reward(CHOSEN)),
-            scalar("rewards/rejected", reward(REJECTED)),
-            scalar("rewards/accuracies", margin().positive()),
-            scalar("rewards/margins", margin()),
-            scalar("logps/chosen", Expr::sum(MODEL, CHOSEN)),
-            scalar("logps/rejected", Expr::sum(MODEL, REJECTED)),
-        ]
+impl OfPairs for Dpo {
+    fn has_reference(&self) -> bool {
+        true
     }
 
-    pub(super) fn program(&self, model: &ModelConfig, batch: BatchShape) -> Result<Program, ModelError> {
-        let mut b = model.builder(batch)?;
-        let logits = model.logits(&mut b);
-        let rows = b.row_log_probs(logits);
-        let of_reference = b.reference(|b| {
-            let logits = model.logits(b);
-            b.row_log_probs(logits)
-        });
-        let scalars = self.scalars().into_iter().map(|scalar| scalar.formula);
-        let formulas: Vec<Expr> = std::iter::once(self.loss()).chain(scalars).collect();
-        Ok(b.finish_formulas(&formulas, &[rows, of_reference], 2))
+    fn terms(&self) -> Vec<Term> {
+        let (of_text, unit) = likelihood();
+        let text = Term { formula: self.alpha * of_text, unit };
+        let loss = Term { formula: self.loss(), unit: Unit::Sample };
+        [Some(loss), (self.alpha > 0.0).then_some(text)].into_iter().flatten().collect()
+    }
+
+    fn scalars(&self) -> Vec<Scalar> {
+        scalars_of(|row| self.beta * ratio(row), log_prob)
     }
 }

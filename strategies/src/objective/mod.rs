@@ -1,16 +1,23 @@
 //! What a run minimises: an objective appends its loss to the passes of a model that it needs.
 //!
-//! An objective is a file of this folder. It says how many rows of a microbatch belong to one sample of the data, which passes over the
-//! model it needs, and its loss and the scalars that it reports as formulas over the rows of a sample ([`crate::program::formula`]).
+//! An objective over pairs is a file of this folder and an entry of [`Objective`]. It says whether it compares the model with a frozen
+//! reference, and gives its loss and the scalars that it reports as formulas over the rows of a pair ([`crate::program::formula`]).
 //! The compiler differentiates the formulas, and every device evaluates them, so neither knows an objective.
 
+mod cpo;
 mod dpo;
+mod orpo;
+mod pairs;
+mod unit;
 
+pub use cpo::Cpo;
 pub use dpo::{Dpo, DpoLoss};
+pub use orpo::Orpo;
+pub use unit::{Counts, Unit};
 
 use crate::model::{BatchShape, Head, ModelConfig, ModelError};
 use crate::program::Program;
-use crate::program::formula::Expr;
+use pairs::OfPairs;
 use std::collections::BTreeMap;
 
 /// What is minimised.
@@ -19,65 +26,62 @@ pub enum Objective {
     /// The negative log-likelihood of the labels, averaged over predicted tokens.
     #[default]
     Supervised,
-    /// That preferred answers are more likely than rejected ones, averaged over pairs.
+    /// That preferred answers become more likely than rejected ones, relative to a reference.
     Dpo(Dpo),
-}
-
-/// A number that a step reports beside the loss: a mean over samples.
-#[derive(Clone)]
-pub struct Scalar {
-    /// Its name in metrics, that of TRL.
-    pub name: &'static str,
-    /// Its value for one sample.
-    pub formula: Expr,
-}
-
-/// What a loss is averaged over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Predicted tokens.
-    Token,
-    /// Samples of the data: a pair is one.
-    Sample,
+    /// The same without a reference.
+    Cpo(Cpo),
+    /// The likelihood of preferred answers, and the ratio of the odds of both.
+    Orpo(Orpo),
 }
 
 impl Objective {
-    /// What the loss and the scalars are averaged over.
-    pub fn unit(&self) -> Unit {
+    fn of_pairs(&self) -> Option<&dyn OfPairs> {
         match self {
-            Objective::Supervised => Unit::Token,
-            Objective::Dpo(_) => Unit::Sample,
-        }
-    }
-
-    /// The means of the scalars by name, from their sums over `n_units`.
-    pub fn named(&self, sums: &[f64], n_units: f64) -> BTreeMap<String, f64> {
-        let names = self.scalars().into_iter().map(str::to_owned);
-        names.zip(sums.iter().map(|sum| sum / n_units)).collect()
-    }
-
-    /// Name in configurations.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Objective::Supervised => "supervised",
-            Objective::Dpo(_) => "dpo",
+            Objective::Supervised => None,
+            Objective::Dpo(dpo) => Some(dpo),
+            Objective::Cpo(cpo) => Some(cpo),
+            Objective::Orpo(orpo) => Some(orpo),
         }
     }
 
     /// Rows of a microbatch that belong to one sample of the data.
     pub fn rows_per_sample(&self) -> usize {
-        match self {
-            Objective::Supervised => 1,
-            Objective::Dpo(_) => 2,
+        if self.of_pairs().is_some() { pairs::ROWS } else { 1 }
+    }
+
+    /// Whether it compares the model with the one that it begins with.
+    pub fn has_reference(&self) -> bool {
+        self.of_pairs().is_some_and(OfPairs::has_reference)
+    }
+
+    /// What each part of the loss is averaged over; its sums come first in [`crate::program::Role::LossSum`].
+    pub fn units(&self) -> Vec<Unit> {
+        match self.of_pairs() {
+            None => vec![Unit::Token],
+            Some(objective) => objective.terms().iter().map(|term| term.unit).collect(),
         }
     }
 
-    /// Names of the scalars that follow the loss in [`crate::program::Role::LossSum`]: sums over samples.
-    pub fn scalars(&self) -> Vec<&'static str> {
-        match self {
-            Objective::Supervised => Vec::new(),
-            Objective::Dpo(dpo) => dpo.scalars().iter().map(|scalar| scalar.name).collect(),
-        }
+    /// Sums of [`crate::program::Role::LossSum`].
+    pub fn n_sums(&self) -> usize {
+        self.of_pairs().map_or(1, |objective| objective.terms().len() + objective.scalars().len())
+    }
+
+    /// The loss, from its sums over what is counted.
+    ///
+    /// # Panics
+    /// If there are fewer than [`Objective::n_sums`].
+    pub fn loss(&self, sums: &[f64], counts: &Counts) -> f64 {
+        self.units().into_iter().enumerate().map(|(i, unit)| sums[i] / counts.of(unit)).sum()
+    }
+
+    /// The means of the scalars by TRL's names, from the same sums.
+    pub fn scalars(&self, sums: &[f64], counts: &Counts) -> BTreeMap<String, f64> {
+        let Some(objective) = self.of_pairs() else { return BTreeMap::new() };
+        let scalars = objective.scalars();
+        let sums = &sums[objective.terms().len()..];
+        let mean = |(scalar, sum): (&pairs::Scalar, &f64)| (scalar.name.to_owned(), sum / counts.of(scalar.unit));
+        scalars.iter().zip(sums).map(mean).collect()
     }
 
     /// The forward program of one microbatch, up to the loss.
@@ -85,9 +89,9 @@ impl Objective {
     /// # Errors
     /// As [`ModelConfig::forward`].
     pub fn program(&self, model: &ModelConfig, batch: BatchShape) -> Result<Program, ModelError> {
-        match self {
-            Objective::Supervised => model.forward(batch, Head::Loss),
-            Objective::Dpo(dpo) => dpo.program(model, batch),
+        match self.of_pairs() {
+            None => model.forward(batch, Head::Loss),
+            Some(objective) => pairs::program(objective, model, batch),
         }
     }
 }

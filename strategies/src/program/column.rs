@@ -9,6 +9,8 @@ pub enum Column {
     Ids,
     /// Id to be predicted at each position; -100 for none.
     Labels,
+    /// Id of the next token of the document, trained on or not; -100 at its end.
+    NextIds,
     /// Position of each token inside its document.
     Positions,
     /// Index inside the row of the first token that each token may see.
@@ -23,6 +25,7 @@ impl Column {
         match self {
             Column::Ids => "ids",
             Column::Labels => "labels",
+            Column::NextIds => "next_ids",
             Column::Positions => "positions",
             Column::DocStart => "docstart",
             Column::DropoutKeys => "dropout_keys",
@@ -32,7 +35,12 @@ impl Column {
     /// Element type.
     pub const fn dtype(self) -> DType {
         match self {
-            Column::Ids | Column::Labels | Column::Positions | Column::DocStart | Column::DropoutKeys => DType::I32,
+            Column::Ids
+            | Column::Labels
+            | Column::NextIds
+            | Column::Positions
+            | Column::DocStart
+            | Column::DropoutKeys => DType::I32,
         }
     }
 }

@@ -25,6 +25,8 @@ pub enum Step {
     Input(Input),
     /// The same number for all groups.
     Const(f64),
+    /// A scalar of the step, by its index in [`super::Hyper`].
+    Hyper(u32),
     /// `a + b`.
     Add(u32, u32),
     /// `a - b`.
@@ -48,11 +50,12 @@ pub enum Step {
 }
 
 impl Step {
-    fn value(self, done: &[f64], input: &impl Fn(Input) -> f64) -> f64 {
+    fn value(self, done: &[f64], hyper: &[f64], input: &impl Fn(Input) -> f64) -> f64 {
         let at = |i: u32| done[i as usize];
         match self {
             Step::Input(from) => input(from),
             Step::Const(c) => c,
+            Step::Hyper(i) => hyper[i as usize],
             Step::Add(a, b) => at(a) + at(b),
             Step::Sub(a, b) => at(a) - at(b),
             Step::Mul(a, b) => at(a) * at(b),
@@ -108,9 +111,15 @@ impl Tape {
         }) as u32
     }
 
-    /// Appends the derivatives of result `of` with respect to sums of rows, and makes them results too, in the order of `inputs`.
-    pub fn differentiate(&mut self, of: usize, inputs: impl Iterator<Item = Input>) {
-        let root = self.results[of];
+    /// Appends the derivatives of the sum of the first results, each times a scalar of the step, with respect to sums of rows, and makes
+    /// them results too, in the order of `inputs`.
+    pub fn differentiate(&mut self, scales: &[u32], inputs: impl Iterator<Item = Input>) {
+        let mut root = self.push(Step::Const(0.0));
+        for (result, scale) in scales.iter().enumerate() {
+            let scale = self.push(Step::Hyper(*scale));
+            let scaled = self.push(Step::Mul(scale, self.results[result]));
+            root = if result == 0 { scaled } else { self.push(Step::Add(root, scaled)) };
+        }
         let mut partial: Vec<Option<u32>> = vec![None; root as usize + 1];
         partial[root as usize] = Some(self.push(Step::Const(1.0)));
         for i in (0..=root as usize).rev() {
@@ -134,7 +143,7 @@ impl Tape {
     /// What step `i` with the derivative `d` adds to the derivatives of the steps that it reads.
     fn terms(&mut self, i: u32, d: u32) -> Vec<(u32, u32)> {
         match self.steps[i as usize] {
-            Step::Input(_) | Step::Const(_) | Step::Positive(_) => Vec::new(),
+            Step::Input(_) | Step::Const(_) | Step::Hyper(_) | Step::Positive(_) => Vec::new(),
             Step::Add(a, b) => vec![(a, d), (b, d)],
             Step::Sub(a, b) => vec![(a, d), (b, self.negative(d))],
             Step::Mul(a, b) => vec![(a, self.push(Step::Mul(d, b))), (b, self.push(Step::Mul(d, a)))],
@@ -176,20 +185,21 @@ impl Tape {
         })
     }
 
-    /// Runs the tape for one group; `done` has the value of each step afterwards.
-    pub fn run(&self, input: impl Fn(Input) -> f64, done: &mut Vec<f64>) {
+    /// Runs the tape for one group, with the scalars of the step; `done` has the value of each step afterwards.
+    pub fn run(&self, hyper: &[f64], input: impl Fn(Input) -> f64, done: &mut Vec<f64>) {
         done.clear();
         for step in &self.steps {
-            let value = step.value(done, &input);
+            let value = step.value(done, hyper, &input);
             done.push(value);
         }
     }
 }
 
 /// An expression over the rows of a group.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Expr(Arc<Node>);
 
+#[derive(Debug)]
 enum Node {
     Leaf(Step),
     Unary(fn(u32) -> Step, Expr),
@@ -301,15 +311,15 @@ mod tests {
     fn value(expr: &Expr, x: [f64; 3]) -> f64 {
         let tape = Tape::of(std::slice::from_ref(expr));
         let mut done = Vec::new();
-        tape.run(|input| x[INPUTS.iter().position(|i| *i == input).unwrap()], &mut done);
+        tape.run(&[1.0], |input| x[INPUTS.iter().position(|i| *i == input).unwrap()], &mut done);
         done[tape.results[0] as usize]
     }
 
     fn derivatives(expr: &Expr, x: [f64; 3]) -> Vec<f64> {
         let mut tape = Tape::of(std::slice::from_ref(expr));
-        tape.differentiate(0, INPUTS.into_iter());
+        tape.differentiate(&[0], INPUTS.into_iter());
         let mut done = Vec::new();
-        tape.run(|input| x[INPUTS.iter().position(|i| *i == input).unwrap()], &mut done);
+        tape.run(&[1.0], |input| x[INPUTS.iter().position(|i| *i == input).unwrap()], &mut done);
         tape.results[1..].iter().map(|i| done[*i as usize]).collect()
     }
 
@@ -327,7 +337,7 @@ mod tests {
                 // Kept away from zero, and from where small numbers lose their digits.
                 two.prop_map(|(a, b)| a / (1.0 + b.clone() * b)),
                 inner.clone().prop_map(|a| a.sigmoid().exp()),
-                inner.clone().prop_map(|a| (1.0 + a.clone() * a).ln()),
+                inner.clone().prop_map(|a| (1.0f64 + a.clone() * a).ln()),
                 inner.clone().prop_map(Expr::log_sigmoid),
                 inner.prop_map(Expr::sigmoid),
             ]

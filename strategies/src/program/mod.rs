@@ -161,7 +161,7 @@ pub enum Role {
     /// The scalars of the step, f64 `[Hyper::LEN]`; see [`Hyper`].
     Hyper,
     /// Sum of the negative log-likelihoods over all predicted tokens of the step, f64 scalar, nats; or the sums of an objective's
-    /// formulas, f64 `[M]`, of which the first is the loss.
+    /// formulas, f64 `[M]`: the parts of the loss, then what is reported beside it.
     LossSum,
     /// This rank's part of [`Role::LossSum`], before the sum over the world: one or more f64, nats.
     OwnLoss,
@@ -193,8 +193,10 @@ impl Hyper {
     pub const LOSS_SCALE: usize = Hyper::LOSS_GRAD_SCALE + 1;
     /// Learning rate of this step for parameters that have one of their own.
     pub const ADAPTER_LEARNING_RATE: usize = Hyper::LOSS_SCALE + 1;
+    /// Factor of the gradient of a second part of the loss, which is averaged over something else: tokens of texts beside pairs.
+    pub const TEXT_GRAD_SCALE: usize = Hyper::ADAPTER_LEARNING_RATE + 1;
     /// Number of scalars.
-    pub const LEN: usize = Hyper::ADAPTER_LEARNING_RATE + 1;
+    pub const LEN: usize = Hyper::TEXT_GRAD_SCALE + 1;
 }
 
 /// A value that the host writes before, or reads after, the program runs.

@@ -3,7 +3,7 @@
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
-use phalanx_strategies::objective::{Dpo, DpoLoss, Objective};
+use phalanx_strategies::objective::{Cpo, Dpo, DpoLoss, Objective, Orpo};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
@@ -49,17 +49,19 @@ pub fn fitting(optimizer: OptimizerSpec, meshes: &[Mesh]) -> OptimizerSpec {
     if cuts { OptimizerSpec::AdamW(AdamW::default()) } else { optimizer }
 }
 
-/// Any objective that can be trained with adapters.
+/// Any objective.
 pub fn objectives() -> impl Strategy<Value = Objective> {
     let losses = vec![DpoLoss::Sigmoid, DpoLoss::Hinge, DpoLoss::Ipo];
-    let dpo =
-        prop::sample::select(losses).prop_map(|loss| Objective::Dpo(Dpo { beta: 0.1, loss, label_smoothing: 0.2 }));
-    prop_oneof![Just(Objective::Supervised), dpo]
+    let dpo = (prop::sample::select(losses), prop::sample::select(vec![0.0, 0.5]))
+        .prop_map(|(loss, alpha)| Objective::Dpo(Dpo { beta: 0.1, loss, label_smoothing: 0.2, alpha }));
+    let cpo = prop::option::of(Just(0.5))
+        .prop_map(|margin| Objective::Cpo(Cpo { beta: 0.1, margin, alpha: 1.0, label_smoothing: 0.0 }));
+    prop_oneof![Just(Objective::Supervised), dpo, cpo, Just(Objective::Orpo(Orpo { beta: 0.1 }))]
 }
 
 /// An objective that can be trained with these adapters: without adapters, a model has no frozen reference.
 pub fn trainable(objective: Objective, has_adapters: bool) -> Objective {
-    if has_adapters { objective } else { Objective::Supervised }
+    if has_adapters || !objective.has_reference() { objective } else { Objective::Supervised }
 }
 
 /// Without dropout, adapters of layers that are computed together share products.

@@ -3,7 +3,7 @@
 use super::CpuMachine;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::program::formula::Input;
-use phalanx_strategies::program::{Hyper, Instr, op};
+use phalanx_strategies::program::{Instr, op};
 
 impl CpuMachine {
     pub(super) fn sum(&mut self, c: &Compiled, instr: &Instr) {
@@ -28,7 +28,7 @@ impl CpuMachine {
 
     pub(super) fn formulas(&mut self, c: &Compiled, instr: &Instr, formulas: &op::Formulas) {
         let n_operands = formulas.n_operands(instr.reads.len());
-        let scale = self.read::<f64>(c, instr.reads[n_operands])[Hyper::LOSS_GRAD_SCALE];
+        let hyper = self.read::<f64>(c, instr.reads[n_operands]).to_vec();
         let mut sums = match formulas.residual {
             true => self.read::<f64>(c, instr.reads[n_operands + 1]).to_vec(),
             false => vec![0.0; formulas.n_sums],
@@ -45,7 +45,7 @@ impl CpuMachine {
                 let at = usize::from(input.count) * n_rows + first + input.row as usize;
                 self.read::<f64>(c, instr.reads[input.operand as usize])[at]
             };
-            formulas.tape.run(input, &mut done);
+            formulas.tape.run(&hyper, input, &mut done);
             let mut results = formulas.tape.results.iter().map(|i| done[*i as usize]);
             let values = results.by_ref().take(formulas.n_sums);
             if formulas.counts {
@@ -55,7 +55,7 @@ impl CpuMachine {
             }
             for dx in &instr.writes[1..] {
                 let dx = &mut self.write::<f64>(c, *dx)[first..][..formulas.group];
-                dx.iter_mut().zip(results.by_ref()).for_each(|(dx, d)| *dx = scale * d);
+                dx.iter_mut().zip(results.by_ref()).for_each(|(dx, d)| *dx = d);
             }
         }
         self.write::<f64>(c, instr.writes[0]).copy_from_slice(&sums);

@@ -5,7 +5,7 @@ use super::{Lowering, THREADS, type_name};
 use crate::command::{Args, Buffer};
 use crate::kernels::{FORMULAS, Instance, LOG_PROBS};
 use phalanx_strategies::program::formula::{Input, Step};
-use phalanx_strategies::program::{DType, Hyper, Op, VocabShard, op};
+use phalanx_strategies::program::{DType, Op, VocabShard, op};
 
 /// Most steps of a tape, formulas, operands of formulas and results: what the arguments and the shared memory of a launch hold.
 const STEPS: usize = 144;
@@ -83,9 +83,8 @@ impl Lowering {
         let args = args.words(&addresses(&self.reads[..n_operands])).words(&addresses(&self.writes[1..]));
         let args = args.int(tape.steps.len()).int(formulas.n_sums).int(formulas.gradients.len()).int(formulas.group);
         let args = args.int(self.reads[0].cols).int(usize::from(formulas.counts));
-        let scale = self.reads[n_operands].elements(Hyper::LOSS_GRAD_SCALE, 1);
         let carried = formulas.residual.then(|| self.reads[n_operands + 1]);
-        let args = args.ptr(scale).ptr_or_null(carried).ptr(self.writes[0]);
+        let args = args.ptr(self.reads[n_operands]).ptr_or_null(carried).ptr(self.writes[0]);
         self.launch(Instance::of(FORMULAS, "formulas"), [1, 1, 1], 32, 0, args);
     }
 }
@@ -100,6 +99,7 @@ fn encoded(step: Step) -> (u64, u64) {
     match step {
         Step::Input(Input { operand, count, row }) => code(0, operand << 1 | u32::from(count), row),
         Step::Const(c) => (1, c.to_bits()),
+        Step::Hyper(i) => code(12, i, 0),
         Step::Add(a, b) => code(2, a, b),
         Step::Sub(a, b) => code(3, a, b),
         Step::Mul(a, b) => code(4, a, b),

@@ -12,6 +12,7 @@ use crate::error::peer::PeerError;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
 use phalanx_device::span::SpanMut;
+use phalanx_strategies::objective::Counts;
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Role, ValueId};
 
@@ -40,7 +41,7 @@ pub(crate) struct IncomingCatchUp {
 }
 
 /// Number of scalars of a step that are known before its outcome, besides those of its update.
-const N_KNOWN: usize = 4;
+const N_KNOWN: usize = 6;
 
 impl Trainer<'_> {
     /// Starts to catch up beside a world.
@@ -87,8 +88,8 @@ impl Trainer<'_> {
         let (gradients, hyper) = (log(&c.program, &c.phases), c.program.bound(Role::Hyper).next());
         let bytes_max = self.exchanged_at_once();
         let n_elements = |v: ValueId| c.program.value(v).n_elements();
-        let n_scalars = self.plan.objective.scalars().len();
-        let mut scalars = vec![0.0; N_KNOWN + n_scalars + hyper.map_or(0, n_elements)];
+        let n_sums = self.plan.objective.n_sums();
+        let mut scalars = vec![0.0; N_KNOWN + n_sums + hyper.map_or(0, n_elements)];
         let own = std::iter::once(SpanMut::from(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars)));
         let whole: Vec<_> = gradients.into_iter().map(|grad| (grad, 0..n_elements(grad))).collect();
         let own = own.chain(self.machine.spans_mut(c, &whole).expect("gradients do not overlap")).collect();
@@ -98,29 +99,21 @@ impl Trainer<'_> {
         self.links.exchange(&[], &receives, bytes_max)?;
         drop(receives);
         let (known, rest) = scalars.split_at(N_KNOWN);
-        let (of_objective, of_update) = rest.split_at(n_scalars);
-        let [loss_sum, grad_norm, predicted_tokens, factor] = known.try_into().expect("the slice has N_KNOWN scalars");
+        let (sums, of_update) = rest.split_at(n_sums);
+        let [grad_norm, factor, of_counts @ ..]: [f64; N_KNOWN] =
+            known.try_into().expect("the slice has N_KNOWN scalars");
+        let [tokens, samples, chosen_tokens, chosen_text] = of_counts.map(|n| n as u64);
+        let counts = Counts { tokens, samples, chosen_tokens, chosen_text };
         if let Some(hyper) = hyper {
             self.machine.write(c, hyper, 0, of_update);
         }
         if let Some(coefficient) = c.program.bound(Role::ClipCoefficient).next() {
             self.machine.write(c, coefficient, 0, &[factor]);
         }
-        let predicted_tokens = predicted_tokens as u64;
         let (data_wait_s, collective_s, step_s) = (0.0, 0.0, 0.0);
         let (own_loss, verify_s) = (0, None);
-        let scalars = of_objective.to_vec();
-        Ok(Outcome {
-            loss_sum,
-            scalars,
-            own_loss,
-            verify_s,
-            grad_norm,
-            predicted_tokens,
-            data_wait_s,
-            collective_s,
-            step_s,
-        })
+        let sums = sums.to_vec();
+        Ok(Outcome { sums, own_loss, verify_s, grad_norm, counts, data_wait_s, collective_s, step_s })
     }
 
     /// Sends scalars to the followers of this rank, besides its gradients.
@@ -128,10 +121,12 @@ impl Trainer<'_> {
         let c = &self.programs.train;
         let factor = c.program.bound(Role::ClipCoefficient).next();
         let factor = factor.map_or(0.0, |factor| self.machine.first::<f64>(c, factor));
-        let Outcome { loss_sum, grad_norm, predicted_tokens, .. } = *outcome;
-        let known: [f64; N_KNOWN] = [loss_sum, grad_norm, predicted_tokens as f64, factor];
+        let Counts { tokens, samples, chosen_tokens, chosen_text } = outcome.counts;
+        let [tokens, samples, chosen_tokens, chosen_text] =
+            [tokens, samples, chosen_tokens, chosen_text].map(|n| n as f64);
+        let known: [f64; N_KNOWN] = [outcome.grad_norm, factor, tokens, samples, chosen_tokens, chosen_text];
         let hyper = c.program.bound(Role::Hyper).next().map(|hyper| self.machine.read::<f64>(c, hyper));
-        known.into_iter().chain(outcome.scalars.iter().copied()).chain(hyper.into_iter().flatten()).collect()
+        known.into_iter().chain(outcome.sums.iter().copied()).chain(hyper.into_iter().flatten()).collect()
     }
 
     /// Waits until the followers that this rank leads have all gradients of the open step, including those of other ranks.

@@ -8,8 +8,8 @@ use crate::program::{DType, Instr, Kind, ValueId};
 use std::sync::Arc;
 
 /// `[x [2, R]…, hyper, (sums [M])] -> [sums [M], (dx [2, R]…)]`, f64: evaluates formulas for each group of `group` neighbouring rows, and
-/// sums each of them over the groups. The first one is the loss; its derivatives with respect to the sums of operands, times
-/// [`crate::program::Hyper::LOSS_GRAD_SCALE`], are written in the same pass. A group without a counted token in the first operand is no
+/// sums each of them over the groups. The first ones are the parts of the loss; the derivatives of their sum with respect to the sums
+/// of operands are written in the same pass, each part times a scalar of the step. A group without a counted token in the first operand is no
 /// group: it adds nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Formulas {
@@ -17,6 +17,8 @@ pub struct Formulas {
     pub tape: Arc<Tape>,
     /// Number of formulas.
     pub n_sums: usize,
+    /// For each part of the loss, the index of its scale in [`crate::program::Hyper`].
+    pub scales: Vec<u32>,
     /// Rows of a group.
     pub group: usize,
     /// Whether this rank adds its groups to the sums, which another rank with the same rows may do instead.
@@ -61,6 +63,7 @@ impl Operation for Formulas {
         match self.tape.inputs().find(|input| !fits(input)) {
             Some(input) => Err(format!("a formula reads {input:?}, which is outside its operands and groups")),
             None if self.tape.results.iter().any(|r| *r >= n_steps) => Err("a result is no step".into()),
+            None if self.scales.len() > self.n_sums => Err("the loss has more parts than there are formulas".into()),
             None => Ok(()),
         }
     }
@@ -79,7 +82,7 @@ impl Operation for Formulas {
         let gradients: Vec<u32> = needed.iter().map(|(operand, _)| *operand).collect();
         let mut tape = (*self.tape).clone();
         let row = |operand: u32| (0..self.group as u32).map(move |row| Input { operand, count: false, row });
-        tape.differentiate(0, gradients.iter().copied().flat_map(row));
+        tape.differentiate(&self.scales, gradients.iter().copied().flat_map(row));
         for (_, x) in &needed {
             let shape = adjoints.out.value(*x).shape.clone();
             let dx = adjoints.out.add_value("d.rows", &shape, DType::F64, Kind::Activation);

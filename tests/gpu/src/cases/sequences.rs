@@ -70,13 +70,14 @@ fn formulas(groups: usize, residual: bool, counts: bool, gradients: &[u32]) -> C
     let c = Expr::sum(1, 0) - Expr::sum(1, 1);
     let loss = -(a.clone() * 0.5 - b.clone()).log_sigmoid() + (a.clone() + c.clone()).relu() + b.clone().sigmoid();
     let loss = loss + (1.0 + c.clone().exp()).ln();
-    let all = [loss, c.clone().positive(), a - b, -c.log_sigmoid()];
+    let all = [loss, a.clone() * c.clone(), c.clone().positive(), a - b, -c.log_sigmoid()];
     let mut tape = Tape::of(&all);
     let inputs = gradients.iter().flat_map(|operand| [0, 1].map(|row| Input { operand: *operand, count: false, row }));
-    tape.differentiate(0, inputs);
+    tape.differentiate(&[Hyper::LOSS_GRAD_SCALE as u32, Hyper::TEXT_GRAD_SCALE as u32], inputs);
     let op = op::Formulas {
         tape: Arc::new(tape),
         n_sums: all.len(),
+        scales: vec![Hyper::LOSS_GRAD_SCALE as u32, Hyper::TEXT_GRAD_SCALE as u32],
         group: 2,
         counts,
         residual,
@@ -91,6 +92,7 @@ fn formulas(groups: usize, residual: bool, counts: bool, gradients: &[u32]) -> C
     };
     let mut hyper = Operand::of(&[Hyper::LEN], DType::F64, vec![f64::NAN; Hyper::LEN]);
     hyper.elements[Hyper::LOSS_GRAD_SCALE] = 0.125;
+    hyper.elements[Hyper::TEXT_GRAD_SCALE] = 3.0;
     let mut reads = vec![operand(1), operand(2), hyper];
     if residual {
         reads.push(Operand::random(&[all.len()], DType::F64, 5));

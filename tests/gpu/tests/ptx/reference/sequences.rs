@@ -4,7 +4,7 @@ use super::Matrix;
 use super::loss::Row;
 use phalanx_gpu::case::Case;
 use phalanx_strategies::program::formula::Input;
-use phalanx_strategies::program::{Hyper, Op, VocabShard, op};
+use phalanx_strategies::program::{Op, VocabShard, op};
 
 pub fn reference(case: &Case, x: &[Matrix]) -> Vec<Vec<f64>> {
     match &case.op {
@@ -64,7 +64,6 @@ fn row_sums_backward(x: &[Matrix]) -> Vec<f64> {
 fn formulas(f: &op::Formulas, x: &[Matrix]) -> Vec<Vec<f64>> {
     let n_operands = f.n_operands(x.len());
     let n_rows = x[0].cols;
-    let scale = x[n_operands].at[Hyper::LOSS_GRAD_SCALE];
     let mut sums = if f.residual { x[n_operands + 1].at.clone() } else { vec![0.0; f.n_sums] };
     let mut gradients = vec![vec![0.0; 2 * n_rows]; f.gradients.len()];
     let mut done = Vec::new();
@@ -73,11 +72,11 @@ fn formulas(f: &op::Formulas, x: &[Matrix]) -> Vec<Vec<f64>> {
             continue;
         }
         let input = |i: Input| x[i.operand as usize].row(usize::from(i.count))[first + i.row as usize];
-        f.tape.run(input, &mut done);
+        f.tape.run(&x[n_operands].at, input, &mut done);
         let result = |i: usize| done[f.tape.results[i] as usize];
         (0..f.n_sums).filter(|_| f.counts).for_each(|i| sums[i] += result(i));
         for (g, gradient) in gradients.iter_mut().enumerate() {
-            (0..f.group).for_each(|i| gradient[first + i] = scale * result(f.n_sums + g * f.group + i));
+            (0..f.group).for_each(|i| gradient[first + i] = result(f.n_sums + g * f.group + i));
         }
     }
     std::iter::once(sums).chain(gradients).collect()
