@@ -19,6 +19,8 @@ const BF16: Tolerance = Tolerance { loss: 5e-3, norm: 2e-2 };
 /// Codes of 8 bits are a hundredth apart: a sum in another order moves a few numbers to the next one. Measured differences are up to
 /// 3e-4 nats and 2e-3 of a norm.
 const CODES: Tolerance = Tolerance { loss: 1e-3, norm: 5e-3 };
+/// Scores of answers are log-probabilities times 2, and so are their differences: up to 2e-6 of a loss and 3e-6 of a norm.
+const SCORES: Tolerance = Tolerance { loss: 4e-6, norm: 6e-6 };
 const FP16: Tolerance = Tolerance { loss: 5e-4, norm: 2e-3 };
 
 const fn mesh(pp: usize, dp_replicate: usize, dp_shard: usize, cp: usize, tp: usize) -> Cell {
@@ -239,7 +241,13 @@ fn other_losses_of_pairs_train_as_on_one_rank() -> Result<()> {
         ("gradient_checkpointing", "full"),
     ];
     check(&Task { shape: Shape::Gpt2, extra: IPO }, &few_cells(), &Tolerance::F32)?;
-    check(&Task { shape: Shape::Qwen3, extra: HINGE }, &few_cells(), &Tolerance::F32)
+    check(&Task { shape: Shape::Qwen3, extra: HINGE }, &few_cells(), &Tolerance::F32)?;
+    // Without a reference, the whole model is trained; a part of the loss is averaged over tokens.
+    const WHOLE: [(&str, &str); 3] = [PAIRS[4], PAIRS[5], ("learning_rate", "1e-3")];
+    const ORPO: &[(&str, &str)] = &[WHOLE[0], WHOLE[1], WHOLE[2], ("rl", "orpo"), ("orpo_alpha", "0.5")];
+    const SIMPO: &[(&str, &str)] = &[WHOLE[0], WHOLE[1], WHOLE[2], ("rl", "simpo"), ("rl_beta", "2")];
+    check(&Task { shape: Shape::Llama, extra: ORPO }, &few_cells(), &Tolerance::F32)?;
+    check(&Task { shape: Shape::Gpt2, extra: SIMPO }, &few_cells(), &SCORES)
 }
 
 /// Each cell resumes from the checkpoint of another mesh.

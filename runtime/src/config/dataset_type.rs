@@ -215,7 +215,7 @@ mod tests {
             let entry = if word == "custom" {
                 "type: custom\n    prompt: {format: \"{instruction}\"}".to_owned()
             } else {
-                format!("type: {word}")
+                format!("type: {word}{}", if word == "preference" { "\nrl: orpo" } else { "" })
             };
             assert_eq!(of(&entry).unwrap().data.datasets[0].r#type.word(), word);
         }

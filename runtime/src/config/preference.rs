@@ -198,3 +198,63 @@ impl PreferenceSection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::JobConfig;
+
+    fn of(keys: &str) -> Result<JobConfig, ConfigError> {
+        let text = format!("base_model: m\nmax_steps: 1\ndatasets:\n  - path: a.jsonl\n    type: preference\n{keys}");
+        JobConfig::from_yaml_str(&text, &[])
+    }
+
+    const LORA: &str = "adapter: lora\nlora_target_linear: true\n";
+
+    #[test]
+    fn objective_has_the_numbers_of_the_file_and_the_defaults_of_trl() {
+        let objective = |keys: &str| of(keys).unwrap().preference.objective();
+        let dpo = Dpo { beta: 0.1, loss: objective::DpoLoss::Sigmoid, label_smoothing: 0.0, alpha: 0.0 };
+
+        assert_eq!(objective(&format!("{LORA}rl: dpo\n")), Objective::Dpo(dpo));
+        let ipo = Dpo { beta: 0.3, loss: objective::DpoLoss::Ipo, alpha: 0.2, ..dpo };
+        assert_eq!(objective(&format!("{LORA}rl: ipo\nrl_beta: 0.3\nrpo_alpha: 0.2\n")), Objective::Dpo(ipo));
+        let simpo = Cpo { beta: 0.1, margin: Some(0.5), alpha: 1.0, label_smoothing: 0.0 };
+        assert_eq!(objective("rl: simpo\n"), Objective::Cpo(simpo));
+        assert_eq!(objective("rl: orpo\norpo_alpha: 0.7\n"), Objective::Orpo(Orpo { beta: 0.7 }));
+    }
+
+    #[test]
+    fn what_does_not_fit_pairs_is_refused_with_what_would() {
+        for (keys, expected) in [
+            ("", "set `rl: dpo` to train on them"),
+            ("rl: dpo\n", "set `adapter: lora`"),
+            ("rl: orpo\nrl_beta: 0.5\n", "the key belongs to `rl: dpo` and `rl: ipo` and `rl: cpo` and `rl: simpo`"),
+            ("rl: simpo\nsample_packing: true\n", "each answer of a pair has a row of its own"),
+            ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),
+            ("rl: dpo\nlora_modules_to_save: [lm_head]\n", "no part of the frozen model"),
+            (
+                "rl: dpo\ndpo_loss_type: hinge\ndpo_label_smoothing: 0.1\n",
+                "only the losses sigmoid, robust and exo_pair",
+            ),
+            ("rl: dpo\ndpo_loss_type: exo_pair\n", "needs a label smoothing above 0"),
+            ("rl: dpo\ndpo_label_smoothing: 0.5\n", "a number from 0 to below 0.5"),
+        ] {
+            let with_adapter = keys.starts_with("rl: dpo\n") && keys != "rl: dpo\n";
+            let keys = if with_adapter { format!("{LORA}{keys}") } else { keys.to_owned() };
+
+            let refused = of(&keys).unwrap_err().to_string();
+
+            assert!(refused.contains(expected), "{keys}: {refused}");
+        }
+    }
+
+    #[test]
+    fn pairs_and_texts_are_not_mixed() {
+        let text = "base_model: m\nmax_steps: 1\nrl: orpo\ndatasets:\n  - path: a.jsonl\n    type: alpaca\n";
+
+        let refused = JobConfig::from_yaml_str(text, &[]).unwrap_err().to_string();
+
+        assert!(refused.contains("use `type: preference` for every data set"), "{refused}");
+    }
+}

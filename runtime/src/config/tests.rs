@@ -358,7 +358,7 @@ micro_batch_size: 0
 warmup_steps: 1
 warmup_ratio: 0.1
 decay_ratio: 0.1
-rl: dpo
+vllm: fast
 optimizer: muon
 momentum: 0.9
 elastic: {detection_time: -1, spare_rank: 1}
@@ -368,7 +368,7 @@ elastic: {detection_time: -1, spare_rank: 1}
     let ConfigError::Several { errors } = &error else { panic!("{error}") };
     let lines: Vec<String> = errors.iter().map(ConfigError::to_string).collect();
     for (starts, contains) in [
-        ("`rl` (line 14) is the string \"dpo\"", "remove the line"),
+        ("`vllm` (line 14) is the string \"fast\"", "remove the line"),
         ("unknown key `sede` (line 3)", "did you mean `seed`?"),
         ("unknown key `datasets[0].feild` (line 6)", "did you mean `field`?"),
         ("`datasets[0].type` (line 5) is missing", "needs a `path` and a `type`"),
@@ -385,7 +385,7 @@ elastic: {detection_time: -1, spare_rank: 1}
         assert_eq!(n, 1, "{starts} in {lines:#?}");
     }
     assert_eq!(lines.len(), 12, "{lines:#?}");
-    assert!(error.to_string().starts_with("the configuration has 12 errors:\n  `rl`"), "{error}");
+    assert!(error.to_string().starts_with("the configuration has 12 errors:\n  `vllm`"), "{error}");
 }
 
 #[test]

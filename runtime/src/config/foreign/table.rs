@@ -48,7 +48,7 @@ const USER_INTERFACE: &str = "there is no such interface or mode";
 const MULTIMODAL: &str = "only text is trained on";
 
 const ONLY_SUPERVISED: &str =
-    "there is no preference or reinforcement training; remove the line to train on the text of the data set";
+    "there is no reinforcement training, and preference tuning has no such key; remove the line";
 const ONLY_LANGUAGE_MODELS: &str =
     "only language models are trained, no classifiers or reward models; remove the line to train one";
 const NOT_QUANTIZED: &str =

@@ -215,12 +215,12 @@ fn frozen_weights_are_stored_as_the_file_asks() {
 
 #[test]
 fn key_that_is_refused_is_named_with_line_value_and_way_out() {
-    let error = JobConfig::from_yaml_str(&format!("{MINIMAL}rl: dpo\n"), &[]).unwrap_err();
+    let error = JobConfig::from_yaml_str(&format!("{MINIMAL}vllm: fast\n"), &[]).unwrap_err();
 
     assert_eq!(
         error.to_string(),
-        "`rl` (line 6) is the string \"dpo\": there is no preference or reinforcement training; remove the line to train on the \
-         text of the data set"
+        "`vllm` (line 6) is the string \"fast\": there is no reinforcement training, and preference tuning has no such key; \
+         remove the line"
     );
 }
 
@@ -507,7 +507,7 @@ fn keys_of_early_versions_of_torchtitan_keep_their_meaning_and_misspelt_ones_are
 
 #[test]
 fn job_of_axolotl_is_imported_as_a_whole() {
-    let text = format!("{MINIMAL}rl: dpo\ntf32: true\noptimizer: paged_adamw\nwandb_project:\nseed: 3\n");
+    let text = format!("{MINIMAL}vllm: fast\ntf32: true\noptimizer: paged_adamw\nwandb_project:\nseed: 3\n");
     let job = imported(&[("a.yml", &text)]);
 
     assert_eq!((job.tool, job.is_whole), ("Axolotl", true));
@@ -516,7 +516,7 @@ fn job_of_axolotl_is_imported_as_a_whole() {
         set(&["base_model: ./llama", "datasets: a list of 1", "max_steps: 10", "optimizer: adamw", "seed: 3"])
     );
     assert_eq!(job.notes.len(), 5, "{:?}", job.notes);
-    assert!(job.notes[0].starts_with("left out `rl` (line 6) is the string \"dpo\""));
+    assert!(job.notes[0].starts_with("left out `vllm` (line 6) is the string \"fast\""));
 }
 
 #[test]
