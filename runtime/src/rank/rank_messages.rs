@@ -147,7 +147,9 @@ mod tests {
         // Each mantissa is used once: of such losses, a parser that is off by one digit changes some.
         let losses = (0..2_000_u64).map(|i| f64::from_bits(1.5f64.to_bits() + i * 0x9_e377_9b97));
         for eval_loss in losses {
-            let metrics = EvalMetrics { step: 1, eval_loss, eval_perplexity: eval_loss.exp(), eval_ms: 1.0 };
+            let scalars = [("rewards/margins".to_owned(), eval_loss)].into();
+            let eval_perplexity = Some(eval_loss.exp());
+            let metrics = EvalMetrics { step: 1, eval_loss, eval_perplexity, scalars, eval_ms: 1.0 };
             let message = FromRank::Event { generation: 1, rank: 0, event: Event::Eval(metrics.clone()) };
 
             let frame = serde_json::to_vec(&message).unwrap();
