@@ -158,7 +158,7 @@ impl Outcome<'_> {
 
     fn json(&self) -> serde_json::Value {
         let (kind, path) = self.subject.kind();
-        json!({
+        let mut json = json!({
             "kind": kind,
             "model": path,
             "data": self.data(),
@@ -166,11 +166,15 @@ impl Outcome<'_> {
             "predicted_tokens": self.found.counts.tokens,
             "loss": self.found.loss(),
             "perplexity": self.found.perplexity(),
-            "scalars": self.found.scalars(),
             "precision": self.precision(),
             "frozen_weights": self.frozen_weights(),
             "seconds": self.seconds,
-        })
+        });
+        let scalars = self.found.scalars();
+        if !scalars.is_empty() {
+            json["scalars"] = json!(scalars);
+        }
+        json
     }
 
     fn table(&self) -> String {

@@ -7,6 +7,7 @@ use super::described::describe;
 use super::error::{ConfigError, Errors};
 use super::section::{Section, section};
 use super::setting::Setting;
+use crate::config::pair_form::{PairForm, PairSection};
 use crate::config::prompts::{CustomPrompt, NamedPrompt, names_in};
 
 /// The value of `type` in an entry of `datasets`.
@@ -29,10 +30,10 @@ pub enum DatasetType {
     /// Token ids, perhaps with labels and an attention mask.
     Tokenized,
     /// A preferred and a rejected answer, for `rl`.
-    Preference,
+    Preference(PairForm),
 }
 
-const WORDS: [(&str, DatasetType); 8] = [
+const WORDS: [(&str, DatasetType); 7] = [
     ("completion", DatasetType::Completion),
     ("alpaca", DatasetType::Alpaca),
     ("chat_template", DatasetType::ChatTemplate),
@@ -40,7 +41,6 @@ const WORDS: [(&str, DatasetType); 8] = [
     ("input_output", DatasetType::InputOutput),
     ("tokenized", DatasetType::Tokenized),
     ("custom", DatasetType::Custom),
-    ("preference", DatasetType::Preference),
 ];
 
 impl DatasetType {
@@ -48,6 +48,7 @@ impl DatasetType {
     pub fn word(self) -> String {
         match self {
             Self::Prompt(named) => named.word(),
+            Self::Preference(form) => form.word(),
             other => {
                 WORDS.iter().find(|(_, kind)| *kind == other).map(|(word, _)| (*word).to_owned()).unwrap_or_default()
             }
@@ -59,9 +60,14 @@ impl DatasetType {
         matches!(self, Self::ChatTemplate | Self::Sharegpt)
     }
 
+    /// Whether an entry is a pair of answers.
+    pub(crate) fn is_pair(self) -> bool {
+        matches!(self, Self::Preference(_))
+    }
+
     /// Whether an entry may have lists of messages.
     pub(crate) fn has_messages(self) -> bool {
-        self.is_conversation() || self == Self::Preference
+        self.is_conversation() || self.is_pair()
     }
 }
 
@@ -70,15 +76,17 @@ impl Setting for DatasetType {
         let words = WORDS.iter().map(|(word, _)| *word).chain(NamedPrompt::names().filter(|name| *name != "alpaca"));
         let words: Vec<&str> = words.collect();
         format!(
-            "one of {}; formats of instructions may have :instruct, :chat, :chatml or :phi behind them",
-            words.join(", ")
+            "one of {}; formats of instructions may have :instruct, :chat, :chatml or :phi behind them; with `rl` one of {}",
+            words.join(", "),
+            PairForm::words().join(", ")
         )
     }
 
     fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
         let word = value.as_str().unwrap_or_default();
         let known = WORDS.iter().find(|(known, _)| *known == word).map(|(_, kind)| *kind);
-        match known.or_else(|| NamedPrompt::of(word).map(Self::Prompt)) {
+        let pair = || PairForm::of(word).map(Self::Preference);
+        match known.or_else(|| NamedPrompt::of(word).map(Self::Prompt)).or_else(pair) {
             Some(kind) => Ok(kind),
             None => Err(match NamedPrompt::absent(word) {
                 Some(instead) => {
@@ -99,6 +107,11 @@ impl Setting for DatasetType {
 pub(super) fn with_type(entry: &Mapping) -> Mapping {
     let mut entry = entry.clone();
     match entry.get("type") {
+        Some(Value::Mapping(pair)) if PairSection::is_of(pair) => {
+            let pair = Value::Mapping(pair.clone());
+            entry.insert("pair".into(), pair);
+            entry.insert("type".into(), PairForm::Formats.word().into());
+        }
         Some(Value::Mapping(prompt)) => {
             let prompt = Value::Mapping(prompt.clone());
             entry.insert("prompt".into(), prompt);
@@ -210,12 +223,12 @@ mod tests {
 
     #[test]
     fn every_type_is_written_as_it_was_read() {
-        for word in WORDS.iter().map(|(word, _)| *word).chain(NamedPrompt::names()).chain(["alpaca:chat", "oasst:phi"])
-        {
+        let words = WORDS.iter().map(|(word, _)| *word).chain(NamedPrompt::names());
+        for word in words.chain(["alpaca:chat", "oasst:phi", "preference", "llama3.ultra", "chat_template.default"]) {
             let entry = if word == "custom" {
                 "type: custom\n    prompt: {format: \"{instruction}\"}".to_owned()
             } else {
-                format!("type: {word}{}", if word == "preference" { "\nrl: orpo" } else { "" })
+                format!("type: {word}{}", if PairForm::of(word).is_some() { "\nrl: orpo" } else { "" })
             };
             assert_eq!(of(&entry).unwrap().data.datasets[0].r#type.word(), word);
         }
@@ -242,7 +255,9 @@ mod tests {
     fn format_that_is_not_here_is_refused_with_a_way_out() {
         for (entry, named) in [
             ("type: reflection", "a section under `type`"),
-            ("type: chat_template.argilla", "chat_template"),
+            ("type: chat_template.argilla", "set `rl: dpo`"),
+            ("type: alpaca\n    field_chosen: a", "only pairs have it"),
+            ("type: {prompt_format: \"{question}\"}", "{prompt} and {system}"),
             ("type: alpca", "must be one of completion, alpaca"),
             ("type: alpaca:vicuna", "must be one of"),
             ("type: {format: \"{question}\"}", "{instruction} and {input}"),

@@ -10,6 +10,7 @@ use super::chat_template::{ChatTemplateChoice, TemplateVariables};
 pub use super::dataset_type::DatasetType;
 use super::dataset_type::{PromptSection, with_type};
 use super::error::{ConfigError, Errors};
+use super::pair_form::PairSection;
 use super::section::{Section, choices, section};
 use super::setting::{AT_LEAST_ONE, Setting, TOKENS, VISITS, read_items};
 use super::split::{NoSplit, Split};
@@ -94,6 +95,8 @@ section! {
         pub field: Option<String> = None;
         /// Texts and fields of `custom` entries; a section under `type` is the same.
         pub prompt: Option<PromptSection> = None;
+        /// Texts and fields of `user_defined.default` entries; a section under `type` is the same.
+        pub pair: Option<PairSection> = None;
         /// Chat template of this data set; if not set, that of the job.
         pub chat_template: Option<ChatTemplateChoice> = None;
         /// Text of the template of this data set or path of a file with it, for `chat_template: jinja`.
@@ -101,6 +104,12 @@ section! {
         /// Name of the field of conversations that lists the messages; if not set, messages, and conversations for
         /// sharegpt.
         pub field_messages: Option<String> = None;
+        /// Name of the field with the prompt of a pair; if not set, prompt.
+        pub field_prompt: Option<String> = None;
+        /// Name of the field with the preferred answer of a pair; if not set, chosen.
+        pub field_chosen: Option<String> = None;
+        /// Name of the field with the rejected answer of a pair; if not set, rejected.
+        pub field_rejected: Option<String> = None;
         /// Name of the field of conversations that lists the tools; if not set, tools.
         pub field_tools: Option<String> = None;
         /// Names of the fields of a message in the data, by their names in chat templates, as in
@@ -481,6 +490,19 @@ fn read_entry(entry: &Value, at: &At<'_>) -> Result<DatasetConfig, ConfigError> 
     if errors.is_empty() && entry.r#type == DatasetType::Custom && entry.prompt.is_none() {
         let why = "entries of type `custom` need the texts and fields of the prompt";
         errors.keep::<()>(Err(ConfigError::Missing { key: format!("{at}.prompt").into(), why: why.into() }));
+    }
+    let of_pairs = [
+        ("field_prompt", entry.field_prompt.is_some()),
+        ("field_chosen", entry.field_chosen.is_some()),
+        ("field_rejected", entry.field_rejected.is_some()),
+        ("pair", entry.pair.is_some()),
+    ];
+    if let Some((key, _)) = of_pairs.iter().find(|(_, given)| *given && !entry.r#type.is_pair()) {
+        errors.keep::<()>(Err(ConfigError::Conflict {
+            first: format!("{at}.{key}").into(),
+            second: format!("{at}.type").into(),
+            why: "only pairs have it; use a type of pairs, as `preference`, or remove the key".into(),
+        }));
     }
     if let Some(shards) = entry.shards.filter(|shards| entry.shards_idx >= *shards) {
         let fits = format!("a whole number from 0 to {}, because `shards` is {shards}", shards - 1);

@@ -22,6 +22,7 @@ pub mod model;
 pub mod named_templates;
 pub mod optimizer;
 pub mod output;
+pub mod pair_form;
 pub mod parallel;
 pub mod precision;
 pub mod preference;

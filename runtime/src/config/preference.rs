@@ -5,7 +5,6 @@ use super::datasets::DataSection;
 use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{NOT_NEGATIVE, POSITIVE, Range};
-use crate::config::dataset_type::DatasetType;
 use phalanx_strategies::objective::{self, Cpo, Dpo, Objective, Orpo};
 
 /// From a half on, the label says the opposite.
@@ -156,7 +155,7 @@ impl PreferenceSection {
     pub(super) fn check(&self, data: &DataSection, adapter: &AdapterSection) -> Result<(), ConfigError> {
         let sets = || data.datasets.iter().chain(&data.test_datasets);
         let Some(rl) = self.rl else {
-            return match sets().any(|set| set.r#type == DatasetType::Preference) {
+            return match sets().any(|set| set.r#type.is_pair()) {
                 true => Err(ConfigError::Missing {
                     key: "rl".into(),
                     why: "a data set of the type preference has pairs of answers; set `rl: dpo` to train on them"
@@ -168,7 +167,7 @@ impl PreferenceSection {
         let conflict = |first: &'static str, why: &str| {
             Err(ConfigError::Conflict { first: first.into(), second: "rl".into(), why: why.into() })
         };
-        if sets().any(|set| set.r#type != DatasetType::Preference) {
+        if sets().any(|set| !set.r#type.is_pair()) {
             let why = format!("`rl: {}` trains on pairs; use `type: preference` for every data set", rl.word());
             return conflict("datasets", &why);
         }

@@ -175,7 +175,6 @@ const ABSENT: &[&str] = &[
     "stepwise_supervised",
     "context_qa.load_404",
     "bradley_terry",
-    "chat_template.argilla",
     "chat_template.default",
     "chat_template.icr",
     "chatml",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat, TrainedRoles};
+use crate::config::pair_form::{PairForm, PairSection};
 use crate::config::prompts::CustomPrompt;
 use crate::config::split::Split;
 use serde_json::{Map, Value};
@@ -144,9 +145,13 @@ pub struct DatasetConfig {
     pub template: TemplateConfig,
 }
 
-/// The columns of a pair, by the data set's names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The columns of a pair, by the data set's names, and how they are read.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PairFields {
+    /// The form.
+    pub(crate) form: PairForm,
+    /// Texts and fields of [`PairForm::Formats`].
+    pub(crate) formats: PairSection,
     /// The prompt; a record may lack it.
     pub(crate) prompt: String,
     /// The preferred answer.
@@ -158,7 +163,7 @@ pub(crate) struct PairFields {
 impl Default for PairFields {
     fn default() -> Self {
         let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(str::to_owned);
-        Self { prompt, chosen, rejected }
+        Self { form: PairForm::Columns, formats: PairSection::default(), prompt, chosen, rejected }
     }
 }
 

@@ -322,8 +322,14 @@ impl ConversationReader {
         Some(spans)
     }
 
+    /// A message with the data set's names.
+    pub(super) fn message_of(&self, role: &str, text: &str) -> Value {
+        let [role_field, content] = ["role", "content"].map(|property| self.name_of(property));
+        Value::Object(Map::from_iter([(role_field, role.into()), (content, text.into())]))
+    }
+
     /// The data set's name of a field that templates call `property`.
-    pub(super) fn name_of(&self, property: &str) -> String {
+    fn name_of(&self, property: &str) -> String {
         self.config.properties.get(property).cloned().unwrap_or_else(|| property.to_owned())
     }
 

@@ -5,13 +5,14 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::config::PairFields;
 use super::conversation::ConversationReader;
 use super::document::{Document, Sample};
 use super::prompt_completion::{are_messages, parsed};
 use super::record_error::{RecordError, field_of, wrong_type};
+use crate::config::pair_form::{Frame, PairForm, PairSection, Question, filled};
 
 /// Documents of a pair.
 pub(crate) const DOCUMENTS: usize = 2;
@@ -27,15 +28,138 @@ pub(super) fn pair(
     fields: &PairFields,
     chat: Option<&ConversationReader>,
 ) -> Result<Vec<Sample>, RecordError> {
+    let empty = || vec![Sample::Empty, Sample::Empty];
+    match fields.form {
+        PairForm::Framed(frame, question) => return Ok(framed(record, frame, question)?.unwrap_or_else(empty)),
+        PairForm::Formats => return Ok(formatted(record, &fields.formats)?.unwrap_or_else(empty)),
+        PairForm::Columns | PairForm::Messages | PairForm::Conversations | PairForm::Asked => {}
+    }
     let answers = [field_of(record, &fields.chosen)?, field_of(record, &fields.rejected)?];
     if answers.iter().any(|answer| answer.is_null()) {
-        return Ok(vec![Sample::Empty, Sample::Empty]);
+        return Ok(empty());
+    }
+    match fields.form {
+        PairForm::Messages => {
+            return of_last_messages(record, field_of(record, &fields.prompt)?, answers, fields, chat);
+        }
+        PairForm::Conversations | PairForm::Asked => return of_conversations(record, answers, fields, chat),
+        PairForm::Columns | PairForm::Framed(..) | PairForm::Formats => {}
     }
     let prompt = record.get(&fields.prompt).filter(|prompt| !prompt.is_null());
     match answers.map(|answer| answer.as_str().filter(|_| !are_messages(answer))) {
         [Some(chosen), Some(rejected)] => of_texts(prompt, [chosen, rejected], fields),
         _ => of_messages(record, prompt, answers, fields, chat),
     }
+}
+
+/// Texts between markers; `None` if one is null.
+fn framed(record: &Value, frame: Frame, question_form: Question) -> Result<Option<Vec<Sample>>, RecordError> {
+    let first = |names: &[&'static str]| {
+        let found = names.iter().copied().find(|name| record.get(name).is_some_and(|value| !value.is_null()));
+        found.unwrap_or(names[0])
+    };
+    // The text of a message of a list, by its place.
+    let of_list = |name: &str, at: usize| -> Result<Value, RecordError> {
+        let list = messages(name, field_of(record, name)?)?;
+        let content = list.get(at).and_then(|message| message.get("content"));
+        content.cloned().ok_or_else(|| wrong_type(name, "a list of a question and its answer", &Value::Array(list)))
+    };
+    let column = |name: &str| field_of(record, name).cloned();
+    let texts = match question_form {
+        Question::First => [
+            column(first(&["prompt", "input", "question", "instruction"]))?,
+            column(first(&["chosen", "chosen_response"]))?,
+            column(first(&["rejected", "rejected_response"]))?,
+        ],
+        Question::Column(name) => [column(name)?, column("chosen")?, column("rejected")?],
+        Question::Ultra => [column("prompt")?, of_list("chosen", 1)?, of_list("rejected", 1)?],
+        Question::ArgillaChat => [of_list("chosen", 0)?, of_list("chosen", 1)?, of_list("rejected", 1)?],
+    };
+    let [question, chosen, rejected] = match texts {
+        [Value::String(question), Value::String(chosen), Value::String(rejected)] => [question, chosen, rejected],
+        texts if texts.iter().any(Value::is_null) => return Ok(None),
+        texts => {
+            let other = texts.iter().find(|text| !text.is_string()).unwrap_or(&Value::Null);
+            return Err(wrong_type("prompt, chosen and rejected", "texts", other));
+        }
+    };
+    let has_system = question_form != Question::ArgillaChat;
+    let system = record.get("system").and_then(Value::as_str).filter(|system| has_system && !system.is_empty());
+    let prompt = frame.prompt(system, &question);
+    let answers = [chosen, rejected].map(|answer| answer + frame.end());
+    Ok(Some(answers.map(|answer| text_of(&prompt, &answer)).into()))
+}
+
+/// Texts in formats of the data set; `None` if one is null.
+fn formatted(record: &Value, formats: &PairSection) -> Result<Option<Vec<Sample>>, RecordError> {
+    let names = [&formats.field_prompt, &formats.field_chosen, &formats.field_rejected];
+    let mut texts = [""; 3];
+    for (name, text) in names.into_iter().zip(&mut texts) {
+        let value = field_of(record, name)?;
+        if value.is_null() {
+            return Ok(None);
+        }
+        *text = value.as_str().ok_or_else(|| wrong_type(name, "text", value))?;
+    }
+    let system = record.get(&formats.field_system).and_then(Value::as_str).unwrap_or_default();
+    let [prompt, chosen, rejected] = texts;
+    let fill = |format: &str, values: &[(&str, &str)]| filled(format, values).expect("the configuration is checked");
+    let prompt = fill(&formats.prompt_format, &[("prompt", prompt), ("system", system)]);
+    let answers = [
+        fill(&formats.chosen_format, &[("chosen", chosen)]),
+        fill(&formats.rejected_format, &[("rejected", rejected)]),
+    ];
+    Ok(Some(answers.map(|answer| text_of(&prompt, &answer)).into()))
+}
+
+/// A document whose answer is trained on.
+fn text_of(prompt: &str, answer: &str) -> Sample {
+    let text = format!("{prompt}{answer}");
+    Sample::Text(Document { trained: std::iter::once(prompt.len()..text.len()).collect(), text, bounded: true })
+}
+
+/// Messages, and for each answer its message: a text of the assistant, a message, or a list that ends with it.
+fn of_last_messages(
+    record: &Value,
+    prompt: &Value,
+    answers: [&Value; 2],
+    fields: &PairFields,
+    chat: Option<&ConversationReader>,
+) -> Result<Vec<Sample>, RecordError> {
+    let chat = chat.ok_or_else(|| RecordError::NoTemplate { field: fields.chosen.clone() })?;
+    let prompt = match prompt {
+        Value::String(text) if !are_messages(prompt) => vec![chat.message_of("user", text)],
+        other => messages(&fields.prompt, other)?,
+    };
+    let names = [&fields.chosen, &fields.rejected];
+    let last = |(name, answer): (&String, &Value)| match answer {
+        Value::String(text) if !are_messages(answer) => Ok(chat.message_of("assistant", text)),
+        other => messages(name, other)?.pop().ok_or_else(|| wrong_type(name, "a list with a message", other)),
+    };
+    let answers = names.into_iter().zip(answers).map(last).collect::<Result<Vec<Value>, RecordError>>()?;
+    answers.into_iter().map(|answer| document(record, &prompt, vec![answer], fields, chat)).collect()
+}
+
+/// Whole conversations: the prompt is the preferred one without its last message.
+fn of_conversations(
+    record: &Value,
+    answers: [&Value; 2],
+    fields: &PairFields,
+    chat: Option<&ConversationReader>,
+) -> Result<Vec<Sample>, RecordError> {
+    let mut chosen = messages(&fields.chosen, answers[0])?;
+    chosen.pop();
+    let asked = record.get(&fields.prompt).and_then(Value::as_str).filter(|_| fields.form == PairForm::Asked);
+    if let (Some(asked), Some(chat)) = (asked, chat) {
+        let question = chat.message_of("user", asked);
+        let has_its_role = |turn: &&mut Value| {
+            let object = question.as_object().expect("a message is an object");
+            object.iter().any(|(field, role)| role == "user" && turn.get(field) == Some(role))
+        };
+        chosen.iter_mut().filter(has_its_role).for_each(|turn| *turn = question.clone());
+    }
+    let prompt = Value::Array(chosen);
+    of_last_messages(record, &prompt, answers, fields, chat)
 }
 
 fn of_texts(prompt: Option<&Value>, answers: [&str; 2], fields: &PairFields) -> Result<Vec<Sample>, RecordError> {
@@ -48,11 +172,7 @@ fn of_texts(prompt: Option<&Value>, answers: [&str; 2], fields: &PairFields) -> 
             (&answers[0][..begin], answers.map(|answer| &answer[begin..]))
         }
     };
-    let document = |answer: &str| {
-        let text = format!("{prompt}{answer}");
-        Sample::Text(Document { trained: std::iter::once(prompt.len()..text.len()).collect(), text, bounded: true })
-    };
-    Ok(answers.map(document).into())
+    Ok(answers.map(|answer| text_of(prompt, answer)).into())
 }
 
 /// Bytes of what two texts begin with. A blank in front of the first difference belongs to the answers, as tokens do.
@@ -77,7 +197,7 @@ fn of_messages(
     }
     let prompt = match prompt {
         Some(Value::String(text)) if !are_messages(&Value::String(text.clone())) => {
-            vec![json!({ chat.name_of("role"): "user", chat.name_of("content"): text })]
+            vec![chat.message_of("user", text)]
         }
         Some(prompt) => messages(&fields.prompt, prompt)?,
         None => {
@@ -99,6 +219,7 @@ fn document(
     fields: &PairFields,
     chat: &ConversationReader,
 ) -> Result<Sample, RecordError> {
+    // Of conversations in two columns, a column with the question is left out as well.
     let others = [&fields.prompt, &fields.chosen, &fields.rejected];
     let rest = record.as_object().into_iter().flatten().filter(|(name, _)| !others.contains(name));
     let mut record: Map<String, Value> = rest.map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -124,10 +245,13 @@ mod tests {
     use crate::data::chat_template::{CHATML, ChatTemplate};
     use crate::data::config::DatasetConfig;
     use crate::data::record::RecordReader;
+    use serde_json::json;
 
     fn samples(record: &Value, has_template: bool) -> Result<Vec<Sample>, RecordError> {
-        let dataset =
-            DatasetConfig { pair: Some(PairFields::default()), ..DatasetConfig::new("", DatasetType::Preference) };
+        let dataset = DatasetConfig {
+            pair: Some(PairFields::default()),
+            ..DatasetConfig::new("", DatasetType::Preference(PairForm::Columns))
+        };
         let template = || has_template.then(|| Ok((ChatTemplate::parse(CHATML, "", "")?, None))).transpose();
         RecordReader::new(&dataset, false, template).unwrap().samples(record)
     }

@@ -509,7 +509,7 @@ impl Source {
                 options += &format!(" {} {:?}", config.train_on_inputs, dataset.prompt);
             }
             DatasetType::Tokenized => {}
-            DatasetType::ChatTemplate | DatasetType::Sharegpt | DatasetType::Preference => {
+            DatasetType::ChatTemplate | DatasetType::Sharegpt | DatasetType::Preference(_) => {
                 let (conversation, bos) = (&dataset.conversation, tokenizer.bos_id());
                 let variables = &dataset.template.variables;
                 options += &format!(" {} {conversation:?} {bos:?} {template:?} {variables:?}", config.train_on_inputs);

@@ -13,6 +13,8 @@ use super::record_error::{RecordError, field_of, not_text, wrong_type};
 use super::records::LeftOut;
 use super::segments::segments;
 use crate::config::datasets::DatasetType;
+#[cfg(feature = "fuzzing")]
+use crate::config::pair_form::PairForm;
 use crate::config::prompts::{NamedPrompt, Prompt};
 
 /// How the records of one data set are read.
@@ -70,7 +72,7 @@ impl RecordReader {
                 let templates = templates()?.expect("conversations have a template");
                 Self::Chat(Box::new(ChatReaders::new(dataset, train_on_inputs, templates)))
             }
-            DatasetType::Preference => Self::Pairs {
+            DatasetType::Preference(_) => Self::Pairs {
                 fields: dataset.pair.clone().unwrap_or_default(),
                 chat: templates()?.map(|templates| Box::new(ChatReaders::new(dataset, false, templates))),
             },
@@ -104,7 +106,7 @@ impl RecordReader {
             DatasetType::ChatTemplate,
             DatasetType::InputOutput,
             DatasetType::Tokenized,
-            DatasetType::Preference,
+            DatasetType::Preference(PairForm::Columns),
         ]
         .map(|kind| {
             let templates = || Ok(Some((ChatTemplate::parse(super::chat_template::CHATML, "", "")?, None)));

@@ -26,7 +26,7 @@ use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::BatchShape;
-use phalanx_strategies::objective::{Counts, Objective};
+use phalanx_strategies::objective::{Counts, Objective, Report, Sums, Unit};
 use phalanx_strategies::program::{Packing, Role};
 use phalanx_strategies::rng::CounterRng;
 use std::collections::BTreeMap;
@@ -35,26 +35,26 @@ use std::path::{Path, PathBuf};
 /// The loss of a model over rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Evaluation {
-    objective: Objective,
+    report: Report,
     /// Sums of the parts of the loss, and of what the objective reports beside it.
-    sums: Vec<f64>,
+    sums: Sums,
     pub(crate) counts: Counts,
 }
 
 impl Evaluation {
     /// Mean loss: negative log-likelihood of tokens, nats, or that of an objective over pairs.
     pub(crate) fn loss(&self) -> f64 {
-        self.objective.loss(&self.sums, &self.counts)
+        self.report.loss(&self.sums, &self.counts)
     }
 
     /// `exp(loss)` of a likelihood.
     pub(crate) fn perplexity(&self) -> Option<f64> {
-        (self.objective == Objective::Supervised).then(|| self.loss().exp())
+        (self.report.units == [Unit::Token]).then(|| self.loss().exp())
     }
 
     /// What the objective reports beside its loss, by name.
     pub(crate) fn scalars(&self) -> BTreeMap<String, f64> {
-        self.objective.scalars(&self.sums, &self.counts)
+        self.report.scalars(&self.sums, &self.counts)
     }
 }
 
@@ -86,8 +86,9 @@ impl Evaluator<'_> {
         let inputs = inputs(c);
         let data_ranks = mesh_rank.mesh.data_ranks();
         let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
-        let sums = vec![0.0; objective.n_sums()];
-        let mut found = Evaluation { objective: objective.clone(), sums, counts: Counts::default() };
+        let report = objective.report();
+        let sums = Sums::filled(0.0, report.n_sums());
+        let mut found = Evaluation { report, sums, counts: Counts::default() };
         for first in (0..rows.len()).step_by(n_rows * data_ranks) {
             let end = rows.len().min(first + n_rows * data_ranks);
             let all: Vec<u64> = (first as u64..end as u64).collect();

@@ -58,6 +58,8 @@ pub mod model_source;
 mod new_token_rows;
 pub(crate) mod output_lock;
 mod packed_weights;
+#[cfg(test)]
+mod pair_texts_tests;
 mod pattern;
 pub mod plan;
 pub(crate) mod planted;

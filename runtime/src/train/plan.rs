@@ -17,6 +17,7 @@ use crate::config::datasets::{self, DataSection, DatasetType, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::output::BestRule;
+use crate::config::pair_form::PairForm;
 use crate::config::parallel::ParallelSection;
 use crate::config::precision::{
     Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision, PrecisionSection,
@@ -251,10 +252,22 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
         weight: d.weight,
         field: d.field.clone(),
         prompt: d.prompt.as_ref().map(PromptSection::prompt),
-        pair: (d.r#type == DatasetType::Preference).then(PairFields::default),
+        pair: pair_fields(d),
         conversation: conversation_config(d, &job.eot_tokens),
         template: template_config(d, job),
     }
+}
+
+fn pair_fields(d: &datasets::DatasetConfig) -> Option<PairFields> {
+    let DatasetType::Preference(form) = d.r#type else { return None };
+    let default = PairFields::default();
+    let prompt = match form {
+        PairForm::Messages => d.field_messages.clone().unwrap_or_else(|| "messages".into()),
+        _ => d.field_prompt.clone().unwrap_or(default.prompt),
+    };
+    let chosen = d.field_chosen.clone().unwrap_or(default.chosen);
+    let rejected = d.field_rejected.clone().unwrap_or(default.rejected);
+    Some(PairFields { form, formats: d.pair.clone().unwrap_or_default(), prompt, chosen, rejected })
 }
 
 fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::ConversationConfig {

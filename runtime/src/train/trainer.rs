@@ -40,7 +40,7 @@ use phalanx_strategies::elastic::message::Requests;
 use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
-use phalanx_strategies::objective::Counts;
+use phalanx_strategies::objective::{Counts, Report, Sums};
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Cost, Hyper, Phase, Role, ValueId};
 use phalanx_strategies::sampler::Sampler;
@@ -58,6 +58,8 @@ const STREAM_POLL: Duration = Duration::from_millis(10);
 pub(crate) struct Trainer<'a> {
     plan: &'a ModelPlan,
     run: RunPlan,
+    /// What the sums of the loss mean.
+    report: Report,
     programs: Arc<Programs>,
     machine: Box<dyn Machine>,
     models: Vec<Box<dyn OpaqueModel>>,
@@ -113,7 +115,7 @@ pub(crate) enum Pause {
 /// The outcome of a step.
 struct Outcome {
     /// Sums of the parts of the loss, and of what the objective reports beside it.
-    sums: Vec<f64>,
+    sums: Sums,
     grad_norm: f64,
     counts: Counts,
     data_wait_s: f64,
@@ -145,6 +147,7 @@ impl<'a> Trainer<'a> {
             staging: Staging::of(&programs.all(), plan.batch, mesh.cp),
             // Each rank has a part of the model; the part of the first stage stands for all.
             model_flops: model_flops(&programs.train) * mesh.size() as f64,
+            report: plan.objective.report(),
             plan,
             run,
             programs,
@@ -397,7 +400,7 @@ impl<'a> Trainer<'a> {
         ran?;
         sent?;
         let outcome = Outcome {
-            sums: sums_of_loss(&*self.machine, c, self.plan.objective.n_sums()),
+            sums: sums_of_loss(&*self.machine, c, self.report.n_sums()),
             grad_norm: scalar(&*self.machine, c, Role::GradNorm),
             own_loss: if self.team.n_ranks() > 1 && self.verification.is_on() { self.own_loss() } else { 0 },
             counts,
@@ -483,8 +486,8 @@ impl<'a> Trainer<'a> {
             let ratio = self.plan.spec.lora.as_ref().and_then(|lora| lora.rate_ratio).unwrap_or(1.0);
             hyper[Hyper::ADAPTER_LEARNING_RATE] = ratio * hyper[Hyper::LEARNING_RATE];
             hyper[Hyper::RULE..][..of_rule.len()].copy_from_slice(&of_rule);
-            for unit in self.plan.objective.units() {
-                hyper[unit.hyper()] = scale / counts.of(unit);
+            for unit in &self.report.units {
+                hyper[unit.hyper()] = scale / counts.of(*unit);
             }
             hyper[Hyper::LOSS_SCALE] = scale;
             self.machine.write(c, value, 0, &hyper);
@@ -496,7 +499,7 @@ impl<'a> Trainer<'a> {
         let step = self.state.step;
         let non_finite =
             |what| JobError::NonFinite { step: step + 1, what, parameter: self.first_non_finite(), last_good: step };
-        if !outcome.sums.iter().take(self.plan.objective.units().len()).all(|sum| sum.is_finite()) {
+        if !outcome.sums.iter().take(self.report.units.len()).all(|sum| sum.is_finite()) {
             return Err(non_finite("the loss"));
         }
         let TrainerState { mut loss_scale, mut n_updates, .. } = self.state;
@@ -530,7 +533,7 @@ impl<'a> Trainer<'a> {
         StepMetrics {
             step: step + 1,
             total_steps: self.run.total_steps,
-            loss: self.plan.objective.loss(&o.sums, &o.counts),
+            loss: self.report.loss(&o.sums, &o.counts),
             grad_norm: o.grad_norm,
             lr: self.run.schedule.learning_rate(step),
             tokens_per_s: tokens / o.step_s,
@@ -544,7 +547,7 @@ impl<'a> Trainer<'a> {
                 None => resident_bytes(self.team.memory().map(|_| self.bytes_in_shared())),
             },
             data_wait_pct: 100.0 * o.data_wait_s / o.step_s,
-            scalars: self.plan.objective.scalars(&o.sums, &o.counts),
+            scalars: self.report.scalars(&o.sums, &o.counts),
             loss_scale: (self.run.loss_scale != LossScale::OFF).then_some(self.state.loss_scale.scale),
             collective_pct: (self.team.n_ranks() > 1).then(|| 100.0 * o.collective_s / o.step_s),
             verify_pct: o.verify_s.map(|verify_s| 100.0 * verify_s / o.step_s),
@@ -736,9 +739,12 @@ fn due(every: Option<u64>, step: u64) -> bool {
 }
 
 /// The sums of the loss of the last run of a program; not a number if it has none.
-fn sums_of_loss(machine: &dyn Machine, c: &Compiled, n: usize) -> Vec<f64> {
-    let sums = c.program.bound(Role::LossSum).next();
-    sums.map_or_else(|| vec![f64::NAN; n], |v| machine.read::<f64>(c, v).to_vec())
+fn sums_of_loss(machine: &dyn Machine, c: &Compiled, n: usize) -> Sums {
+    match c.program.bound(Role::LossSum).next() {
+        None => Sums::filled(f64::NAN, n),
+        Some(v) if n == 1 => Sums::filled(machine.first(c, v), n),
+        Some(v) => Sums::of(&machine.elements(c, v, 0..n)),
+    }
 }
 
 fn scalar(machine: &dyn Machine, c: &Compiled, role: Role) -> f64 {

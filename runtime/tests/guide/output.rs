@@ -127,6 +127,7 @@ pages! {
     getting_started_prints_what_it_shows: "getting-started.md",
     data_page_prints_what_it_shows: "data.md",
     adapters_page_prints_what_it_shows: "adapters.md",
+    preference_page_prints_what_it_shows: "preference.md",
     memory_page_prints_what_it_shows: "memory.md",
     meshes_page_prints_what_it_shows: "meshes.md",
     checkpoints_page_prints_what_it_shows: "checkpoints.md",

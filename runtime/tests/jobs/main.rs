@@ -29,6 +29,7 @@ mod object_store;
 mod output;
 mod partition;
 mod plan;
+mod preference;
 mod ranks;
 mod replacements;
 mod reshape;

@@ -8,17 +8,18 @@ mod cpo;
 mod dpo;
 mod orpo;
 mod pairs;
+mod report;
 mod unit;
 
 pub use cpo::Cpo;
 pub use dpo::{Dpo, DpoLoss};
 pub use orpo::Orpo;
+pub use report::{Report, Sums};
 pub use unit::{Counts, Unit};
 
 use crate::model::{BatchShape, Head, ModelConfig, ModelError};
 use crate::program::Program;
 use pairs::OfPairs;
-use std::collections::BTreeMap;
 
 /// What is minimised.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,34 +55,15 @@ impl Objective {
         self.of_pairs().is_some_and(OfPairs::has_reference)
     }
 
-    /// What each part of the loss is averaged over; its sums come first in [`crate::program::Role::LossSum`].
-    pub fn units(&self) -> Vec<Unit> {
-        match self.of_pairs() {
-            None => vec![Unit::Token],
-            Some(objective) => objective.terms().iter().map(|term| term.unit).collect(),
+    /// What its sums mean.
+    pub fn report(&self) -> Report {
+        let Some(objective) = self.of_pairs() else {
+            return Report { units: vec![Unit::Token], scalars: Vec::new() };
+        };
+        Report {
+            units: objective.terms().iter().map(|term| term.unit).collect(),
+            scalars: objective.scalars().iter().map(|scalar| (scalar.name, scalar.unit)).collect(),
         }
-    }
-
-    /// Sums of [`crate::program::Role::LossSum`].
-    pub fn n_sums(&self) -> usize {
-        self.of_pairs().map_or(1, |objective| objective.terms().len() + objective.scalars().len())
-    }
-
-    /// The loss, from its sums over what is counted.
-    ///
-    /// # Panics
-    /// If there are fewer than [`Objective::n_sums`].
-    pub fn loss(&self, sums: &[f64], counts: &Counts) -> f64 {
-        self.units().into_iter().enumerate().map(|(i, unit)| sums[i] / counts.of(unit)).sum()
-    }
-
-    /// The means of the scalars by TRL's names, from the same sums.
-    pub fn scalars(&self, sums: &[f64], counts: &Counts) -> BTreeMap<String, f64> {
-        let Some(objective) = self.of_pairs() else { return BTreeMap::new() };
-        let scalars = objective.scalars();
-        let sums = &sums[objective.terms().len()..];
-        let mean = |(scalar, sum): (&pairs::Scalar, &f64)| (scalar.name.to_owned(), sum / counts.of(scalar.unit));
-        scalars.iter().zip(sums).map(mean).collect()
     }
 
     /// The forward program of one microbatch, up to the loss.

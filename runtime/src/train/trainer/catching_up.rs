@@ -12,7 +12,7 @@ use crate::error::peer::PeerError;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
 use phalanx_device::span::SpanMut;
-use phalanx_strategies::objective::Counts;
+use phalanx_strategies::objective::{Counts, Sums};
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Role, ValueId};
 
@@ -88,7 +88,7 @@ impl Trainer<'_> {
         let (gradients, hyper) = (log(&c.program, &c.phases), c.program.bound(Role::Hyper).next());
         let bytes_max = self.exchanged_at_once();
         let n_elements = |v: ValueId| c.program.value(v).n_elements();
-        let n_sums = self.plan.objective.n_sums();
+        let n_sums = self.report.n_sums();
         let mut scalars = vec![0.0; N_KNOWN + n_sums + hyper.map_or(0, n_elements)];
         let own = std::iter::once(SpanMut::from(bytemuck::cast_slice_mut::<f64, f32>(&mut scalars)));
         let whole: Vec<_> = gradients.into_iter().map(|grad| (grad, 0..n_elements(grad))).collect();
@@ -112,7 +112,7 @@ impl Trainer<'_> {
         }
         let (data_wait_s, collective_s, step_s) = (0.0, 0.0, 0.0);
         let (own_loss, verify_s) = (0, None);
-        let sums = sums.to_vec();
+        let sums = Sums::of(sums);
         Ok(Outcome { sums, own_loss, verify_s, grad_norm, counts, data_wait_s, collective_s, step_s })
     }
 

@@ -6,6 +6,10 @@ use phalanx_gpu::case::Case;
 use phalanx_strategies::program::formula::Input;
 use phalanx_strategies::program::{Op, VocabShard, op};
 
+pub fn has(op: &Op) -> bool {
+    matches!(op, Op::LogProbs(_) | Op::LogProbsBackward(_) | Op::RowSums(_) | Op::RowSumsBackward(_) | Op::Formulas(_))
+}
+
 pub fn reference(case: &Case, x: &[Matrix]) -> Vec<Vec<f64>> {
     match &case.op {
         Op::LogProbs(op::LogProbs { vocab }) => log_probs(x, *vocab),

@@ -1,0 +1,86 @@
+//! Jobs over pairs of answers: kills, evaluations, and what cannot be evaluated.
+
+use crate::support::Project;
+use crate::support::job::with_kills;
+
+/// A project whose job trains adapters on pairs, beside a frozen base model.
+fn pairs() -> Project {
+    let p = Project::new();
+    p.train(&["--max_steps", "5", "--output_dir", "base"]).succeeds();
+    let pair = |i: u32| {
+        let answers = [format!(" {} shields.", i % 7), " a road.".to_owned()];
+        format!(
+            "{{\"prompt\": \"Hoplite {i} holds\", \"chosen\": \"{}\", \"rejected\": \"{}\"}}\n",
+            answers[0], answers[1]
+        )
+    };
+    p.write("pairs.jsonl", &(0..80).map(pair).collect::<String>());
+    p.write(
+        "job.yaml",
+        "base_model: DIR/base/model\ndatasets:\n  - path: DIR/pairs.jsonl\n    type: preference\nrl: dpo\nadapter: lora\n\
+         lora_r: 4\nlora_target_linear: true\nlora_dropout: 0.1\nsequence_len: 48\nmicro_batch_size: 2\nmax_steps: 8\n\
+         learning_rate: 1e-3\nlogging_steps: 1\nsave_steps: 50\nval_set_size: 7\noutput_dir: DIR/out\n",
+    );
+    p
+}
+
+fn adapter(p: &Project, out: &str) -> Vec<u8> {
+    std::fs::read(p.path(out).join("model/adapter_model.safetensors")).unwrap()
+}
+
+/// The lines of steps and evaluations, without what a clock measures.
+fn numbers(p: &Project, out: &str) -> Vec<serde_json::Value> {
+    let lines = std::fs::read_to_string(p.path(out).join("metrics.jsonl")).unwrap();
+    let kept = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        serde_json::json!([line["step"], line["loss"], line["grad_norm"], line["eval_loss"], line["scalars"]])
+    };
+    lines.lines().map(kept).collect()
+}
+
+#[test]
+fn twenty_kills_beside_a_sharded_reference_change_no_bit_of_weights_and_metrics() {
+    let p = pairs();
+    let keys = ["--reproducible", "true", "--dp_shard_size", "2", "--max_steps", "420", "--eval_steps", "100"];
+    p.train(&[&keys[..], &["--output_dir", "straight"]].concat()).succeeds();
+    let kills: Vec<(usize, usize)> = (0..20).map(|i| (i % 2, 5 + 20 * i)).collect();
+
+    with_kills(&p, &keys, &kills);
+
+    assert!(adapter(&p, "out") == adapter(&p, "straight"), "the weights differ");
+    assert_eq!(numbers(&p, "out"), numbers(&p, "straight"));
+    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
+    let n_died = events.lines().filter(|line| line.contains("\"why\":\"Died\"")).count();
+    assert!(n_died >= 15, "{n_died} incidents of 20 kills");
+}
+
+#[test]
+fn checkpoint_evaluates_as_its_run_did_and_a_model_without_its_reference_is_refused() {
+    let p = pairs();
+    p.train(&[]).succeeds();
+    let last = numbers(&p, "out").pop().unwrap();
+
+    let checkpoint = p.checkpoints("out").pop().unwrap();
+    let found = p.run(&["eval", "job.yaml", "--model", checkpoint.to_str().unwrap(), "--json"]).succeeds();
+
+    let found: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
+    assert_eq!((&found["loss"], &found["scalars"]), (&last[3], &last[4]));
+    assert!(found["perplexity"].is_null() && found["scalars"]["rewards/margins"].is_number(), "{found}");
+    p.run(&["eval", "job.yaml", "--model", "out/model"]).refuses(&["compares it with the model that it began with"]);
+}
+
+#[test]
+fn pair_whose_answer_is_too_long_is_left_out_with_the_other_one() {
+    let p = pairs();
+    let long = "x".repeat(100);
+    p.write(
+        "pairs.jsonl",
+        &format!(
+            "{{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"{long}\"}}\n{{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}}\n"
+        ),
+    );
+
+    let run = p.train(&["--max_steps", "1", "--val_set_size", "0"]).succeeds();
+
+    assert!(run.stdout.contains("1 rows"), "{}", run.stdout);
+}
