@@ -27,6 +27,7 @@ use crate::passes::pack::{CutBlocks, pack, pack_halves, unpack};
 use crate::passes::pipeline::{PipelineError, pipeline};
 use crate::passes::precision::{Precision, precision};
 use crate::passes::recompute::{Recompute, recompute};
+use crate::passes::reference::{is_copy, reference};
 use crate::passes::reproducible::{BLOCK, clip_and_loss, sum_along_tree};
 use crate::passes::shadow::shadow;
 use crate::passes::split_weights::split_weights;
@@ -34,7 +35,7 @@ use crate::passes::tensor_parallel::{TpError, tensor_parallel};
 use crate::passes::tensor_sums::Exchange;
 use crate::pipeline::{ScheduleKind, Slot, Work, message_order, order};
 use crate::program::blocks::CutState;
-use crate::program::{Program, Role};
+use crate::program::{Param, Program, Role};
 use crate::target::Target;
 use crate::verify::{VerifyError, verify};
 use std::sync::Arc;
@@ -346,14 +347,14 @@ fn prepare(forward: &mut Program, spec: &StepSpec) -> Result<(), CompileError> {
     if let Some(adapters) = &spec.lora {
         lora(forward, adapters)?;
     }
+    reference(forward);
     tensor_parallel(forward, spec.parallel.sequence_parallel)?;
     exchange_keys(forward, spec.parallel.cp_comm);
     sum_rows(forward);
     precision(forward, spec.precision);
     // Without adapters, a run exports frozen weights, with all bits that they began with.
-    if let Some(adapters) = &spec.lora {
-        pack(forward, adapters.packing, spec.precision)?;
-    }
+    let is_kept = |param: &Param| spec.lora.is_none() && !param.parts.iter().all(|part| is_copy(&part.name));
+    pack(forward, spec.lora.as_ref().and_then(|adapters| adapters.packing), spec.precision, is_kept)?;
     fp8_of_whole_vectors(forward);
     Ok(())
 }

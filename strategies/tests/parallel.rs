@@ -52,7 +52,6 @@ proptest! {
         optimizer in support::optimizers(), target in support::targets(), objective in support::objectives(),
     ) {
         let lora = dropout.map(|dropout| support::adapters(family, dropout));
-        let objective = support::trainable(objective, lora.is_some());
         let optimizer = support::fitting(optimizer, &[mesh]);
         let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };
 

@@ -52,7 +52,6 @@ fn any_case() -> impl Strategy<Value = Case> {
             target,
             objective,
         )| {
-            let objective = support::trainable(objective, dropout.is_some());
             let lora = dropout.map(|dropout| support::adapters(family, dropout));
             let optimizer = support::fitting(optimizer, &[mesh]);
             let spec = StepSpec { parallel, lora, optimizer, ..spec(n, precision, recompute) };

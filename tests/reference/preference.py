@@ -27,13 +27,16 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]\n{% endif %}")
 
 TRAINERS = {
-    "dpo": (trl.DPOConfig, trl.DPOTrainer), "cpo": (cpo.CPOConfig, cpo.CPOTrainer), "orpo": (orpo.ORPOConfig, orpo.ORPOTrainer)}
+    "dpo": (trl.DPOConfig, trl.DPOTrainer), "cpo": (cpo.CPOConfig, cpo.CPOTrainer), "orpo": (orpo.ORPOConfig, orpo.ORPOTrainer),
+    "kto": (trl.KTOConfig, trl.KTOTrainer)}
 
 # name: (model, trainer, what the trainer is told, the same in keys of Phalanx, form of the data).
 CASES = {
     "tiny-qwen3-dpo": ("tiny-qwen3", "dpo", {"beta": 0.3}, {"rl": "dpo", "rl_beta": 0.3}, "texts"),
     "tiny-llama3-dpo": ("tiny-llama3", "dpo", {"beta": 0.1}, {"rl": "dpo"}, "texts"),
     "tiny-gpt2-ipo": ("tiny-gpt2", "dpo", {"beta": 0.5, "loss_type": ["ipo"]}, {"rl": "ipo", "rl_beta": 0.5}, "texts"),
+    "tiny-llama3-dpo-whole": ("tiny-llama3", "dpo", {"beta": 0.3}, {"rl": "dpo", "rl_beta": 0.3}, "texts"),
+    "tiny-gpt2-dpo-whole": ("tiny-gpt2", "dpo", {"beta": 0.1}, {"rl": "dpo"}, "texts"),
     "tiny-qwen3-dpo-messages": ("tiny-qwen3", "dpo", {"beta": 0.3}, {"rl": "dpo", "rl_beta": 0.3}, "messages"),
     "tiny-qwen3-dpo-implicit": ("tiny-qwen3", "dpo", {"beta": 0.3}, {"rl": "dpo", "rl_beta": 0.3}, "implicit"),
     "tiny-qwen3-dpo-truncated": (
@@ -70,8 +73,15 @@ def records(form):
     pairs = [json.loads(line) for line in (HERE / "pairs.jsonl").read_text().splitlines()]
     if form == "texts":
         return pairs
+    labelled = lambda i, pair: ("chosen", True) if i % 3 else ("rejected", False)
+    if form == "labelled":
+        answers = [(pair, *labelled(i, pair)) for i, pair in enumerate(pairs)]
+        return [{"prompt": pair["prompt"], "completion": pair[key], "label": label} for pair, key, label in answers]
     asked = lambda pair: [{"role": "user", "content": pair["prompt"]}]
     answer = lambda text: [{"role": "assistant", "content": text.strip()}]
+    if form == "labelled messages":
+        answers = [(pair, *labelled(i, pair)) for i, pair in enumerate(pairs)]
+        return [{"prompt": asked(pair), "completion": answer(pair[key]), "label": label} for pair, key, label in answers]
     if form == "messages":
         return [{"prompt": asked(p), "chosen": answer(p["chosen"]), "rejected": answer(p["rejected"])} for p in pairs]
     return [{key: asked(p) + answer(p[key]) for key in ("chosen", "rejected")} for p in pairs]
@@ -86,7 +96,7 @@ def trainer_of(kind, folder, told, model, tokenizer, data):
         "gradient_checkpointing": False, "max_length": None, "disable_dropout": True,
     } | told
     config, trainer = TRAINERS[kind]
-    if kind != "dpo":
+    if kind in ("cpo", "orpo"):
         arguments |= {"max_length": 1024, "remove_unused_columns": False}
     class Sequential(trainer):
         """Takes the samples in their order, and keeps the losses, which the log rounds."""

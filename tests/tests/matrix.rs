@@ -250,13 +250,28 @@ fn other_losses_of_pairs_train_as_on_one_rank() -> Result<()> {
     check(&Task { shape: Shape::Gpt2, extra: SIMPO }, &few_cells(), &SCORES)
 }
 
+/// The reference has weights of its own, which ranks share as they share those that are trained; a tied embedding is one of them.
+#[test]
+fn copy_of_the_whole_model_as_reference_trains_as_on_one_rank() -> Result<()> {
+    const WHOLE: &[(&str, &str)] = &[PAIRS[4], PAIRS[5], ("learning_rate", "1e-3"), ("rl", "dpo")];
+    for shape in [Shape::Llama, Shape::Gpt2] {
+        check(&Task { shape, extra: WHOLE }, &few_cells(), &Tolerance::F32)?;
+    }
+    Ok(())
+}
+
 /// Each cell resumes from the checkpoint of another mesh.
 #[test]
 fn reproducible_runs_over_pairs_have_equal_bits_on_every_mesh() -> Result<()> {
     const EXACT: &[(&str, &str)] =
         &[DPO[0], DPO[1], DPO[2], DPO[3], DPO[4], DPO[5], DPO[6], DPO[7], DPO[8], DPO[9], ("reproducible", "true")];
+    const WHOLE: &[(&str, &str)] =
+        &[PAIRS[4], PAIRS[5], ("learning_rate", "1e-3"), ("rl", "dpo"), ("reproducible", "true")];
     let cells = [Cell { zero: 1, ..mesh(1, 1, 2, 1, 1) }, mesh(2, 2, 1, 1, 1), mesh(1, 1, 3, 1, 1)];
-    check(&Task { shape: Shape::Llama, extra: EXACT }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })
+    for extra in [EXACT, WHOLE] {
+        check(&Task { shape: Shape::Llama, extra }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -313,8 +328,13 @@ fn adamw_of_8_bits_trains_as_on_one_rank() -> Result<()> {
     ];
     check(&Task { shape: Shape::Llama, extra: EXTRA }, &cells, &CODES)?;
     const EXACT: &[(&str, &str)] = &[EXTRA[0], EXTRA[1], EXTRA[2], EXTRA[3], ("reproducible", "true")];
+    const WHOLE: &[(&str, &str)] =
+        &[PAIRS[4], PAIRS[5], ("learning_rate", "1e-3"), ("rl", "dpo"), ("reproducible", "true")];
     let cells = [Cell { zero: 1, ..mesh(1, 1, 2, 1, 1) }, mesh(2, 2, 1, 1, 1), mesh(1, 1, 3, 1, 1)];
-    check(&Task { shape: Shape::Llama, extra: EXACT }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })
+    for extra in [EXACT, WHOLE] {
+        check(&Task { shape: Shape::Llama, extra }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })?;
+    }
+    Ok(())
 }
 
 /// Each cell resumes from the checkpoint of another mesh, which has words of two weights.
@@ -324,8 +344,13 @@ fn adapters_beside_weights_stored_in_bf16_train_as_on_one_rank() -> Result<()> {
     check(&Task { shape: Shape::Gpt2, extra: ROUNDED }, &few_cells()[2..], &BF16)?;
     check(&Task { shape: Shape::Llama, extra: ROUNDED }, &few_cells(), &BF16)?;
     const EXACT: &[(&str, &str)] = &[LORA[0], LORA[1], LORA[2], LORA[3], ("bf16", "true"), ("reproducible", "true")];
+    const WHOLE: &[(&str, &str)] =
+        &[PAIRS[4], PAIRS[5], ("learning_rate", "1e-3"), ("rl", "dpo"), ("reproducible", "true")];
     let cells = [Cell { zero: 1, ..mesh(1, 1, 2, 1, 1) }, mesh(2, 2, 1, 1, 1), mesh(1, 1, 3, 1, 1)];
-    check(&Task { shape: Shape::Llama, extra: EXACT }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })
+    for extra in [EXACT, WHOLE] {
+        check(&Task { shape: Shape::Llama, extra }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })?;
+    }
+    Ok(())
 }
 
 #[test]

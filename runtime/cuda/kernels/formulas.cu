@@ -30,8 +30,8 @@ __device__ __forceinline__ double log_sigmoid(double x) { return x < 0.0 ? x - l
 
 // Runs the tape for each group of `group` rows with a counted token in the first operand. sums [n_sums] = (carried +) the sums of the
 // first results over the groups, if `counts`; each of the n_gradients operands dx gets `group` of the other results for its rows,
-// and 0 for other groups and for counts. sums may be carried.
-extern "C" __global__ void __launch_bounds__(32) formulas(const __grid_constant__ Words codes, const __grid_constant__ Words constants, const __grid_constant__ Results results, const __grid_constant__ Operands x, const __grid_constant__ Operands dx, int n_steps, int n_sums, int n_gradients, int group, int n_rows, int counts, const double* hyper, const double* carried, double* sums) {
+// and 0 for other groups and for counts. given: sums of earlier formulas, if there are any. sums may be carried.
+extern "C" __global__ void __launch_bounds__(32) formulas(const __grid_constant__ Words codes, const __grid_constant__ Words constants, const __grid_constant__ Results results, const __grid_constant__ Operands x, const __grid_constant__ Operands dx, int n_steps, int n_sums, int n_gradients, int group, int n_rows, int counts, const double* hyper, const double* given, const double* carried, double* sums) {
     wait_for_predecessor();
     __shared__ double done[STEPS][LANES];
     __shared__ double totals[SUMS][LANES];
@@ -51,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(32) formulas(const __grid_constant_
             if (op == 0) y = x.at[a >> 1][(a & 1) * n_rows + first + b];
             else if (op == 1) y = __longlong_as_double((long long)constants.at[i]);
             else if (op == 12) y = hyper[a];
+            else if (op == 13) y = given[a];
             else {
                 double p = done[a][lane], q = op <= 5 ? done[b][lane] : 0.0;
                 switch (op) {

@@ -215,7 +215,9 @@ impl Generator {
             let token = |i: usize| match column {
                 Column::Ids => ids.get(i).copied().unwrap_or(0) as i32,
                 Column::Positions => i as i32,
-                Column::DocStart | Column::Labels | Column::NextIds | Column::DropoutKeys => 0,
+                Column::DocStart | Column::Labels | Column::DesirableLabels | Column::NextIds | Column::DropoutKeys => {
+                    0
+                }
             };
             let tokens: Vec<i32> = (first..first + n_tokens(c)).map(token).collect();
             machine.write(c, b.value, 0, &tokens);

@@ -14,6 +14,7 @@ use crate::train::progress::{Evaluating, Tokenising};
 use crate::train::{plan, preparation};
 use crate::units::human_duration;
 use comfy_table::{Table, presets};
+use phalanx_strategies::objective::Unit;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::program::Packing;
 use serde_json::json;
@@ -163,7 +164,7 @@ impl Outcome<'_> {
             "model": path,
             "data": self.data(),
             "rows": self.rows.len(),
-            "predicted_tokens": self.found.counts.tokens,
+            "predicted_tokens": self.found.counts.number(Unit::Token),
             "loss": self.found.loss(),
             "perplexity": self.found.perplexity(),
             "precision": self.precision(),
@@ -185,7 +186,7 @@ impl Outcome<'_> {
             key => format!("rows of `{key}`"),
         };
         table.add_row([data, self.rows.len().to_string()]);
-        table.add_row(["predicted tokens".into(), self.found.counts.tokens.to_string()]);
+        table.add_row(["predicted tokens".into(), self.found.counts.number(Unit::Token).to_string()]);
         let perplexity = self.found.perplexity();
         let unit = if perplexity.is_some() { "nats per token" } else { "mean of pairs" };
         table.add_row([format!("loss ({unit})"), format!("{:.5}", self.found.loss())]);

@@ -197,7 +197,7 @@ impl JobConfig {
     /// Checks relations between keys of several sections.
     fn validate(&self) -> Result<(), ConfigError> {
         self.check_products()?;
-        self.preference.check(&self.data, &self.adapter)?;
+        self.preference.check(self)?;
         let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
         if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
             return Err(ConfigError::TwoBatchSizes);

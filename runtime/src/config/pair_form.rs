@@ -101,7 +101,12 @@ impl PairForm {
 impl Frame {
     /// The prompt of a question, after a system text if there is one.
     pub(crate) fn prompt(self, system: Option<&str>, question: &str) -> String {
-        let turn = |role: &str, text: &str| match self {
+        self.turns(system.map(|text| ("system", text)).into_iter().chain([("user", question)]))
+    }
+
+    /// The prompt of turns with their roles.
+    pub(crate) fn turns<'a>(self, turns: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+        let turn = |(role, text): (&str, &str)| match self {
             Self::Chatml => format!("<|im_start|>{role}\n{text}<|im_end|>\n"),
             Self::Llama3 => format!("<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>"),
         };
@@ -109,8 +114,7 @@ impl Frame {
             Self::Chatml => "<|im_start|>assistant\n",
             Self::Llama3 => "<|start_header_id|>assistant<|end_header_id|>\n\n",
         };
-        let system = system.map_or_else(String::new, |system| turn("system", system));
-        format!("{system}{}{begin}", turn("user", question))
+        turns.map(turn).collect::<String>() + begin
     }
 
     /// The marker behind an answer.
@@ -133,28 +137,44 @@ section! {
         pub field_chosen: String = "chosen".into();
         /// Name of the field with the rejected answer.
         pub field_rejected: String = "rejected".into();
+        /// Name of the field with an answer that is labelled by itself.
+        pub field_completion: String = "completion".into();
+        /// Name of the field that says whether it is desirable.
+        pub field_label: String = "label".into();
         /// Text before the answers, with {prompt} and {system}.
         pub prompt_format: String = "{prompt}".into();
         /// Text of the preferred answer, with {chosen}.
         pub chosen_format: String = "{chosen}".into();
         /// Text of the rejected answer, with {rejected}.
         pub rejected_format: String = "{rejected}".into();
+        /// Text of an answer that is labelled by itself, with {completion}.
+        pub completion_format: String = "{completion}".into();
     }
 }
 
 impl PairSection {
     /// Whether a section under `type` is one of pairs.
     pub(crate) fn is_of(keys: &Mapping) -> bool {
-        let own =
-            ["field_prompt", "field_chosen", "field_rejected", "prompt_format", "chosen_format", "rejected_format"];
+        let own = [
+            "field_prompt",
+            "field_chosen",
+            "field_rejected",
+            "field_completion",
+            "field_label",
+            "prompt_format",
+            "chosen_format",
+            "rejected_format",
+            "completion_format",
+        ];
         keys.keys().any(|key| key.as_str().is_some_and(|key| own.contains(&key)))
     }
 
     fn check(&self, at: &At<'_>) -> Result<(), ConfigError> {
-        let texts: [(&str, &String, &[&str]); 3] = [
+        let texts: [(&str, &String, &[&str]); 4] = [
             ("prompt_format", &self.prompt_format, &["prompt", "system"]),
             ("chosen_format", &self.chosen_format, &["chosen"]),
             ("rejected_format", &self.rejected_format, &["rejected"]),
+            ("completion_format", &self.completion_format, &["completion"]),
         ];
         let mut errors = Errors::default();
         for (key, text, names) in texts {

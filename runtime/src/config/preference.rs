@@ -1,7 +1,6 @@
 //! Preference tuning: training on pairs of answers.
 
-use super::adapter::AdapterSection;
-use super::datasets::DataSection;
+use super::JobConfig;
 use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{NOT_NEGATIVE, POSITIVE, Range};
@@ -152,7 +151,8 @@ impl PreferenceSection {
     }
 
     /// Checks what pairs need of data and adapters.
-    pub(super) fn check(&self, data: &DataSection, adapter: &AdapterSection) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, job: &JobConfig) -> Result<(), ConfigError> {
+        let (data, adapter) = (&job.data, &job.adapter);
         let sets = || data.datasets.iter().chain(&data.test_datasets);
         let Some(rl) = self.rl else {
             return match sets().any(|set| set.r#type.is_pair()) {
@@ -171,18 +171,7 @@ impl PreferenceSection {
             let why = format!("`rl: {}` trains on pairs; use `type: preference` for every data set", rl.word());
             return conflict("datasets", &why);
         }
-        let has_reference = self.objective().has_reference();
-        if has_reference && adapter.adapter.is_none() {
-            let why = "the model is compared with the one that it begins with, which adapters leave as it is";
-            return Err(ConfigError::Missing { key: "adapter".into(), why: format!("{why}; set `adapter: lora`") });
-        }
-        if has_reference && !adapter.lora_modules_to_save.is_empty() {
-            return conflict(
-                "lora_modules_to_save",
-                "modules that are trained whole are no part of the frozen model that it compares with; remove them",
-            );
-        }
-        if has_reference && adapter.lora_model_dir.is_some() {
+        if self.objective().has_reference() && adapter.lora_model_dir.is_some() {
             return conflict(
                 "lora_model_dir",
                 "it compares with the model without adapters; merge this adapter with `phalanx export` and train from the result",
@@ -201,7 +190,6 @@ impl PreferenceSection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::JobConfig;
 
     fn of(keys: &str) -> Result<JobConfig, ConfigError> {
         let text = format!("base_model: m\nmax_steps: 1\ndatasets:\n  - path: a.jsonl\n    type: preference\n{keys}");
@@ -227,11 +215,10 @@ mod tests {
     fn what_does_not_fit_pairs_is_refused_with_what_would() {
         for (keys, expected) in [
             ("", "set `rl: dpo` to train on them"),
-            ("rl: dpo\n", "set `adapter: lora`"),
             ("rl: orpo\nrl_beta: 0.5\n", "the key belongs to `rl: dpo` and `rl: ipo` and `rl: cpo` and `rl: simpo`"),
             ("rl: simpo\nsample_packing: true\n", "each answer of a pair has a row of its own"),
             ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),
-            ("rl: dpo\nlora_modules_to_save: [lm_head]\n", "no part of the frozen model"),
+            ("rl: dpo\nlora_model_dir: a\n", "compares with the model without adapters"),
             (
                 "rl: dpo\ndpo_loss_type: hinge\ndpo_label_smoothing: 0.1\n",
                 "only the losses sigmoid, robust and exo_pair",

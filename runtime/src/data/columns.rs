@@ -9,7 +9,7 @@
 //! - `COLUMNS-3` Padding is never predicted, and each padding token attends to itself only, which makes it nearly free in
 //!   attention.
 
-use super::token_reader::{id_of, is_trained};
+use super::token_reader::{id_of, is_trained, is_undesirable};
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::program::Column;
 use phalanx_strategies::rng::CounterRng;
@@ -23,7 +23,7 @@ pub const IGNORED: i32 = -100;
 pub struct Columns {
     row_len: usize,
     all: Vec<(Column, Vec<i32>)>,
-    /// A row as it is stored, before its columns are written.
+    /// A row as it is stored, before its columns are written, and room for another document.
     stored: Vec<i32>,
 }
 
@@ -31,7 +31,7 @@ impl Columns {
     /// These columns of a batch.
     pub fn new(columns: impl IntoIterator<Item = Column>, batch: BatchShape) -> Columns {
         let all = columns.into_iter().map(|column| (column, vec![0; batch.n_tokens()])).collect();
-        Columns { row_len: batch.seq_len, all, stored: vec![0; batch.seq_len] }
+        Columns { row_len: batch.seq_len, all, stored: vec![0; 2 * batch.seq_len] }
     }
 
     /// A column.
@@ -58,6 +58,22 @@ impl Columns {
         &mut self.stored[at]
     }
 
+    /// Puts the answer of one stored document behind the prompt of another: the document of the row has `n` tokens, the other one is
+    /// behind the row and has `n_other`. Returns the number of tokens, of which a row holds all.
+    pub(super) fn answer_with_other(&mut self, n: usize, n_other: usize) -> usize {
+        let (own, other) = self.stored.split_at_mut(self.row_len);
+        let answer_of = |tokens: &[i32]| tokens.iter().position(|token| is_trained(*token)).unwrap_or(tokens.len());
+        let (at, from) = (answer_of(&own[..n]), answer_of(&other[..n_other]));
+        let answer = &other[from..n_other.min(from + self.row_len - at)];
+        own[at..at + answer.len()].copy_from_slice(answer);
+        at + answer.len()
+    }
+
+    /// Where the stored tokens of another document go, for [`Columns::answer_with_other`].
+    pub(super) fn other_mut(&mut self, n: usize) -> &mut [i32] {
+        &mut self.stored[self.row_len..self.row_len + n]
+    }
+
     /// Writes the columns of the document whose stored tokens are at these positions of a row; returns how many are predicted.
     pub(super) fn document(&mut self, row: usize, at: Range<usize>) -> usize {
         let (first, stored) = (row * self.row_len, &self.stored[at.clone()]);
@@ -67,6 +83,12 @@ impl Columns {
                 Column::Ids => out.iter_mut().zip(stored).for_each(|(id, token)| *id = id_of(*token)),
                 Column::Labels => {
                     let next = stored.iter().skip(1).map(|next| if is_trained(*next) { id_of(*next) } else { IGNORED });
+                    out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
+                }
+                Column::DesirableLabels => {
+                    let is_desirable = |token: i32| is_trained(token) && !is_undesirable(token);
+                    let next =
+                        stored.iter().skip(1).map(|next| if is_desirable(*next) { id_of(*next) } else { IGNORED });
                     out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
                 }
                 Column::NextIds => {
@@ -88,7 +110,7 @@ impl Columns {
             let out = &mut tokens[first + from..first + self.row_len];
             match column {
                 Column::Ids => out.fill(pad_id),
-                Column::Labels | Column::NextIds => out.fill(IGNORED),
+                Column::Labels | Column::DesirableLabels | Column::NextIds => out.fill(IGNORED),
                 Column::Positions => out.fill(0),
                 Column::DocStart => out.iter_mut().zip(from as i32..).for_each(|(start, t)| *start = t),
                 Column::DropoutKeys => {}
@@ -116,7 +138,7 @@ impl Columns {
 
     /// Excludes the labels of rows from `first` on.
     pub(crate) fn ignore(&mut self, first: usize) {
-        let is_label = |column: Column| matches!(column, Column::Labels | Column::NextIds);
+        let is_label = |column: Column| matches!(column, Column::Labels | Column::DesirableLabels | Column::NextIds);
         for (_, tokens) in self.all.iter_mut().filter(|(column, _)| is_label(*column)) {
             tokens[first * self.row_len..].fill(IGNORED);
         }

@@ -8,6 +8,7 @@ use crate::config::datasets::{DatasetType, EndTraining, ExcessLength, FileFormat
 use crate::config::pair_form::{PairForm, PairSection};
 use crate::config::prompts::CustomPrompt;
 use crate::config::split::Split;
+use phalanx_strategies::objective::SecondRow;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -62,8 +63,8 @@ pub struct DataConfig {
     pub min_sample_len: usize,
     /// Keep only one of documents with the same tokens; default false.
     pub deduplicate: bool,
-    /// Documents of a sample, each in a row of the batch: 2 of pairs; default 1.
-    pub documents_per_row: usize,
+    /// What the second row of a batch is that a sample becomes; default: there is none.
+    pub second_row: Option<SecondRow>,
     /// Prepare only the first file at once, the next ones when asked, and no more than this many rows; default: all rows of all
     /// files.
     pub stream_rows: Option<u64>,
@@ -85,9 +86,14 @@ impl DataConfig {
             excess_length_strategy: ExcessLength::Drop,
             min_sample_len: 2,
             deduplicate: false,
-            documents_per_row: 1,
+            second_row: None,
             stream_rows: None,
         }
+    }
+
+    /// Documents of a sample, which are kept or left out together.
+    pub(crate) fn documents_per_row(&self) -> usize {
+        if self.second_row == Some(SecondRow::Rejected) { 2 } else { 1 }
     }
 
     /// Checks what can be checked without opening a file.
@@ -158,12 +164,14 @@ pub(crate) struct PairFields {
     pub(crate) chosen: String,
     /// The other answer.
     pub(crate) rejected: String,
+    /// Whether answers are labelled one by one.
+    pub(crate) labelled: bool,
 }
 
 impl Default for PairFields {
     fn default() -> Self {
         let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(str::to_owned);
-        Self { form: PairForm::Columns, formats: PairSection::default(), prompt, chosen, rejected }
+        Self { form: PairForm::Columns, formats: PairSection::default(), prompt, chosen, rejected, labelled: false }
     }
 }
 

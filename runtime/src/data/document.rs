@@ -17,6 +17,8 @@ pub(crate) struct Document {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Sample {
     Text(Document),
+    /// A text whose answer is labelled undesirable.
+    Undesirable(Document),
     /// Parts that are tokenised one by one.
     Segments(Vec<Segment>),
     /// Tokens, with marks for prediction.

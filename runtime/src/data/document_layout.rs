@@ -46,7 +46,7 @@ pub(super) type Seen = Option<HashSet<[u8; 16]>>;
 pub(super) fn kept(tokens: &TokenFile, config: &DataConfig, is_cut: bool, seen: &mut Seen) -> Result<Kept, TooLong> {
     let n_documents = tokens.documents().len();
     assert!(u32::try_from(n_documents).is_ok(), "{n_documents} documents are more than 32 bits can number");
-    let (mut kept, group) = (Kept::default(), config.documents_per_row.max(1) as u32);
+    let (mut kept, group) = (Kept::default(), config.documents_per_row() as u32);
     for first in (0..n_documents as u32).step_by(group as usize) {
         let documents: Vec<(u32, &[u32])> =
             (first..first + group).map(|document| (document, tokens.document(document, usize::MAX))).collect();

@@ -39,6 +39,7 @@ mod document_layout;
 mod function_calls;
 mod held_out;
 mod jinja;
+mod labelled;
 mod mistral_regex;
 #[cfg(test)]
 mod named_templates_tests;

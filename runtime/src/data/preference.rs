@@ -52,12 +52,14 @@ pub(super) fn pair(
     }
 }
 
+/// The first of these columns that has a value, or the first one.
+pub(super) fn first_of(record: &Value, names: &[&'static str]) -> &'static str {
+    let found = names.iter().copied().find(|name| record.get(name).is_some_and(|value| !value.is_null()));
+    found.unwrap_or(names[0])
+}
+
 /// Texts between markers; `None` if one is null.
 fn framed(record: &Value, frame: Frame, question_form: Question) -> Result<Option<Vec<Sample>>, RecordError> {
-    let first = |names: &[&'static str]| {
-        let found = names.iter().copied().find(|name| record.get(name).is_some_and(|value| !value.is_null()));
-        found.unwrap_or(names[0])
-    };
     // The text of a message of a list, by its place.
     let of_list = |name: &str, at: usize| -> Result<Value, RecordError> {
         let list = messages(name, field_of(record, name)?)?;
@@ -67,9 +69,9 @@ fn framed(record: &Value, frame: Frame, question_form: Question) -> Result<Optio
     let column = |name: &str| field_of(record, name).cloned();
     let texts = match question_form {
         Question::First => [
-            column(first(&["prompt", "input", "question", "instruction"]))?,
-            column(first(&["chosen", "chosen_response"]))?,
-            column(first(&["rejected", "rejected_response"]))?,
+            column(first_of(record, &["prompt", "input", "question", "instruction"]))?,
+            column(first_of(record, &["chosen", "chosen_response"]))?,
+            column(first_of(record, &["rejected", "rejected_response"]))?,
         ],
         Question::Column(name) => [column(name)?, column("chosen")?, column("rejected")?],
         Question::Ultra => [column("prompt")?, of_list("chosen", 1)?, of_list("rejected", 1)?],
@@ -103,17 +105,21 @@ fn formatted(record: &Value, formats: &PairSection) -> Result<Option<Vec<Sample>
     }
     let system = record.get(&formats.field_system).and_then(Value::as_str).unwrap_or_default();
     let [prompt, chosen, rejected] = texts;
-    let fill = |format: &str, values: &[(&str, &str)]| filled(format, values).expect("the configuration is checked");
-    let prompt = fill(&formats.prompt_format, &[("prompt", prompt), ("system", system)]);
+    let prompt = filled_by(&formats.prompt_format, &[("prompt", prompt), ("system", system)]);
     let answers = [
-        fill(&formats.chosen_format, &[("chosen", chosen)]),
-        fill(&formats.rejected_format, &[("rejected", rejected)]),
+        filled_by(&formats.chosen_format, &[("chosen", chosen)]),
+        filled_by(&formats.rejected_format, &[("rejected", rejected)]),
     ];
     Ok(Some(answers.map(|answer| text_of(&prompt, &answer)).into()))
 }
 
+/// A format of a checked configuration, with values.
+pub(super) fn filled_by(format: &str, values: &[(&str, &str)]) -> String {
+    filled(format, values).expect("the configuration is checked")
+}
+
 /// A document whose answer is trained on.
-fn text_of(prompt: &str, answer: &str) -> Sample {
+pub(super) fn text_of(prompt: &str, answer: &str) -> Sample {
     let text = format!("{prompt}{answer}");
     Sample::Text(Document { trained: std::iter::once(prompt.len()..text.len()).collect(), text, bounded: true })
 }
@@ -212,7 +218,7 @@ fn of_messages(
 }
 
 /// A record in which a prompt has one of the answers.
-fn document(
+pub(super) fn document(
     record: &Value,
     prompt: &[Value],
     answer: Vec<Value>,
@@ -220,8 +226,8 @@ fn document(
     chat: &ConversationReader,
 ) -> Result<Sample, RecordError> {
     // Of conversations in two columns, a column with the question is left out as well.
-    let others = [&fields.prompt, &fields.chosen, &fields.rejected];
-    let rest = record.as_object().into_iter().flatten().filter(|(name, _)| !others.contains(name));
+    let others = [&fields.prompt[..], &fields.chosen[..], &fields.rejected[..], "completion", "label"];
+    let rest = record.as_object().into_iter().flatten().filter(|(name, _)| !others.contains(&name.as_str()));
     let mut record: Map<String, Value> = rest.map(|(name, value)| (name.clone(), value.clone())).collect();
     record.insert("prompt".into(), Value::Array(prompt.to_vec()));
     record.insert("completion".into(), Value::Array(answer));
@@ -229,7 +235,7 @@ fn document(
 }
 
 /// The messages of a column: a list, a list as JSON in a text, or one message.
-fn messages(name: &str, value: &Value) -> Result<Vec<Value>, RecordError> {
+pub(super) fn messages(name: &str, value: &Value) -> Result<Vec<Value>, RecordError> {
     match parsed(value) {
         Cow::Owned(Value::Array(list)) => Ok(list),
         Cow::Borrowed(Value::Array(list)) => Ok(list.clone()),

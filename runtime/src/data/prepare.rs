@@ -242,7 +242,7 @@ pub fn prepare(
 }
 
 fn row_shape(config: &DataConfig, pad_id: Option<u32>) -> RowShape {
-    RowShape { len: config.sequence_len, n_rows: config.documents_per_row, pad_id: pad_id.unwrap_or(0) }
+    RowShape { len: config.sequence_len, second: config.second_row, pad_id: pad_id.unwrap_or(0) }
 }
 
 /// The tokens of data sets, laid into rows.
@@ -676,7 +676,7 @@ fn lay_out(
 /// The rows of documents with these numbers and numbers of tokens.
 fn packed(lens: &[(u32, usize)], config: &DataConfig) -> Packing {
     match (config.sample_packing, config.sample_packing_sequentially) {
-        _ if config.documents_per_row > 1 => Packing::groups(lens.len(), config.documents_per_row),
+        _ if config.documents_per_row() > 1 => Packing::groups(lens.len(), config.documents_per_row()),
         (true, false) => Packing::best_fit(lens, config.sequence_len),
         (true, true) => Packing::sequential(lens, config.sequence_len),
         (false, _) => Packing::one_per_row(lens.iter().map(|(number, _)| *number).collect()),

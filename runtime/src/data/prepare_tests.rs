@@ -604,7 +604,7 @@ fn tokens_are_read_from_more_files_than_stay_open() {
     preparer.n_open_left = 1;
 
     let loaded = preparer.all(&|_| Ok(())).unwrap();
-    let rows = Rows::new(Arc::new(RowStore::new(loaded.parts, RowShape { len: 16, n_rows: 1, pad_id: 0 })), None);
+    let rows = Rows::new(Arc::new(RowStore::new(loaded.parts, RowShape { len: 16, second: None, pad_id: 0 })), None);
 
     assert!(text(&batch(&rows, 0..3).ids).contains("2.jsonl"));
     for entry in std::fs::read_dir(files.cache()).unwrap() {

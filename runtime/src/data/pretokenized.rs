@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::record_error::{RecordError, field_of, wrong_type};
-use super::token_cache_format::TRAINED;
+use super::token_cache_format::{MARKS, TRAINED};
 
 /// The label of a token that is not predicted, as in PyTorch's cross-entropy.
 const IGNORED: i64 = -100;
@@ -105,7 +105,7 @@ impl Row {
             return Err(RecordError::Hole { position });
         }
         let (id, label) = (self.ids[position], self.labels[position]);
-        let valid = u32::try_from(id).ok().filter(|id| id & TRAINED == 0);
+        let valid = u32::try_from(id).ok().filter(|id| id & MARKS == 0);
         let id = valid.ok_or(RecordError::TokenId { position, id })?;
         if label != IGNORED && label != i64::from(id) {
             return Err(RecordError::OtherLabel { position, label, id });

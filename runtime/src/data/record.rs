@@ -7,6 +7,7 @@ use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::{DatasetConfig, PairFields};
 use super::conversation::{ConversationReader, MEDIA};
 use super::document::{Document, Sample};
+use super::labelled;
 use super::preference;
 use super::pretokenized;
 use super::record_error::{RecordError, field_of, not_text, wrong_type};
@@ -83,7 +84,10 @@ impl RecordReader {
     pub(super) fn fields_of_messages(&self) -> Vec<String> {
         match self {
             Self::Chat(readers) => readers.plain.fields_of_messages(),
-            Self::Pairs { fields, .. } => [&fields.prompt, &fields.chosen, &fields.rejected].map(Clone::clone).into(),
+            Self::Pairs { fields, .. } => {
+                let columns = [&fields.prompt[..], &fields.chosen[..], &fields.rejected[..], "completion"];
+                columns.map(str::to_owned).into()
+            }
             _ => Vec::new(),
         }
     }
@@ -131,7 +135,7 @@ impl RecordReader {
             },
             Self::Pairs { fields, chat } => {
                 let chat = chat.as_deref().map(|readers| readers.of(record));
-                return preference::pair(record, fields, chat);
+                return if fields.labelled { labelled::answers } else { preference::pair }(record, fields, chat);
             }
             Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
             Self::Tokens => {

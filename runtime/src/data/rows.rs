@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use phalanx_strategies::objective::Counts;
+use phalanx_strategies::objective::{Counts, SecondRow, Unit};
 use phalanx_strategies::rng::CounterRng;
 use phalanx_strategies::sampler::Permutation;
 
@@ -78,8 +78,8 @@ pub(crate) struct RowStore {
 pub(crate) struct RowShape {
     /// Tokens of a row of the batch.
     pub(crate) len: usize,
-    /// Rows of the batch: 1, or one for each document.
-    pub(crate) n_rows: usize,
+    /// The second row of the batch that it becomes, if there is one.
+    pub(crate) second: Option<SecondRow>,
     /// Id of tokens behind the documents.
     pub(crate) pad_id: u32,
 }
@@ -284,9 +284,14 @@ impl Rows {
         self.store.shape.len
     }
 
-    /// Rows of a batch that each row takes: one for each document of a pair.
+    /// Rows of a batch that each row takes: two of a pair.
     pub fn n_batch_rows(&self) -> usize {
-        self.store.shape.n_rows
+        1 + usize::from(self.store.shape.second.is_some())
+    }
+
+    /// Those of them that are documents of the data.
+    pub(crate) fn n_documents(&self) -> usize {
+        if self.store.shape.second == Some(SecondRow::Rejected) { 2 } else { 1 }
     }
 
     /// Copies the rows numbered `rows` (B of them) into `batch`, of B times [`Rows::n_batch_rows`] rows, and returns how many tokens
@@ -298,7 +303,7 @@ impl Rows {
     /// # Panics
     /// When a row does not exist, one of a stream is not ready, or the batch is for another number of rows or tokens.
     pub fn fill(&self, rows: &[u64], draws: CounterRng, batch: &mut Columns) -> Result<usize, TokenCacheError> {
-        let RowShape { len, n_rows, pad_id } = self.store.shape;
+        let (RowShape { len, pad_id, .. }, n_rows) = (self.store.shape, self.n_batch_rows());
         assert!(batch.fits(rows.len() * n_rows, len), "{} rows of {len} do not fit into {batch:?}", rows.len());
         let mut n_predicted = 0;
         for (nth, &number) in rows.iter().enumerate() {
@@ -315,12 +320,35 @@ impl Rows {
                 }
                 Ok(())
             })?;
-            if n_rows == 1 {
-                batch.pad(first, used, pad_id as i32);
+            match self.store.shape.second {
+                None => batch.pad(first, used, pad_id as i32),
+                Some(SecondRow::Mismatched) => {
+                    let before = rows[(nth + rows.len() - 1) % rows.len()];
+                    let n = self.read_mismatched(number, before, batch)?;
+                    batch.document(first + 1, 0..n);
+                    batch.pad(first + 1, n, pad_id as i32);
+                }
+                Some(SecondRow::Rejected) => {}
             }
             (0..n_rows).for_each(|i| batch.draw(first + i, draws.fork(number * n_rows as u64 + i as u64)));
         }
         Ok(n_predicted)
+    }
+
+    /// Stores the prompt of one row with the answer of another; returns the number of tokens.
+    fn read_mismatched(&self, own: u64, other: u64, batch: &mut Columns) -> Result<usize, TokenCacheError> {
+        let [mut n, mut n_other] = [0, 0];
+        let (part, row) = self.place(own);
+        part.for_each_document(row, self.row_len(), |tokens| {
+            n = (tokens.end - tokens.start) as usize;
+            part.tokens.read(tokens.start, batch.stored_mut(0..n))
+        })?;
+        let (part, row) = self.place(other);
+        part.for_each_document(row, self.row_len(), |tokens| {
+            n_other = (tokens.end - tokens.start) as usize;
+            part.tokens.read(tokens.start, batch.other_mut(n_other))
+        })?;
+        Ok(batch.answer_with_other(n, n_other))
     }
 
     /// What is in `rows`, by which the parts of the loss of a whole step are divided.
@@ -331,17 +359,21 @@ impl Rows {
     /// # Panics
     /// When a row does not exist.
     pub fn counts(&self, rows: &[u64]) -> Result<Counts, TokenCacheError> {
-        let mut counts = Counts { samples: rows.len() as u64, ..Counts::default() };
+        let mut counts = Counts::default();
+        counts.add(Unit::Sample, rows.len() as u64);
         for &row in rows {
             let (part, row) = self.place(row);
             let mut is_first = true;
             part.for_each_document(row, self.store.shape.len, |tokens| {
                 let len = tokens.end - tokens.start;
-                let n_predicted = part.tokens.count_predicted(tokens)? as u64;
-                counts.tokens += n_predicted;
+                let counted = part.tokens.counted(tokens)?;
+                let n_predicted = counted.n_predicted as u64;
+                counts.add(Unit::Token, n_predicted);
+                let label = if counted.is_undesirable { Unit::Undesirable } else { Unit::Desirable };
+                counts.add(label, 1);
                 if std::mem::take(&mut is_first) {
-                    counts.chosen_tokens += n_predicted;
-                    counts.chosen_text += len.saturating_sub(1);
+                    counts.add(Unit::ChosenToken, n_predicted);
+                    counts.add(Unit::ChosenText, len.saturating_sub(1));
                 }
                 Ok(())
             })?;
@@ -357,7 +389,7 @@ impl Rows {
     /// # Panics
     /// As [`Rows::counts`].
     pub fn n_predicted(&self, rows: &[u64]) -> Result<usize, TokenCacheError> {
-        Ok(self.counts(rows)?.tokens as usize)
+        Ok(self.counts(rows)?.number(Unit::Token) as usize)
     }
 
     /// The number in the store of a row.
@@ -386,14 +418,14 @@ mod tests {
     use super::*;
     use crate::data::columns::IGNORED;
     use crate::data::token_cache::TokenWriter;
-    use crate::data::token_cache_format::TRAINED;
+    use crate::data::token_cache_format::{TRAINED, UNDESIRABLE};
     use phalanx_strategies::model::BatchShape;
     use phalanx_strategies::program::Column;
     use std::collections::HashSet;
     use std::os::fd::AsRawFd;
 
     const S: usize = 8;
-    const SHAPE: RowShape = RowShape { len: S, n_rows: 1, pad_id: 0 };
+    const SHAPE: RowShape = RowShape { len: S, second: None, pad_id: 0 };
 
     const OF_DOCUMENTS: [Column; 4] = [Column::Ids, Column::Labels, Column::Positions, Column::DocStart];
 
@@ -498,7 +530,7 @@ mod tests {
     fn documents_of_a_pair_are_two_rows_of_the_batch_with_random_keys_of_their_own() {
         let documents: [&[u32]; 4] = [&[1, 5 | T, 2 | T], &[1, 6, 7 | T, 8 | T], &[3, 4 | T], &[3, 9 | T]];
         let packing = Packing::groups(4, 2);
-        let shape = RowShape { n_rows: 2, ..SHAPE };
+        let shape = RowShape { second: Some(SecondRow::Rejected), ..SHAPE };
         let rows = Rows::new(Arc::new(RowStore::new(vec![part(&documents, whole(packing, 4))], shape)), None);
         let all = OF_DOCUMENTS.into_iter().chain([Column::DropoutKeys]);
         let mut batch = Columns::new(all, BatchShape { n_rows: 4, seq_len: S });
@@ -506,14 +538,44 @@ mod tests {
         let n_predicted = rows.fill(&[1, 0], CounterRng::new(3), &mut batch).unwrap();
 
         assert_eq!((rows.len(), n_predicted), (2, 6));
-        let expected = Counts { tokens: 6, samples: 2, chosen_tokens: 3, chosen_text: 3 };
-        assert_eq!(rows.counts(&[1, 0]), Ok(expected));
+        let counts = rows.counts(&[1, 0]).unwrap();
+        let numbers = [Unit::Token, Unit::Sample, Unit::ChosenToken, Unit::ChosenText].map(|unit| counts.number(unit));
+        assert_eq!(numbers, [6, 2, 3, 3]);
         let ids = batch.of(Column::Ids);
         assert_eq!(ids[..16], [3, 4, 0, 0, 0, 0, 0, 0, 3, 9, 0, 0, 0, 0, 0, 0]);
         assert_eq!(ids[16..], [1, 5, 2, 0, 0, 0, 0, 0, 1, 6, 7, 8, 0, 0, 0, 0]);
         assert_eq!(batch.of(Column::Labels)[24..27], [IGNORED, 7, 8]);
         let keys: HashSet<&[i32]> = batch.of(Column::DropoutKeys).chunks(S).collect();
         assert_eq!(keys.len(), 4);
+    }
+
+    #[test]
+    fn prompt_with_the_answer_of_the_sample_before_it_is_the_second_row() {
+        const U: u32 = T | UNDESIRABLE;
+        let documents: [&[u32]; 3] = [&[1, 5, 6 | T], &[2, 7 | U, 8 | U], &[3, 4, 9, 9, 9, 9, 9, 10 | T]];
+        let shape = RowShape { second: Some(SecondRow::Mismatched), ..SHAPE };
+        let layout = whole(Packing::one_per_row((0..3).collect()), 3);
+        let rows = Rows::new(Arc::new(RowStore::new(vec![part(&documents, layout)], shape)), None);
+        let mut batch =
+            Columns::new([Column::Ids, Column::Labels, Column::DesirableLabels], BatchShape { n_rows: 6, seq_len: S });
+
+        rows.fill(&[0, 1, 2], CounterRng::new(0), &mut batch).unwrap();
+
+        let row = |column: Column, row: usize| batch.of(column)[row * S..(row + 1) * S].to_vec();
+        assert_eq!(row(Column::Ids, 2), [2, 7, 8, 0, 0, 0, 0, 0]);
+        assert_eq!(row(Column::Ids, 1), [1, 5, 10, 0, 0, 0, 0, 0]);
+        assert_eq!(row(Column::Ids, 3), [2, 6, 0, 0, 0, 0, 0, 0]);
+        // What exceeds the row is cut.
+        assert_eq!(row(Column::Ids, 5), [3, 4, 9, 9, 9, 9, 9, 7]);
+        assert_eq!(row(Column::Labels, 1)[..3], [IGNORED, 10, IGNORED]);
+        assert_eq!(row(Column::Labels, 2)[..3], [7, 8, IGNORED]);
+        assert_eq!(row(Column::DesirableLabels, 2), [IGNORED; S]);
+        assert_eq!(row(Column::DesirableLabels, 0)[..3], [IGNORED, 6, IGNORED]);
+        let counts = rows.counts(&[0, 1, 2]).unwrap();
+        assert_eq!(
+            [Unit::Sample, Unit::Undesirable, Unit::Desirable, Unit::Token].map(|unit| counts.number(unit)),
+            [3, 1, 2, 4]
+        );
     }
 
     #[test]

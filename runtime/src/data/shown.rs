@@ -47,7 +47,7 @@ pub fn first_samples(rows: &Rows, n: usize, tokenizer: &Tokenizer) -> Result<Vec
         let shape = BatchShape { n_rows: rows.n_batch_rows(), seq_len: rows.row_len() };
         let mut batch = Columns::new([Column::Ids, Column::Labels, Column::DocStart], shape);
         rows.fill(&[row], CounterRng::new(0), &mut batch)?;
-        for at in (0..shape.n_tokens()).step_by(shape.seq_len) {
+        for at in (0..shape.n_tokens()).step_by(shape.seq_len).take(rows.n_documents()) {
             let of_row = |column| &batch.of(column)[at..at + shape.seq_len];
             let [ids, labels, doc_start] = [Column::Ids, Column::Labels, Column::DocStart].map(of_row);
             let mut start = 0;

@@ -1,6 +1,6 @@
 //! Token ids on disk: written once, verified whole, mapped into memory while a job prepares its data.
 //!
-//! File, all numbers little-endian: a `Header` of 128 bytes, the tokens (4 bytes each, `TRAINED` marks those to predict),
+//! File, all numbers little-endian: a `Header` of 128 bytes, the tokens (4 bytes each, `TRAINED` marks those to predict, `UNDESIRABLE` those of undesirable answers),
 //! 4 bytes of zero if their number is odd, then the ends of the documents (16 bytes each).
 //!
 //! Invariants:
@@ -13,7 +13,7 @@ use std::fs::{DirEntry, File, TryLockError};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::token_cache_format::{DocumentEnd, TRAINED, TokenCacheError};
+use super::token_cache_format::{DocumentEnd, MARKS, TokenCacheError};
 use super::token_reader::TokenReader;
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
@@ -115,7 +115,7 @@ impl TokenFile {
         Ok(header)
     }
 
-    /// The stored tokens, with their [`TRAINED`] bits.
+    /// The stored tokens, with their [`MARKS`].
     pub(crate) fn tokens(&self) -> &[u32] {
         let n = self.header.n_tokens as usize;
         bytemuck::cast_slice(&self.map[HEADER_BYTES..HEADER_BYTES + 4 * n])
@@ -223,7 +223,7 @@ impl TokenWriter {
 
     /// Appends tokens to the current document.
     pub(crate) fn push(&mut self, tokens: &[u32]) -> Result<(), TokenCacheError> {
-        let largest = tokens.iter().map(|token| token & !TRAINED).max().unwrap_or(0);
+        let largest = tokens.iter().map(|token| token & !MARKS).max().unwrap_or(0);
         self.header.max_id = self.header.max_id.max(largest);
         self.header.n_tokens += tokens.len() as u64;
         self.write(bytemuck::cast_slice(tokens))
@@ -324,6 +324,7 @@ pub(super) fn io_error(action: &'static str, path: &Path, error: &std::io::Error
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::token_cache_format::TRAINED;
 
     const KEY: [u8; 32] = [7; 32];
 

@@ -7,6 +7,12 @@ use thiserror::Error;
 /// Set in a stored token that the model is trained to predict.
 pub(crate) const TRAINED: u32 = 1 << 31;
 
+/// Set in the trained tokens of an answer that is labelled undesirable.
+pub(crate) const UNDESIRABLE: u32 = 1 << 30;
+
+/// What a stored token has beside its id.
+pub(crate) const MARKS: u32 = TRAINED | UNDESIRABLE;
+
 /// Why a token file cannot be written or used.
 #[allow(missing_docs, reason = "each variant's message says what its fields are")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

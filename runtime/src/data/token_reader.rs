@@ -3,7 +3,7 @@
 //! The file is read, not mapped: if another program truncates it, a read returns an error, whereas an access to a map ends the
 //! process by SIGBUS.
 
-use crate::data::token_cache_format::{DocumentEnd, TRAINED, TokenCacheError};
+use crate::data::token_cache_format::{DocumentEnd, MARKS, TRAINED, TokenCacheError, UNDESIRABLE};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -64,7 +64,7 @@ impl TokenReader {
         Ok(start..ends[1].end.min(start.saturating_add(max as u64)))
     }
 
-    /// Reads tokens with their [`TRAINED`] bits, from the `first` of the file on.
+    /// Reads tokens with their [`MARKS`], from the `first` of the file on.
     ///
     /// # Shapes
     /// `tokens`: any number of tokens that the file has.
@@ -72,17 +72,18 @@ impl TokenReader {
         self.read_bytes(bytemuck::cast_slice_mut(tokens), self.tokens_at + first * size_of::<i32>() as u64)
     }
 
-    /// The number of predicted tokens of a document: the trained ones, except the first, which has no context.
-    pub(crate) fn count_predicted(&self, document: Range<u64>) -> Result<usize, TokenCacheError> {
-        let (mut n_predicted, mut tokens) = (0, [0; TOKENS_AT_A_TIME]);
+    /// What is in a document.
+    pub(crate) fn counted(&self, document: Range<u64>) -> Result<Counted, TokenCacheError> {
+        let (mut counted, mut tokens) = (Counted::default(), [0; TOKENS_AT_A_TIME]);
         let mut first = document.start + 1;
         while first < document.end {
             let n = TOKENS_AT_A_TIME.min((document.end - first) as usize);
             self.read(first, &mut tokens[..n])?;
-            n_predicted += tokens[..n].iter().filter(|token| is_trained(**token)).count();
+            counted.n_predicted += tokens[..n].iter().filter(|token| is_trained(**token)).count();
+            counted.is_undesirable |= tokens[..n].iter().any(|token| is_undesirable(*token));
             first += n as u64;
         }
-        Ok(n_predicted)
+        Ok(counted)
     }
 
     fn read_bytes(&self, bytes: &mut [u8], at: u64) -> Result<(), TokenCacheError> {
@@ -110,5 +111,19 @@ pub(crate) const fn is_trained(token: i32) -> bool {
 
 /// The id of a token as [`TokenReader::read`] returns it.
 pub(crate) const fn id_of(token: i32) -> i32 {
-    (token as u32 & !TRAINED) as i32
+    (token as u32 & !MARKS) as i32
+}
+
+/// Whether a token as [`TokenReader::read`] returns it is of an answer that is labelled undesirable.
+pub(crate) const fn is_undesirable(token: i32) -> bool {
+    token as u32 & UNDESIRABLE != 0
+}
+
+/// What is in a document.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Predicted tokens: the trained ones, except the first, which has no context.
+    pub(crate) n_predicted: usize,
+    /// Whether its answer is labelled undesirable.
+    pub(crate) is_undesirable: bool,
 }

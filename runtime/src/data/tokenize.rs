@@ -17,7 +17,7 @@ use super::records::{LeftOut, Numbered, ReadError, RecordFile};
 use super::sources::choice::Choice;
 use super::text_chunks::{self, Cut};
 use super::token_cache::TokenWriter;
-use super::token_cache_format::{TRAINED, TokenCacheError};
+use super::token_cache_format::{TRAINED, TokenCacheError, UNDESIRABLE};
 use super::token_span::Piece;
 use super::tokenizer::Tokenizer;
 use super::tokenizer_error::TokenizerError;
@@ -275,6 +275,10 @@ fn encode_record(
 fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
     Ok(match sample {
         Sample::Text(document) => encode_document(&document, tokenizer)?,
+        Sample::Undesirable(document) => {
+            let tokens = encode_document(&document, tokenizer)?.into_iter();
+            tokens.map(|token| if token & TRAINED == 0 { token } else { token | UNDESIRABLE }).collect()
+        }
         Sample::Segments(segments) => {
             let mut tokens = Vec::new();
             for segment in segments {

@@ -22,6 +22,7 @@ use phalanx_strategies::compile::{CompileError, Compiled, Parallel, StepSpec, co
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
+use phalanx_strategies::passes::reference::is_copy;
 use phalanx_strategies::program::Program;
 use phalanx_strategies::target::Target;
 use serde_json::Value;
@@ -48,6 +49,7 @@ fn export_as(
     dtype: Option<Dtype>,
 ) -> Result<(), JobError> {
     let mut tensors = weights::parameters(from.compiled);
+    tensors.retain(|tensor| !is_copy(&tensor.name));
     let job = parse_job(extras)?;
     let is_adapter = |t: &Tensor| t.name.contains(".lora_");
     let tokenizer: Vec<(String, Vec<u8>)> = extras.iter().filter(|(n, _)| is_tokenizer_file(n)).cloned().collect();

@@ -13,7 +13,7 @@ use super::vocabulary::template_config;
 use crate::config::JobConfig;
 use crate::config::adapter::{Lora, whole};
 use crate::config::dataset_type::PromptSection;
-use crate::config::datasets::{self, DataSection, DatasetType, ValSetSize};
+use crate::config::datasets::{self, DatasetType, ValSetSize};
 use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
 use crate::config::output::BestRule;
@@ -42,7 +42,7 @@ use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig};
-use phalanx_strategies::objective::Objective;
+use phalanx_strategies::objective::{Objective, SecondRow};
 use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
@@ -198,7 +198,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let expanded = |entries: &[datasets::DatasetConfig]| {
         let entry = |dataset| {
             let path = located(dataset)?;
-            Ok(data::DatasetConfig { files: matching(&path)?, path, ..dataset_config(dataset, d) })
+            Ok(data::DatasetConfig { files: matching(&path)?, path, ..dataset_config(dataset, config) })
         };
         entries.iter().map(entry).collect::<Result<Vec<_>, JobError>>()
     };
@@ -219,7 +219,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         excess_length_strategy: d.excess_length_strategy,
         min_sample_len: d.min_sample_len,
         deduplicate: d.dataset_exact_deduplication,
-        documents_per_row: config.preference.objective().rows_per_sample(),
+        second_row: config.preference.objective().second_row(),
         stream_rows: config
             .schedule
             .max_steps
@@ -234,7 +234,8 @@ fn located(dataset: &datasets::DatasetConfig) -> Result<PathBuf, JobError> {
     Ok(sources::located(&dataset.path, dataset.revision.as_deref(), is_loader, &HubCache::of_user())?)
 }
 
-fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::DatasetConfig {
+fn dataset_config(d: &datasets::DatasetConfig, config: &JobConfig) -> data::DatasetConfig {
+    let job = &config.data;
     data::DatasetConfig {
         path: d.path.clone(),
         files: Vec::new(),
@@ -252,13 +253,13 @@ fn dataset_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::Datas
         weight: d.weight,
         field: d.field.clone(),
         prompt: d.prompt.as_ref().map(PromptSection::prompt),
-        pair: pair_fields(d),
+        pair: pair_fields(d, config.preference.objective().second_row() == Some(SecondRow::Mismatched)),
         conversation: conversation_config(d, &job.eot_tokens),
         template: template_config(d, job),
     }
 }
 
-fn pair_fields(d: &datasets::DatasetConfig) -> Option<PairFields> {
+fn pair_fields(d: &datasets::DatasetConfig, labelled: bool) -> Option<PairFields> {
     let DatasetType::Preference(form) = d.r#type else { return None };
     let default = PairFields::default();
     let prompt = match form {
@@ -267,7 +268,7 @@ fn pair_fields(d: &datasets::DatasetConfig) -> Option<PairFields> {
     };
     let chosen = d.field_chosen.clone().unwrap_or(default.chosen);
     let rejected = d.field_rejected.clone().unwrap_or(default.rejected);
-    Some(PairFields { form, formats: d.pair.clone().unwrap_or_default(), prompt, chosen, rejected })
+    Some(PairFields { form, formats: d.pair.clone().unwrap_or_default(), prompt, chosen, rejected, labelled })
 }
 
 fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::ConversationConfig {

@@ -40,7 +40,7 @@ use phalanx_strategies::elastic::message::Requests;
 use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::{LossScale, Verdict};
 use phalanx_strategies::mesh::Axis;
-use phalanx_strategies::objective::{Counts, Report, Sums};
+use phalanx_strategies::objective::{Counts, Report, Sums, Unit};
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Cost, Hyper, Phase, Role, ValueId};
 use phalanx_strategies::sampler::Sampler;
@@ -539,7 +539,7 @@ impl<'a> Trainer<'a> {
             tokens_per_s: tokens / o.step_s,
             step_ms: o.step_s * 1e3,
             epoch: self.sampler.epochs_after(step + 1),
-            predicted_tokens: o.counts.tokens,
+            predicted_tokens: o.counts.number(Unit::Token),
             mfu_pct: self.peak.share_pct(self.model_flops / o.step_s),
             // A device's own memory is what limits a job on it.
             memory_bytes: match self.machine.memory() {

@@ -13,6 +13,7 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::Axis;
 use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::passes::memory::BufferLocation;
+use phalanx_strategies::passes::reference::file_name;
 use phalanx_strategies::program::held::StateBoxes;
 use phalanx_strategies::program::held_box::HeldBox;
 use phalanx_strategies::program::packing::E4M3_WEIGHT_MAX;
@@ -217,7 +218,7 @@ fn load(
         let shape = shape_of_weights(param, &tensor);
         let grown = match grown {
             Some((grown, rng)) if grown.concerns(source.shape(name)?, &shape) => {
-                Some(grown.rows(source, name, param.init, rng.fork_named(&tensor.name))?)
+                Some(grown.rows(source, name, param.init, rng.fork_named(file_name(&tensor.name)))?)
             }
             _ => source.check_shape(name, &shape).map(|()| None)?,
         };
@@ -304,6 +305,7 @@ pub(crate) fn sources<'a>(
 
 /// Names in files of a model without its head, such as GPT-2 on the hub, have no family prefix.
 pub(super) fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) -> &'a str {
+    let name = file_name(name);
     let short = name.strip_prefix(prefix).filter(|short| source.contains(short));
     if source.contains(name) { name } else { short.unwrap_or(name) }
 }
@@ -312,7 +314,7 @@ pub(super) fn name_in<'a>(source: &TensorSource, name: &'a str, prefix: &str) ->
 /// threads, nor on how projections are stacked or split between ranks.
 fn draw(machine: &mut dyn Machine, c: &Compiled, param: &Param, rng: CounterRng) {
     for tensor in tensors(param, &param.held, 0) {
-        let stream = rng.fork_named(&tensor.name);
+        let stream = rng.fork_named(file_name(&tensor.name));
         if let Some(packing) = param.packing {
             let drawn: Result<(), Infallible> =
                 packed_weights::fill(machine, c, &tensor, packing, &mut |index: usize, run: &mut [f32]| {

@@ -3,8 +3,13 @@
 use crate::support::Project;
 use crate::support::job::with_kills;
 
-/// A project whose job trains adapters on pairs, beside a frozen base model.
-fn pairs() -> Project {
+/// Adapters, beside which the base model is the reference.
+const ADAPTERS: &str = "rl: dpo\nadapter: lora\nlora_r: 4\nlora_target_linear: true\nlora_dropout: 0.1\n";
+/// The whole model, beside a copy of it.
+const WHOLE: &str = "rl: dpo\n";
+
+/// A project whose job trains on pairs.
+fn pairs(keys: &str) -> Project {
     let p = Project::new();
     p.train(&["--max_steps", "5", "--output_dir", "base"]).succeeds();
     let pair = |i: u32| {
@@ -17,15 +22,20 @@ fn pairs() -> Project {
     p.write("pairs.jsonl", &(0..80).map(pair).collect::<String>());
     p.write(
         "job.yaml",
-        "base_model: DIR/base/model\ndatasets:\n  - path: DIR/pairs.jsonl\n    type: preference\nrl: dpo\nadapter: lora\n\
-         lora_r: 4\nlora_target_linear: true\nlora_dropout: 0.1\nsequence_len: 48\nmicro_batch_size: 2\nmax_steps: 8\n\
-         learning_rate: 1e-3\nlogging_steps: 1\nsave_steps: 50\nval_set_size: 7\noutput_dir: DIR/out\n",
+        &format!(
+            "{keys}base_model: DIR/base/model\ndatasets:\n  - path: DIR/pairs.jsonl\n    type: preference\n\
+             sequence_len: 48\nmicro_batch_size: 2\nmax_steps: 8\nlearning_rate: 1e-3\nlogging_steps: 1\nsave_steps: 50\n\
+             val_set_size: 7\noutput_dir: DIR/out\n"
+        ),
     );
     p
 }
 
-fn adapter(p: &Project, out: &str) -> Vec<u8> {
-    std::fs::read(p.path(out).join("model/adapter_model.safetensors")).unwrap()
+/// The file with the weights of a run.
+fn weights(p: &Project, out: &str) -> Vec<u8> {
+    let model = p.path(out).join("model");
+    let files = ["adapter_model.safetensors", "model.safetensors"].map(|name| model.join(name));
+    std::fs::read(files.iter().find(|file| file.exists()).unwrap()).unwrap()
 }
 
 /// The lines of steps and evaluations, without what a clock measures.
@@ -40,15 +50,23 @@ fn numbers(p: &Project, out: &str) -> Vec<serde_json::Value> {
 
 #[test]
 fn twenty_kills_beside_a_sharded_reference_change_no_bit_of_weights_and_metrics() {
-    let p = pairs();
+    kills_change_no_bit(&pairs(ADAPTERS));
+}
+
+#[test]
+fn twenty_kills_beside_a_sharded_copy_of_the_model_change_no_bit_of_weights_and_metrics() {
+    kills_change_no_bit(&pairs(WHOLE));
+}
+
+fn kills_change_no_bit(p: &Project) {
     let keys = ["--reproducible", "true", "--dp_shard_size", "2", "--max_steps", "420", "--eval_steps", "100"];
     p.train(&[&keys[..], &["--output_dir", "straight"]].concat()).succeeds();
     let kills: Vec<(usize, usize)> = (0..20).map(|i| (i % 2, 5 + 20 * i)).collect();
 
-    with_kills(&p, &keys, &kills);
+    with_kills(p, &keys, &kills);
 
-    assert!(adapter(&p, "out") == adapter(&p, "straight"), "the weights differ");
-    assert_eq!(numbers(&p, "out"), numbers(&p, "straight"));
+    assert!(weights(p, "out") == weights(p, "straight"), "the weights differ");
+    assert_eq!(numbers(p, "out"), numbers(p, "straight"));
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
     let n_died = events.lines().filter(|line| line.contains("\"why\":\"Died\"")).count();
     assert!(n_died >= 15, "{n_died} incidents of 20 kills");
@@ -56,22 +74,25 @@ fn twenty_kills_beside_a_sharded_reference_change_no_bit_of_weights_and_metrics(
 
 #[test]
 fn checkpoint_evaluates_as_its_run_did_and_a_model_without_its_reference_is_refused() {
-    let p = pairs();
-    p.train(&[]).succeeds();
-    let last = numbers(&p, "out").pop().unwrap();
+    for keys in [ADAPTERS, WHOLE] {
+        let p = pairs(keys);
+        p.train(&[]).succeeds();
+        let last = numbers(&p, "out").pop().unwrap();
 
-    let checkpoint = p.checkpoints("out").pop().unwrap();
-    let found = p.run(&["eval", "job.yaml", "--model", checkpoint.to_str().unwrap(), "--json"]).succeeds();
+        let checkpoint = p.checkpoints("out").pop().unwrap();
+        let found = p.run(&["eval", "job.yaml", "--model", checkpoint.to_str().unwrap(), "--json"]).succeeds();
 
-    let found: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
-    assert_eq!((&found["loss"], &found["scalars"]), (&last[3], &last[4]));
-    assert!(found["perplexity"].is_null() && found["scalars"]["rewards/margins"].is_number(), "{found}");
-    p.run(&["eval", "job.yaml", "--model", "out/model"]).refuses(&["compares it with the model that it began with"]);
+        let found: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
+        assert_eq!((&found["loss"], &found["scalars"]), (&last[3], &last[4]), "{keys}");
+        assert!(found["perplexity"].is_null() && found["scalars"]["rewards/margins"].is_number(), "{found}");
+        p.run(&["eval", "job.yaml", "--model", "out/model"])
+            .refuses(&["compares it with the model that it began with"]);
+    }
 }
 
 #[test]
 fn pair_whose_answer_is_too_long_is_left_out_with_the_other_one() {
-    let p = pairs();
+    let p = pairs(ADAPTERS);
     let long = "x".repeat(100);
     p.write(
         "pairs.jsonl",

@@ -250,31 +250,50 @@ impl ForwardBuilder {
         sums
     }
 
+    /// Formulas over groups of `group` neighbouring rows, summed over the groups: `[n]`, f64. They have no gradient.
+    pub fn totals(&mut self, formulas: &[Expr], operands: &[Tensor], group: usize) -> Tensor {
+        let sums = self.program.add_value("totals", &[formulas.len()], DType::F64, Kind::Activation);
+        self.formulas((formulas, &[]), (operands, None), group, sums);
+        sums
+    }
+
     /// Ends the program at formulas over groups of `group` neighbouring rows, summed over the groups: first the parts of the loss, each
-    /// with the index of its scale in [`Hyper`], then others.
+    /// with the index of its scale in [`Hyper`], then others. They may read sums of earlier ones, `given`.
     pub fn finish_formulas(
         mut self,
         loss: &[(Expr, usize)],
         others: &[Expr],
-        operands: &[Tensor],
+        (operands, given): (&[Tensor], Option<Tensor>),
         group: usize,
     ) -> Program {
-        let hyper = self.hyper();
-        let formulas: Vec<Expr> =
-            loss.iter().map(|(formula, _)| formula.clone()).chain(others.iter().cloned()).collect();
-        let sums = self.program.add_value("loss_sum", &[formulas.len()], DType::F64, Kind::Output);
+        let (parts, scales): (Vec<Expr>, Vec<u32>) =
+            loss.iter().map(|(formula, scale)| (formula.clone(), *scale as u32)).unzip();
+        let all = [&parts[..], others].concat();
+        let sums = self.program.add_value("loss_sum", &[all.len()], DType::F64, Kind::Output);
+        self.formulas((&all, &scales), (operands, given), group, sums);
+        self.program.bindings.push(Binding::new(Role::LossSum, sums));
+        self.program
+    }
+
+    fn formulas(
+        &mut self,
+        (formulas, scales): (&[Expr], &[u32]),
+        (operands, given): (&[Tensor], Option<Tensor>),
+        group: usize,
+        sums: Tensor,
+    ) {
         let op = op::Formulas {
-            tape: Arc::new(Tape::of(&formulas)),
+            tape: Arc::new(Tape::of(formulas)),
             n_sums: formulas.len(),
-            scales: loss.iter().map(|(_, scale)| *scale as u32).collect(),
+            scales: scales.to_vec(),
             group,
             counts: true,
+            given: given.is_some(),
             residual: false,
             gradients: Vec::new(),
         };
-        self.push(Op::Formulas(op), operands.iter().copied().chain([hyper]).collect(), vec![sums]);
-        self.program.bindings.push(Binding::new(Role::LossSum, sums));
-        self.program
+        let reads = operands.iter().copied().chain([self.hyper()]).chain(given).collect();
+        self.push(Op::Formulas(op), reads, vec![sums]);
     }
 
     /// Ends the program at the logits.

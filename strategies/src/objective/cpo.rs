@@ -44,7 +44,7 @@ impl OfPairs for Cpo {
         let mut scalars = scalars_of(|row| self.beta * self.score(row), |row| self.score(row));
         if self.alpha > 0.0 {
             let (formula, unit) = likelihood();
-            scalars.push(Scalar { name: "nll_loss", formula, unit });
+            scalars.push(Scalar::of("nll_loss", formula, unit));
         }
         scalars
     }

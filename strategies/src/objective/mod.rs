@@ -14,6 +14,7 @@ mod unit;
 pub use cpo::Cpo;
 pub use dpo::{Dpo, DpoLoss};
 pub use orpo::Orpo;
+pub use pairs::SecondRow;
 pub use report::{Report, Sums};
 pub use unit::{Counts, Unit};
 
@@ -50,6 +51,11 @@ impl Objective {
         if self.of_pairs().is_some() { pairs::ROWS } else { 1 }
     }
 
+    /// What the second of these rows is, if there is one.
+    pub fn second_row(&self) -> Option<SecondRow> {
+        self.of_pairs().map(OfPairs::second_row)
+    }
+
     /// Whether it compares the model with the one that it begins with.
     pub fn has_reference(&self) -> bool {
         self.of_pairs().is_some_and(OfPairs::has_reference)
@@ -60,9 +66,10 @@ impl Objective {
         let Some(objective) = self.of_pairs() else {
             return Report { units: vec![Unit::Token], scalars: Vec::new() };
         };
+        let units_of = |scalar: &pairs::Scalar| (scalar.name, scalar.terms.iter().map(|term| term.unit).collect());
         Report {
             units: objective.terms().iter().map(|term| term.unit).collect(),
-            scalars: objective.scalars().iter().map(|scalar| (scalar.name, scalar.unit)).collect(),
+            scalars: objective.scalars().iter().map(units_of).collect(),
         }
     }
 

@@ -35,7 +35,7 @@ impl OfPairs for Orpo {
 
     fn scalars(&self) -> Vec<Scalar> {
         let mut scalars = scalars_of(|row| self.beta * mean(row), mean);
-        let scalar = |name, formula, unit| Scalar { name, formula, unit };
+        let scalar = Scalar::of;
         scalars.push(scalar("nll_loss", -text(CHOSEN), Unit::ChosenText));
         scalars.push(scalar("log_odds_ratio", log_odds().log_sigmoid(), Unit::Sample));
         scalars.push(scalar("log_odds_chosen", log_odds(), Unit::Sample));

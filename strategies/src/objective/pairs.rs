@@ -1,4 +1,4 @@
-//! Objectives over pairs of answers: each answer is a row, the preferred one first.
+//! Objectives over pairs of rows: a preferred answer and a rejected one, or an answer and that to another prompt.
 
 use super::Unit;
 use crate::model::{BatchShape, ModelConfig, ModelError};
@@ -16,17 +16,46 @@ pub(super) struct Term {
     pub(super) unit: Unit,
 }
 
-/// A number that a step reports beside the loss: a mean of a formula.
+/// A number that a step reports beside the loss: a mean of a formula, or a sum of such means.
 pub(super) struct Scalar {
     /// TRL's name.
     pub(super) name: &'static str,
-    pub(super) formula: Expr,
-    pub(super) unit: Unit,
+    pub(super) terms: Vec<Term>,
+}
+
+impl Scalar {
+    pub(super) fn of(name: &'static str, formula: Expr, unit: Unit) -> Scalar {
+        Scalar { name, terms: vec![Term { formula, unit }] }
+    }
+}
+
+/// What the second row of a pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecondRow {
+    /// The rejected answer of the sample.
+    Rejected,
+    /// The prompt of the sample with the answer of the one before it in the microbatch; before the first comes the last.
+    Mismatched,
 }
 
 /// An objective over pairs. The log-probability of an answer is [`log_prob`], that of the frozen reference [`reference`], and that of the
 /// answer with its prompt [`text`].
 pub(super) trait OfPairs {
+    /// What the second row is.
+    fn second_row(&self) -> SecondRow {
+        SecondRow::Rejected
+    }
+
+    /// Another column of labels, for which sums and numbers of tokens of the model are the last operand.
+    fn labels(&self) -> Option<Column> {
+        None
+    }
+
+    /// Formulas whose sums over the microbatch the others read as [`Expr::given`], without a derivative.
+    fn totals(&self) -> Vec<Expr> {
+        Vec::new()
+    }
+
     /// Whether a formula reads [`reference`].
     fn has_reference(&self) -> bool {
         false
@@ -71,7 +100,7 @@ pub(super) fn length(row: u32) -> Expr {
 /// The scalars that every objective over pairs reports, from the reward of an answer and what is reported as its log-probability.
 pub(super) fn scalars_of(reward: impl Fn(u32) -> Expr, log_prob: impl Fn(u32) -> Expr) -> Vec<Scalar> {
     let margin = || reward(CHOSEN) - reward(REJECTED);
-    let scalar = |name, formula| Scalar { name, formula, unit: Unit::Sample };
+    let scalar = |name, formula| Scalar::of(name, formula, Unit::Sample);
     vec![
         scalar("rewards/chosen", reward(CHOSEN)),
         scalar("rewards/rejected", reward(REJECTED)),
@@ -99,8 +128,14 @@ pub(super) fn program(objective: &dyn OfPairs, model: &ModelConfig, batch: Batch
             b.row_sums(log_probs, Column::Labels)
         }));
     }
+    if let Some(labels) = objective.labels() {
+        rows.push(b.row_sums(log_probs, labels));
+    }
+    let totals = objective.totals();
+    let given = (!totals.is_empty()).then(|| b.totals(&totals, &rows, ROWS));
     let terms: Vec<(Expr, usize)> =
         objective.terms().into_iter().map(|term| (term.formula, term.unit.hyper())).collect();
-    let scalars: Vec<Expr> = objective.scalars().into_iter().map(|scalar| scalar.formula).collect();
-    Ok(b.finish_formulas(&terms, &scalars, &rows, ROWS))
+    let scalars = objective.scalars().into_iter().flat_map(|scalar| scalar.terms);
+    let scalars: Vec<Expr> = scalars.map(|term| term.formula).collect();
+    Ok(b.finish_formulas(&terms, &scalars, (&rows, given), ROWS))
 }

@@ -53,14 +53,14 @@ impl DerefMut for Sums {
 pub struct Report {
     /// What each part of the loss is averaged over.
     pub units: Vec<Unit>,
-    /// TRL's name of each scalar, and what it is averaged over.
-    pub scalars: Vec<(&'static str, Unit)>,
+    /// TRL's name of each scalar, and what each of the sums is averaged over that are added up to it.
+    pub scalars: Vec<(&'static str, Vec<Unit>)>,
 }
 
 impl Report {
     /// Number of sums.
     pub fn n_sums(&self) -> usize {
-        self.units.len() + self.scalars.len()
+        self.units.len() + self.scalars.iter().map(|(_, units)| units.len()).sum::<usize>()
     }
 
     /// The loss, from its sums over what is counted.
@@ -68,9 +68,16 @@ impl Report {
         self.units.iter().zip(sums.iter()).map(|(unit, sum)| sum / counts.of(*unit)).sum()
     }
 
-    /// The means of the scalars by name, from the same sums.
+    /// The scalars by name, from the same sums; none that is a mean over nothing.
     pub fn scalars(&self, sums: &Sums, counts: &Counts) -> BTreeMap<String, f64> {
-        let sums = sums.iter().skip(self.units.len());
-        self.scalars.iter().zip(sums).map(|((name, unit), sum)| ((*name).to_owned(), sum / counts.of(*unit))).collect()
+        let mut sums = sums.iter().skip(self.units.len());
+        let mut scalars = BTreeMap::new();
+        for (name, units) in &self.scalars {
+            let value: f64 = units.iter().zip(sums.by_ref()).map(|(unit, sum)| sum / counts.of(*unit)).sum();
+            if units.iter().all(|unit| counts.number(*unit) > 0) {
+                scalars.insert((*name).to_owned(), value);
+            }
+        }
+        scalars
     }
 }

@@ -14,49 +14,48 @@ pub enum Unit {
     ChosenToken,
     /// Tokens of preferred answers and of their prompts, except the first.
     ChosenText,
+    /// Samples whose answer is labelled desirable.
+    Desirable,
+    /// The other samples.
+    Undesirable,
 }
 
 impl Unit {
+    /// How many there are.
+    pub const N: usize = Unit::Undesirable as usize + 1;
+
     /// The scalar of the step by which gradients of such a part are scaled.
     pub const fn hyper(self) -> usize {
         match self {
-            Unit::Token | Unit::Sample => Hyper::LOSS_GRAD_SCALE,
+            Unit::Token | Unit::Sample | Unit::Desirable | Unit::Undesirable => Hyper::LOSS_GRAD_SCALE,
             Unit::ChosenToken | Unit::ChosenText => Hyper::TEXT_GRAD_SCALE,
         }
     }
 }
 
-/// How many there are of each unit.
+/// How many there are of each unit, by its place in [`Unit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// [`Unit::Token`].
-    pub tokens: u64,
-    /// [`Unit::Sample`].
-    pub samples: u64,
-    /// [`Unit::ChosenToken`].
-    pub chosen_tokens: u64,
-    /// [`Unit::ChosenText`].
-    pub chosen_text: u64,
-}
+pub struct Counts(pub [u64; Unit::N]);
 
 impl Counts {
-    /// The number of this unit; at least 1.
+    /// Adds some of a unit.
+    pub fn add(&mut self, unit: Unit, n: u64) {
+        self.0[unit as usize] += n;
+    }
+
+    /// The number of a unit.
+    pub const fn number(&self, unit: Unit) -> u64 {
+        self.0[unit as usize]
+    }
+
+    /// The number of a unit, at least 1: what sums are divided by.
     pub fn of(&self, unit: Unit) -> f64 {
-        let n = match unit {
-            Unit::Token => self.tokens,
-            Unit::Sample => self.samples,
-            Unit::ChosenToken => self.chosen_tokens,
-            Unit::ChosenText => self.chosen_text,
-        };
-        n.max(1) as f64
+        self.number(unit).max(1) as f64
     }
 }
 
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Counts) {
-        self.tokens += other.tokens;
-        self.samples += other.samples;
-        self.chosen_tokens += other.chosen_tokens;
-        self.chosen_text += other.chosen_text;
+        self.0.iter_mut().zip(other.0).for_each(|(n, others)| *n += others);
     }
 }

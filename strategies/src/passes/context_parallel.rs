@@ -108,7 +108,10 @@ pub fn sum_rows(program: &mut Program) {
                 program.push(Op::Await(op::Await(c)), vec![sums], vec![], site);
                 continue;
             }
-            Op::Formulas(formulas) => formulas.counts = mesh_rank.on(Axis::Cp) == 0,
+            // Formulas that others read are evaluated in full by each rank.
+            Op::Formulas(formulas) if program.value(instr.writes[0]).kind == Kind::Output => {
+                formulas.counts = mesh_rank.on(Axis::Cp) == 0;
+            }
             _ => {}
         }
         program.instrs.push(instr);

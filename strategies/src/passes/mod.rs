@@ -1,7 +1,7 @@
 //! Passes: each rewrites a program into one that computes the same, or more. One file per pass.
 //!
 //! The order in which [`crate::compile`] applies them is part of their contract:
-//! `context_parallel` (tokens), `fuse`, `fp8`, `lora`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pack`, `fp8` (cut weights), `pipeline`,
+//! `context_parallel` (tokens), `fuse`, `fp8`, `lora`, `reference`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pack`, `fp8` (cut weights), `pipeline`,
 //! `backward`, `enter`, `recompute`, `again`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`,
 //! `optimizer` (with `tensor_sums`), `offload`, `unpack`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
 //!
@@ -40,6 +40,7 @@ pub mod pack;
 pub mod pipeline;
 pub mod precision;
 pub mod recompute;
+pub mod reference;
 pub mod reproducible;
 pub mod shadow;
 pub mod split_weights;

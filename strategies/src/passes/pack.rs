@@ -39,12 +39,17 @@ pub struct CutBlocks {
 
 /// Packs the frozen matrices that only products read: those of blocks as `packing` says, and all others as their products round them, to
 /// bf16 or e4m3; without `packing`, or where it is bf16, those of blocks too, unless lengths of their rows are read. Beside weights of fewer bits, tables of embeddings
-/// are bf16 too. The choice depends on whole tensors, so that it is the same on every rank; and on every mesh, except that bf16 is not
+/// are bf16 too. Those for which `is_kept` holds stay as they are. The choice depends on whole tensors, so that it is the same on every rank; and on every mesh, except that bf16 is not
 /// chosen where tensor parallelism does not cut rows into equal parts of whole words.
 ///
 /// # Errors
 /// When a block of weights, as `packing` has them, would be on two ranks.
-pub fn pack(program: &mut Program, packing: Option<Packing>, precision: Precision) -> Result<(), CutBlocks> {
+pub fn pack(
+    program: &mut Program,
+    packing: Option<Packing>,
+    precision: Precision,
+    is_kept: impl Fn(&Param) -> bool,
+) -> Result<(), CutBlocks> {
     let half = precision.is_bf16().then_some(Packing::Bf16);
     let (uses, measured, in_fp8) = (uses(program), measured(program), in_fp8(program));
     let fewer_bits = packing.filter(|packing| *packing != Packing::Bf16);
@@ -53,7 +58,8 @@ pub fn pack(program: &mut Program, packing: Option<Packing>, precision: Precisio
         let rounded = (in_fp8.contains(&param.value) && !measured.contains(&param.value)).then_some(Packing::E4m3);
         let wanted = match uses.get(&param.value) {
             // Products round what they read, but lengths of f32 numbers would change.
-            _ if param.trainable || packing.is_none() && measured.contains(&param.value) => continue,
+            _ if param.trainable || is_kept(param) => continue,
+            _ if packing.is_none() && measured.contains(&param.value) => continue,
             Some(Use::InBlock) => [fewer_bits, rounded, packing, half],
             Some(Use::Outside) => [half, None, None, None],
             // So would a table of f32 numbers.

@@ -42,7 +42,7 @@ fn frozen_matrices_of_blocks_are_packed_and_the_head_is_bf16() {
     [block, odd, trained].into_iter().for_each(|weight| product(&mut p, weight, Some(0)));
     product(&mut p, head, None);
 
-    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16, |_| false).unwrap();
 
     let found = ["block", "head", "odd", "trained"].map(|name| packing_of(&p, name));
     assert_eq!(found, [Some(NF4), Some(Packing::Bf16), Some(Packing::Bf16), None]);
@@ -60,7 +60,7 @@ fn other_reads_than_products_keep_a_weight_as_it_is() {
     let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
     p.push(Op::Embedding(op::Embedding { residual: false, first: 0 }), vec![ids, tied], vec![x], site(None));
 
-    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16, |_| false).unwrap();
     unpack(&mut p, false);
 
     assert_eq!(packing_of(&p, "tied"), None);
@@ -86,7 +86,7 @@ fn frozen_matrices_that_only_products_in_bf16_read_are_stored_in_bf16() {
             p.push(Op::Embedding(op::Embedding { residual: false, first: 0 }), vec![ids, of], vec![x], site(None));
         }
 
-        pack(&mut p, None, precision).unwrap();
+        pack(&mut p, None, precision, |_| false).unwrap();
 
         let found = p.params.iter().map(|param| (&param.parts[0].name[..], param.packing)).collect::<BTreeMap<_, _>>();
         let stored = |name| if ["block", "head"].contains(&name) { half } else { None };
@@ -103,7 +103,7 @@ fn matrix_whose_columns_ranks_cannot_share_alike_is_not_stored_in_bf16_unless_it
         let weight = frozen(&mut p, "w", &[128, columns]);
         p.params[0].cut(1, slice::from_ref(&(columns * 2 / 3..columns)));
         product(&mut p, weight, Some(0));
-        pack(&mut p, packing, Precision::Bf16).unwrap();
+        pack(&mut p, packing, Precision::Bf16, |_| false).unwrap();
         packing_of(&p, "w")
     };
 
@@ -123,7 +123,7 @@ fn frozen_table_is_packed_as_bf16_beside_weights_of_fewer_bits() {
         let [ids, x] = ["ids", "x"].map(|name| p.add_value(name, &[8], DType::I32, Kind::Input));
         p.push(Op::Embedding(op::Embedding { residual: false, first: 0 }), vec![ids, table], vec![x], site(None));
 
-        pack(&mut p, Some(packing), precision).unwrap();
+        pack(&mut p, Some(packing), precision, |_| false).unwrap();
         unpack(&mut p, false);
 
         assert_eq!(packing_of(&p, "table"), expected, "{packing} {precision:?}");
@@ -175,7 +175,7 @@ fn columns_of_a_rank_are_packed_or_refused_if_they_are_no_blocks() {
         p.values[weight.0 as usize].shape = vec![128, end - first];
         product(&mut p, weight, Some(0));
 
-        let packed = pack(&mut p, Some(NF4), Precision::F32);
+        let packed = pack(&mut p, Some(NF4), Precision::F32, |_| false);
 
         if fits {
             assert_eq!((packed, packing_of(&p, "w")), (Ok(()), Some(NF4)));
@@ -196,7 +196,7 @@ fn weight_is_unpacked_for_each_product_of_a_block_and_read_where_it_is_outside()
     for _ in 0..2 {
         product(&mut p, outside, None);
     }
-    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16, |_| false).unwrap();
 
     unpack(&mut p, false);
 
@@ -217,7 +217,7 @@ fn weight_is_unpacked_once_for_adjacent_products_in_f32_outside_blocks() {
     for _ in 0..2 {
         product(&mut p, weight, None);
     }
-    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16, |_| false).unwrap();
     for instr in &mut p.instrs {
         instr.op = Op::MatMul(MatMul::nt());
     }
@@ -234,7 +234,7 @@ fn view_has_the_place_of_its_weight_which_stays_in_the_program() {
     let unused = frozen(&mut p, "unused", &[128, 128]);
     let weight = frozen(&mut p, "w", &[128, 128]);
     product(&mut p, weight, None);
-    pack(&mut p, Some(NF4), Precision::Bf16).unwrap();
+    pack(&mut p, Some(NF4), Precision::Bf16, |_| false).unwrap();
     p.params.retain(|param| param.value != unused);
     unpack(&mut p, false);
 
@@ -253,7 +253,7 @@ fn gathered_words_are_unpacked_where_they_are_gathered() {
     let mut p = Program::default();
     let weight = frozen(&mut p, "w", &[128, 128]);
     product(&mut p, weight, Some(0));
-    pack(&mut p, Some(NF4), Precision::F32).unwrap();
+    pack(&mut p, Some(NF4), Precision::F32, |_| false).unwrap();
     let whole = p.add_value("w", &[128, 18], DType::I32, Kind::Activation);
     let gather = Collective::new(CollectiveKind::AllGather, crate::passes::fully_sharded::GROUP);
     p.instrs[0].reads[1] = whole;
@@ -277,7 +277,7 @@ fn weight_in_bf16_is_read_where_it_was_gathered_and_its_memory_is_free_after_the
         let weight = frozen(&mut p, &format!("w{block}"), &[128, 128]);
         product(&mut p, weight, Some(block));
         product(&mut p, weight, Some(block));
-        pack(&mut p, None, Precision::Bf16).unwrap();
+        pack(&mut p, None, Precision::Bf16, |_| false).unwrap();
         let whole = p.add_value("whole", &[128, 64], DType::I32, Kind::Activation);
         let products = p.instrs.split_off(p.instrs.len() - 2);
         p.push(Op::Start(op::Start(gather)), vec![weight], vec![whole], site(Some(block)));
@@ -314,7 +314,7 @@ fn weights_of_products_in_fp8_are_stored_as_these_read_them() {
         [own, shared].into_iter().for_each(|weight| fp8(&mut p, weight));
         product(&mut p, shared, Some(0));
 
-        pack(&mut p, packing, Precision::Fp8).unwrap();
+        pack(&mut p, packing, Precision::Fp8, |_| false).unwrap();
 
         let other = if packing == Some(NF4) { NF4 } else { Packing::Bf16 };
         assert_eq!(["own", "shared"].map(|name| packing_of(&p, name)), [Some(expected), Some(other)]);
@@ -330,7 +330,7 @@ fn weight_in_fp8_is_read_in_place_and_unpacked_only_for_products_in_bf16() {
     let weight = frozen(&mut p, "w", &[128, 128]);
     product(&mut p, weight, Some(0));
     p.instrs[0].op = Op::MatMul(MatMul { compute: Compute::Fp8, ..MatMul::nt() });
-    pack(&mut p, None, Precision::Fp8).unwrap();
+    pack(&mut p, None, Precision::Fp8, |_| false).unwrap();
     product(&mut p, weight, Some(0));
 
     unpack(&mut p, false);

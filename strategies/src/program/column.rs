@@ -11,6 +11,8 @@ pub enum Column {
     Labels,
     /// Id of the next token of the document, trained on or not; -100 at its end.
     NextIds,
+    /// The labels of answers that are desirable; -100 elsewhere.
+    DesirableLabels,
     /// Position of each token inside its document.
     Positions,
     /// Index inside the row of the first token that each token may see.
@@ -26,6 +28,7 @@ impl Column {
             Column::Ids => "ids",
             Column::Labels => "labels",
             Column::NextIds => "next_ids",
+            Column::DesirableLabels => "desirable_labels",
             Column::Positions => "positions",
             Column::DocStart => "docstart",
             Column::DropoutKeys => "dropout_keys",
@@ -38,6 +41,7 @@ impl Column {
             Column::Ids
             | Column::Labels
             | Column::NextIds
+            | Column::DesirableLabels
             | Column::Positions
             | Column::DocStart
             | Column::DropoutKeys => DType::I32,

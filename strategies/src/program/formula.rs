@@ -18,6 +18,15 @@ pub struct Input {
     pub row: u32,
 }
 
+/// What is the same for all groups.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known<'a> {
+    /// The scalars of the step.
+    pub hyper: &'a [f64],
+    /// Results of earlier formulas.
+    pub given: &'a [f64],
+}
+
 /// One step of a tape; numbers are indices of earlier steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
@@ -27,6 +36,8 @@ pub enum Step {
     Const(f64),
     /// A scalar of the step, by its index in [`super::Hyper`].
     Hyper(u32),
+    /// A result of earlier formulas over all groups, by its index; it has no derivative.
+    Given(u32),
     /// `a + b`.
     Add(u32, u32),
     /// `a - b`.
@@ -50,12 +61,13 @@ pub enum Step {
 }
 
 impl Step {
-    fn value(self, done: &[f64], hyper: &[f64], input: &impl Fn(Input) -> f64) -> f64 {
+    fn value(self, done: &[f64], known: Known<'_>, input: &impl Fn(Input) -> f64) -> f64 {
         let at = |i: u32| done[i as usize];
         match self {
             Step::Input(from) => input(from),
             Step::Const(c) => c,
-            Step::Hyper(i) => hyper[i as usize],
+            Step::Hyper(i) => known.hyper[i as usize],
+            Step::Given(i) => known.given[i as usize],
             Step::Add(a, b) => at(a) + at(b),
             Step::Sub(a, b) => at(a) - at(b),
             Step::Mul(a, b) => at(a) * at(b),
@@ -143,7 +155,7 @@ impl Tape {
     /// What step `i` with the derivative `d` adds to the derivatives of the steps that it reads.
     fn terms(&mut self, i: u32, d: u32) -> Vec<(u32, u32)> {
         match self.steps[i as usize] {
-            Step::Input(_) | Step::Const(_) | Step::Hyper(_) | Step::Positive(_) => Vec::new(),
+            Step::Input(_) | Step::Const(_) | Step::Hyper(_) | Step::Given(_) | Step::Positive(_) => Vec::new(),
             Step::Add(a, b) => vec![(a, d), (b, d)],
             Step::Sub(a, b) => vec![(a, d), (b, self.negative(d))],
             Step::Mul(a, b) => vec![(a, self.push(Step::Mul(d, b))), (b, self.push(Step::Mul(d, a)))],
@@ -185,11 +197,19 @@ impl Tape {
         })
     }
 
-    /// Runs the tape for one group, with the scalars of the step; `done` has the value of each step afterwards.
-    pub fn run(&self, hyper: &[f64], input: impl Fn(Input) -> f64, done: &mut Vec<f64>) {
+    /// The indices of the results of earlier formulas that the steps read.
+    pub fn given(&self) -> impl Iterator<Item = u32> + '_ {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Given(i) => Some(*i),
+            _ => None,
+        })
+    }
+
+    /// Runs the tape for one group; `done` has the value of each step afterwards.
+    pub fn run(&self, known: Known<'_>, input: impl Fn(Input) -> f64, done: &mut Vec<f64>) {
         done.clear();
         for step in &self.steps {
-            let value = step.value(done, hyper, &input);
+            let value = step.value(done, known, &input);
             done.push(value);
         }
     }
@@ -215,6 +235,11 @@ impl Expr {
     /// The number of tokens of a row that were summed.
     pub fn count(operand: u32, row: u32) -> Expr {
         Expr(Arc::new(Node::Leaf(Step::Input(Input { operand, count: true, row }))))
+    }
+
+    /// A result of earlier formulas, summed over all groups; a constant for derivatives.
+    pub fn given(i: u32) -> Expr {
+        Expr(Arc::new(Node::Leaf(Step::Given(i))))
     }
 
     fn unary(self, step: fn(u32) -> Step) -> Expr {
@@ -311,7 +336,11 @@ mod tests {
     fn value(expr: &Expr, x: [f64; 3]) -> f64 {
         let tape = Tape::of(std::slice::from_ref(expr));
         let mut done = Vec::new();
-        tape.run(&[1.0], |input| x[INPUTS.iter().position(|i| *i == input).unwrap()], &mut done);
+        tape.run(
+            Known { hyper: &[1.0], given: &[] },
+            |input| x[INPUTS.iter().position(|i| *i == input).unwrap()],
+            &mut done,
+        );
         done[tape.results[0] as usize]
     }
 
@@ -319,7 +348,11 @@ mod tests {
         let mut tape = Tape::of(std::slice::from_ref(expr));
         tape.differentiate(&[0], INPUTS.into_iter());
         let mut done = Vec::new();
-        tape.run(&[1.0], |input| x[INPUTS.iter().position(|i| *i == input).unwrap()], &mut done);
+        tape.run(
+            Known { hyper: &[1.0], given: &[] },
+            |input| x[INPUTS.iter().position(|i| *i == input).unwrap()],
+            &mut done,
+        );
         tape.results[1..].iter().map(|i| done[*i as usize]).collect()
     }
 

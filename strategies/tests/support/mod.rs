@@ -59,11 +59,6 @@ pub fn objectives() -> impl Strategy<Value = Objective> {
     prop_oneof![Just(Objective::Supervised), dpo, cpo, Just(Objective::Orpo(Orpo { beta: 0.1 }))]
 }
 
-/// An objective that can be trained with these adapters: without adapters, a model has no frozen reference.
-pub fn trainable(objective: Objective, has_adapters: bool) -> Objective {
-    if has_adapters || !objective.has_reference() { objective } else { Objective::Supervised }
-}
-
 /// Without dropout, adapters of layers that are computed together share products.
 pub fn dropouts() -> impl Strategy<Value = f32> {
     prop::sample::select(vec![0.0, 0.1])

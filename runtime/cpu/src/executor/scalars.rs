@@ -2,7 +2,7 @@
 
 use super::CpuMachine;
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::program::formula::Input;
+use phalanx_strategies::program::formula::{Input, Known};
 use phalanx_strategies::program::{Instr, op};
 
 impl CpuMachine {
@@ -30,9 +30,10 @@ impl CpuMachine {
         let n_operands = formulas.n_operands(instr.reads.len());
         let hyper = self.read::<f64>(c, instr.reads[n_operands]).to_vec();
         let mut sums = match formulas.residual {
-            true => self.read::<f64>(c, instr.reads[n_operands + 1]).to_vec(),
+            true => self.read::<f64>(c, instr.reads[instr.reads.len() - 1]).to_vec(),
             false => vec![0.0; formulas.n_sums],
         };
+        let given = if formulas.given { self.read::<f64>(c, instr.reads[n_operands + 1]).to_vec() } else { Vec::new() };
         let n_rows = self.read::<f64>(c, instr.reads[0]).len() / 2;
         let mut done = Vec::new();
         instr.writes[1..].iter().for_each(|dx| self.write::<f64>(c, *dx).fill(0.0));
@@ -45,7 +46,7 @@ impl CpuMachine {
                 let at = usize::from(input.count) * n_rows + first + input.row as usize;
                 self.read::<f64>(c, instr.reads[input.operand as usize])[at]
             };
-            formulas.tape.run(&hyper, input, &mut done);
+            formulas.tape.run(Known { hyper: &hyper, given: &given }, input, &mut done);
             let mut results = formulas.tape.results.iter().map(|i| done[*i as usize]);
             let values = results.by_ref().take(formulas.n_sums);
             if formulas.counts {

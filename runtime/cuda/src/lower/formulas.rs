@@ -62,7 +62,7 @@ impl Lowering {
         self.launch(kernel("log_probs_gradient", logits.dtype), [n as u32, runs, 1], THREADS, 0, args);
     }
 
-    /// `[x…, hyper, (sums)] -> [sums, (dx…)]`.
+    /// `[x…, hyper, (given), (sums)] -> [sums, (dx…)]`.
     fn formulas(&mut self, formulas: &op::Formulas) {
         let tape = &formulas.tape;
         let n_operands = formulas.n_operands(self.reads.len());
@@ -83,8 +83,9 @@ impl Lowering {
         let args = args.words(&addresses(&self.reads[..n_operands])).words(&addresses(&self.writes[1..]));
         let args = args.int(tape.steps.len()).int(formulas.n_sums).int(formulas.gradients.len()).int(formulas.group);
         let args = args.int(self.reads[0].cols).int(usize::from(formulas.counts));
-        let carried = formulas.residual.then(|| self.reads[n_operands + 1]);
-        let args = args.ptr(self.reads[n_operands]).ptr_or_null(carried).ptr(self.writes[0]);
+        let given = formulas.given.then(|| self.reads[n_operands + 1]);
+        let carried = formulas.residual.then(|| self.reads[self.reads.len() - 1]);
+        let args = args.ptr(self.reads[n_operands]).ptr_or_null(given).ptr_or_null(carried).ptr(self.writes[0]);
         self.launch(Instance::of(FORMULAS, "formulas"), [1, 1, 1], 32, 0, args);
     }
 }
@@ -100,6 +101,7 @@ fn encoded(step: Step) -> (u64, u64) {
         Step::Input(Input { operand, count, row }) => code(0, operand << 1 | u32::from(count), row),
         Step::Const(c) => (1, c.to_bits()),
         Step::Hyper(i) => code(12, i, 0),
+        Step::Given(i) => code(13, i, 0),
         Step::Add(a, b) => code(2, a, b),
         Step::Sub(a, b) => code(3, a, b),
         Step::Mul(a, b) => code(4, a, b),

@@ -12,7 +12,7 @@ use crate::error::peer::PeerError;
 use crate::train::catch_up_transfer::CatchUpTransfer;
 use crate::train::links::Links;
 use phalanx_device::span::SpanMut;
-use phalanx_strategies::objective::{Counts, Sums};
+use phalanx_strategies::objective::{Counts, Sums, Unit};
 use phalanx_strategies::passes::shadow::log;
 use phalanx_strategies::program::{Role, ValueId};
 
@@ -41,7 +41,7 @@ pub(crate) struct IncomingCatchUp {
 }
 
 /// Number of scalars of a step that are known before its outcome, besides those of its update.
-const N_KNOWN: usize = 6;
+const N_KNOWN: usize = 2 + Unit::N;
 
 impl Trainer<'_> {
     /// Starts to catch up beside a world.
@@ -102,8 +102,7 @@ impl Trainer<'_> {
         let (sums, of_update) = rest.split_at(n_sums);
         let [grad_norm, factor, of_counts @ ..]: [f64; N_KNOWN] =
             known.try_into().expect("the slice has N_KNOWN scalars");
-        let [tokens, samples, chosen_tokens, chosen_text] = of_counts.map(|n| n as u64);
-        let counts = Counts { tokens, samples, chosen_tokens, chosen_text };
+        let counts = Counts(of_counts.map(|n| n as u64));
         if let Some(hyper) = hyper {
             self.machine.write(c, hyper, 0, of_update);
         }
@@ -121,12 +120,10 @@ impl Trainer<'_> {
         let c = &self.programs.train;
         let factor = c.program.bound(Role::ClipCoefficient).next();
         let factor = factor.map_or(0.0, |factor| self.machine.first::<f64>(c, factor));
-        let Counts { tokens, samples, chosen_tokens, chosen_text } = outcome.counts;
-        let [tokens, samples, chosen_tokens, chosen_text] =
-            [tokens, samples, chosen_tokens, chosen_text].map(|n| n as f64);
-        let known: [f64; N_KNOWN] = [outcome.grad_norm, factor, tokens, samples, chosen_tokens, chosen_text];
+        let counts = outcome.counts.0.map(|n| n as f64);
         let hyper = c.program.bound(Role::Hyper).next().map(|hyper| self.machine.read::<f64>(c, hyper));
-        known.into_iter().chain(outcome.sums.iter().copied()).chain(hyper.into_iter().flatten()).collect()
+        let known = [outcome.grad_norm, factor].into_iter().chain(counts);
+        known.chain(outcome.sums.iter().copied()).chain(hyper.into_iter().flatten()).collect()
     }
 
     /// Waits until the followers that this rank leads have all gradients of the open step, including those of other ranks.

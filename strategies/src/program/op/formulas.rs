@@ -7,10 +7,10 @@ use crate::program::formula::{Input, Tape};
 use crate::program::{DType, Instr, Kind, ValueId};
 use std::sync::Arc;
 
-/// `[x [2, R]…, hyper, (sums [M])] -> [sums [M], (dx [2, R]…)]`, f64: evaluates formulas for each group of `group` neighbouring rows, and
+/// `[x [2, R]…, hyper, (given [G]), (sums [M])] -> [sums [M], (dx [2, R]…)]`, f64: evaluates formulas for each group of `group` neighbouring rows, and
 /// sums each of them over the groups. The first ones are the parts of the loss; the derivatives of their sum with respect to the sums
 /// of operands are written in the same pass, each part times a scalar of the step. A group without a counted token in the first operand is no
-/// group: it adds nothing.
+/// group: it adds nothing. Formulas may read the sums of earlier ones, `given`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Formulas {
     /// The formulas: the first `n_sums` results are summed, the others are the derivatives, operand by operand, row by row of a group.
@@ -23,6 +23,8 @@ pub struct Formulas {
     pub group: usize,
     /// Whether this rank adds its groups to the sums, which another rank with the same rows may do instead.
     pub counts: bool,
+    /// Sums of earlier formulas are read.
+    pub given: bool,
     /// Previous sums are added.
     pub residual: bool,
     /// Operands whose derivatives are written.
@@ -32,7 +34,12 @@ pub struct Formulas {
 impl Formulas {
     /// Number of operands that the formulas read.
     pub fn n_operands(&self, n_reads: usize) -> usize {
-        n_reads - 1 - usize::from(self.residual)
+        n_reads - self.n_others()
+    }
+
+    /// Reads behind these operands.
+    fn n_others(&self) -> usize {
+        1 + usize::from(self.given) + usize::from(self.residual)
     }
 }
 
@@ -42,7 +49,7 @@ impl Operation for Formulas {
     }
 
     fn check(&self, s: &Signature<'_>) -> Result<(), String> {
-        let n_operands = s.reads.len().checked_sub(1 + usize::from(self.residual)).filter(|n| *n > 0);
+        let n_operands = s.reads.len().checked_sub(self.n_others()).filter(|n| *n > 0);
         let n_operands = n_operands.ok_or("formulas read at least one operand and the scalars of the step")?;
         s.count(s.reads.len(), 1 + self.gradients.len())?;
         let rows = s.reads[0].n_columns();
@@ -52,7 +59,11 @@ impl Operation for Formulas {
         let operands = s.reads[..n_operands].iter().chain(&s.writes[1..]);
         operands.into_iter().try_for_each(|v| s.shape(v, &[2, rows], Some(DType::F64)))?;
         s.hyper(s.reads[n_operands])?;
-        let sums = s.reads[n_operands + 1..].iter().chain(&s.writes[..1]);
+        let n_given = if self.given { s.reads[n_operands + 1].n_elements() } else { 0 };
+        if self.given {
+            s.shape(s.reads[n_operands + 1], &[n_given], Some(DType::F64))?;
+        }
+        let sums = s.reads[n_operands + 1 + usize::from(self.given)..].iter().chain(&s.writes[..1]);
         sums.into_iter().try_for_each(|v| s.shape(v, &[self.n_sums], Some(DType::F64)))?;
         let expected = self.n_sums + self.gradients.len() * self.group;
         if self.tape.results.len() != expected {
@@ -62,6 +73,7 @@ impl Operation for Formulas {
         let fits = |input: &Input| (input.operand as usize) < n_operands && (input.row as usize) < self.group;
         match self.tape.inputs().find(|input| !fits(input)) {
             Some(input) => Err(format!("a formula reads {input:?}, which is outside its operands and groups")),
+            None if self.tape.given().any(|i| i as usize >= n_given) => Err("a formula reads no earlier sum".into()),
             None if self.tape.results.iter().any(|r| *r >= n_steps) => Err("a result is no step".into()),
             None if self.scales.len() > self.n_sums => Err("the loss has more parts than there are formulas".into()),
             None => Ok(()),

@@ -23,9 +23,12 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend([row_sums(n, rows), row_sums_backward(n, rows)]);
     }
     for (groups, residual, counts) in [(3, false, true), (3, true, true), (3, true, false), (70, true, true)] {
-        cases.extend([formulas(groups, residual, counts, &[]), formulas(groups, residual, counts, &[0, 1])]);
+        cases.extend([
+            formulas(groups, (false, residual), counts, &[]),
+            formulas(groups, (true, residual), counts, &[0, 1]),
+        ]);
     }
-    cases.push(formulas(5, false, true, &[1]));
+    cases.push(formulas(5, (false, false), true, &[1]));
     cases
 }
 
@@ -65,11 +68,12 @@ fn row_sums_backward(n: usize, rows: usize) -> Case {
 }
 
 /// Formulas with every step over pairs of rows; one pair in three has no counted token.
-fn formulas(groups: usize, residual: bool, counts: bool, gradients: &[u32]) -> Case {
+fn formulas(groups: usize, (given, residual): (bool, bool), counts: bool, gradients: &[u32]) -> Case {
     let [a, b] = [0, 1].map(|row| Expr::sum(0, row) / (1.0 + Expr::count(0, row)));
     let c = Expr::sum(1, 0) - Expr::sum(1, 1);
     let loss = -(a.clone() * 0.5 - b.clone()).log_sigmoid() + (a.clone() + c.clone()).relu() + b.clone().sigmoid();
     let loss = loss + (1.0 + c.clone().exp()).ln();
+    let loss = if given { loss * Expr::given(1) + Expr::given(0) } else { loss };
     let all = [loss, a.clone() * c.clone(), c.clone().positive(), a - b, -c.log_sigmoid()];
     let mut tape = Tape::of(&all);
     let inputs = gradients.iter().flat_map(|operand| [0, 1].map(|row| Input { operand: *operand, count: false, row }));
@@ -80,6 +84,7 @@ fn formulas(groups: usize, residual: bool, counts: bool, gradients: &[u32]) -> C
         scales: vec![Hyper::LOSS_GRAD_SCALE as u32, Hyper::TEXT_GRAD_SCALE as u32],
         group: 2,
         counts,
+        given,
         residual,
         gradients: gradients.to_vec(),
     };
@@ -94,10 +99,15 @@ fn formulas(groups: usize, residual: bool, counts: bool, gradients: &[u32]) -> C
     hyper.elements[Hyper::LOSS_GRAD_SCALE] = 0.125;
     hyper.elements[Hyper::TEXT_GRAD_SCALE] = 3.0;
     let mut reads = vec![operand(1), operand(2), hyper];
+    if given {
+        reads.push(Operand::of(&[2], DType::F64, vec![0.25, -1.5]));
+    }
     if residual {
         reads.push(Operand::random(&[all.len()], DType::F64, 5));
     }
-    let name = format!("formulas of {groups} groups, residual {residual}, counts {counts}, gradients {gradients:?}");
+    let name = format!(
+        "formulas of {groups} groups, given {given}, residual {residual}, counts {counts}, gradients {gradients:?}"
+    );
     let case = Case::new(name, Op::Formulas(op), reads, OTHER_ORDER).writing(&[all.len()], DType::F64);
     gradients.iter().fold(case, |case, _| case.writing(&[2, rows], DType::F64))
 }

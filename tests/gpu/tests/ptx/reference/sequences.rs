@@ -3,7 +3,7 @@
 use super::Matrix;
 use super::loss::Row;
 use phalanx_gpu::case::Case;
-use phalanx_strategies::program::formula::Input;
+use phalanx_strategies::program::formula::{Input, Known};
 use phalanx_strategies::program::{Op, VocabShard, op};
 
 pub fn has(op: &Op) -> bool {
@@ -68,15 +68,17 @@ fn row_sums_backward(x: &[Matrix]) -> Vec<f64> {
 fn formulas(f: &op::Formulas, x: &[Matrix]) -> Vec<Vec<f64>> {
     let n_operands = f.n_operands(x.len());
     let n_rows = x[0].cols;
-    let mut sums = if f.residual { x[n_operands + 1].at.clone() } else { vec![0.0; f.n_sums] };
+    let mut sums = if f.residual { x[x.len() - 1].at.clone() } else { vec![0.0; f.n_sums] };
     let mut gradients = vec![vec![0.0; 2 * n_rows]; f.gradients.len()];
+    let given = if f.given { &x[n_operands + 1].at[..] } else { &[] };
+    let known = Known { hyper: &x[n_operands].at, given };
     let mut done = Vec::new();
     for first in (0..n_rows).step_by(f.group) {
         if x[0].row(1)[first..first + f.group].iter().all(|n| *n == 0.0) {
             continue;
         }
         let input = |i: Input| x[i.operand as usize].row(usize::from(i.count))[first + i.row as usize];
-        f.tape.run(&x[n_operands].at, input, &mut done);
+        f.tape.run(known, input, &mut done);
         let result = |i: usize| done[f.tape.results[i] as usize];
         (0..f.n_sums).filter(|_| f.counts).for_each(|i| sums[i] += result(i));
         for (g, gradient) in gradients.iter_mut().enumerate() {
