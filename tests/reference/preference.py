@@ -64,6 +64,11 @@ CASES |= {
         "tiny-llama3", "cpo", {"beta": 2.0, "loss_type": "simpo", "cpo_alpha": 0.3},
         {"rl": "simpo", "rl_beta": 2.0, "cpo_alpha": 0.3}, "texts"),
     "tiny-llama3-orpo": ("tiny-llama3", "orpo", {"beta": 0.3}, {"rl": "orpo", "orpo_alpha": 0.3}, "texts"),
+    "tiny-llama3-kto": ("tiny-llama3", "kto", {"beta": 0.3}, {"rl": "kto", "rl_beta": 0.3}, "labelled"),
+    "tiny-llama3-kto-whole": (
+        "tiny-llama3", "kto", {"beta": 0.3, "desirable_weight": 0.4, "undesirable_weight": 1.5},
+        {"rl": "kto", "rl_beta": 0.3, "kto_desirable_weight": 0.4, "kto_undesirable_weight": 1.5}, "labelled"),
+    "tiny-qwen3-kto-messages": ("tiny-qwen3", "kto", {"beta": 0.2}, {"rl": "kto", "rl_beta": 0.2}, "labelled messages"),
     "tiny-llama3-orpo-whole": ("tiny-llama3", "orpo", {"beta": 0.1}, {"rl": "orpo"}, "texts"),
 }
 

@@ -260,6 +260,24 @@ fn copy_of_the_whole_model_as_reference_trains_as_on_one_rank() -> Result<()> {
     Ok(())
 }
 
+/// Ranks estimate the divergence from the reference over the same microbatches, wherever these are.
+#[test]
+fn labelled_answers_train_as_on_one_rank() -> Result<()> {
+    const KTO: &[(&str, &str)] = &[
+        PAIRS[0],
+        PAIRS[1],
+        PAIRS[2],
+        PAIRS[3],
+        PAIRS[4],
+        PAIRS[5],
+        PAIRS[6],
+        ("rl", "kto"),
+        ("micro_batch_size", "2"),
+        ("kto_desirable_weight", "0.7"),
+    ];
+    check(&Task { shape: Shape::Llama, extra: KTO }, &few_cells(), &Tolerance::F32)
+}
+
 /// Each cell resumes from the checkpoint of another mesh.
 #[test]
 fn reproducible_runs_over_pairs_have_equal_bits_on_every_mesh() -> Result<()> {

@@ -1,10 +1,10 @@
-//! Preference tuning: training on pairs of answers.
+//! Preference tuning: training on pairs of answers, and on answers that are labelled.
 
 use super::JobConfig;
 use super::error::ConfigError;
 use super::section::{choices, section};
 use super::setting::{NOT_NEGATIVE, POSITIVE, Range};
-use phalanx_strategies::objective::{self, Cpo, Dpo, Objective, Orpo};
+use phalanx_strategies::objective::{self, Cpo, Dpo, Kto, Objective, Orpo};
 
 /// From a half on, the label says the opposite.
 const SMOOTHING: Range = Range { fits: "a number from 0 to below 0.5", holds: |x| (0.0..0.5).contains(&x) };
@@ -14,7 +14,8 @@ section! {
     pub struct PreferenceSection {
         /// Training on pairs of a preferred and a rejected answer. Relative to the model that it begins with: dpo (Rafailov et al.
         /// 2023), or ipo, the same with `dpo_loss_type: ipo`. Without: cpo (Xu et al. 2024), simpo (Meng et al. 2024), orpo (Hong et
-        /// al. 2024). If not set, the likelihood of texts is trained.
+        /// al. 2024). On answers that are labelled one by one: kto (Ethayarajh et al. 2024). If not set, the likelihood of texts is
+        /// trained.
         pub rl: Option<Rl> = None;
         /// How closely the model stays to the one that it begins with; of cpo and simpo, the scale of differences.
         pub rl_beta: f64 = 0.1 => POSITIVE;
@@ -30,6 +31,10 @@ section! {
         pub simpo_gamma: Option<f64> = None => NOT_NEGATIVE;
         /// With orpo: weight of the odds beside the likelihood of preferred answers; if not set, 0.1.
         pub orpo_alpha: Option<f64> = None => POSITIVE;
+        /// With kto: weight of desirable answers; if not set, 1.
+        pub kto_desirable_weight: Option<f64> = None => NOT_NEGATIVE;
+        /// With kto: weight of undesirable answers; if not set, 1.
+        pub kto_undesirable_weight: Option<f64> = None => NOT_NEGATIVE;
     }
 }
 
@@ -46,6 +51,8 @@ choices! {
         Simpo = "simpo";
         /// Odds-ratio preference optimisation.
         Orpo = "orpo";
+        /// Kahneman-Tversky optimisation.
+        Kto = "kto";
     }
 }
 
@@ -112,20 +119,27 @@ impl PreferenceSection {
             Some(Rl::Cpo) => cpo(None),
             Some(Rl::Simpo) => cpo(Some(self.simpo_gamma.unwrap_or(0.5))),
             Some(Rl::Orpo) => Objective::Orpo(Orpo { beta: self.orpo_alpha.unwrap_or(0.1) }),
+            Some(Rl::Kto) => Objective::Kto(Kto {
+                beta,
+                desirable_weight: self.kto_desirable_weight.unwrap_or(1.0),
+                undesirable_weight: self.kto_undesirable_weight.unwrap_or(1.0),
+            }),
         }
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let default = PreferenceSection::default();
         let of_dpo: &[Rl] = &[Rl::Dpo, Rl::Ipo];
-        let given: [(&str, bool, &[Rl]); 7] = [
-            ("rl_beta", self.rl_beta != default.rl_beta, &[Rl::Dpo, Rl::Ipo, Rl::Cpo, Rl::Simpo]),
+        let given: [(&str, bool, &[Rl]); 9] = [
+            ("rl_beta", self.rl_beta != default.rl_beta, &[Rl::Dpo, Rl::Ipo, Rl::Cpo, Rl::Simpo, Rl::Kto]),
             ("dpo_loss_type", self.dpo_loss_type != default.dpo_loss_type, &[Rl::Dpo]),
             ("dpo_label_smoothing", self.dpo_label_smoothing > 0.0, of_dpo),
             ("rpo_alpha", self.rpo_alpha.is_some(), of_dpo),
             ("cpo_alpha", self.cpo_alpha.is_some(), &[Rl::Cpo, Rl::Simpo]),
             ("simpo_gamma", self.simpo_gamma.is_some(), &[Rl::Simpo]),
             ("orpo_alpha", self.orpo_alpha.is_some(), &[Rl::Orpo]),
+            ("kto_desirable_weight", self.kto_desirable_weight.is_some(), &[Rl::Kto]),
+            ("kto_undesirable_weight", self.kto_undesirable_weight.is_some(), &[Rl::Kto]),
         ];
         let is_unused = |fits: &[Rl]| self.rl.is_none_or(|rl| !fits.contains(&rl));
         if let Some((key, _, fits)) = given.iter().find(|(_, given, fits)| *given && is_unused(fits)) {
@@ -177,6 +191,12 @@ impl PreferenceSection {
                 "it compares with the model without adapters; merge this adapter with `phalanx export` and train from the result",
             );
         }
+        if rl == Rl::Kto && job.schedule.micro_batch_size < 2 {
+            return conflict(
+                "micro_batch_size",
+                "it estimates a divergence from the answers of several samples; set `micro_batch_size: 2` or more",
+            );
+        }
         if data.sample_packing {
             return conflict("sample_packing", "each answer of a pair has a row of its own; remove one of the two");
         }
@@ -209,6 +229,9 @@ mod tests {
         let simpo = Cpo { beta: 0.1, margin: Some(0.5), alpha: 1.0, label_smoothing: 0.0 };
         assert_eq!(objective("rl: simpo\n"), Objective::Cpo(simpo));
         assert_eq!(objective("rl: orpo\norpo_alpha: 0.7\n"), Objective::Orpo(Orpo { beta: 0.7 }));
+        let kto = Kto { beta: 0.1, desirable_weight: 0.2, undesirable_weight: 1.0 };
+        let keys = "rl: kto\nmicro_batch_size: 2\nkto_desirable_weight: 0.2\n";
+        assert_eq!(objective(keys), Objective::Kto(kto));
     }
 
     #[test]
@@ -218,6 +241,8 @@ mod tests {
             ("rl: orpo\nrl_beta: 0.5\n", "the key belongs to `rl: dpo` and `rl: ipo` and `rl: cpo` and `rl: simpo`"),
             ("rl: simpo\nsample_packing: true\n", "each answer of a pair has a row of its own"),
             ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),
+            ("rl: kto\nmicro_batch_size: 1\n", "set `micro_batch_size: 2` or more"),
+            ("rl: orpo\nkto_desirable_weight: 2\n", "the key belongs to `rl: kto`"),
             ("rl: dpo\nlora_model_dir: a\n", "compares with the model without adapters"),
             (
                 "rl: dpo\ndpo_loss_type: hinge\ndpo_label_smoothing: 0.1\n",

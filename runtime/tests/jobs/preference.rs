@@ -7,6 +7,8 @@ use crate::support::job::with_kills;
 const ADAPTERS: &str = "rl: dpo\nadapter: lora\nlora_r: 4\nlora_target_linear: true\nlora_dropout: 0.1\n";
 /// The whole model, beside a copy of it.
 const WHOLE: &str = "rl: dpo\n";
+/// The answers one by one, with a copy of what is trained.
+const LABELLED: &str = "rl: kto\ntrained_parameters: [\".*layers.1.*\", lm_head]\n";
 
 /// A project whose job trains on pairs.
 fn pairs(keys: &str) -> Project {
@@ -58,6 +60,11 @@ fn twenty_kills_beside_a_sharded_copy_of_the_model_change_no_bit_of_weights_and_
     kills_change_no_bit(&pairs(WHOLE));
 }
 
+#[test]
+fn twenty_kills_of_a_run_over_labelled_answers_change_no_bit_of_weights_and_metrics() {
+    kills_change_no_bit(&pairs(LABELLED));
+}
+
 fn kills_change_no_bit(p: &Project) {
     let keys = ["--reproducible", "true", "--dp_shard_size", "2", "--max_steps", "420", "--eval_steps", "100"];
     p.train(&[&keys[..], &["--output_dir", "straight"]].concat()).succeeds();
@@ -74,7 +81,7 @@ fn kills_change_no_bit(p: &Project) {
 
 #[test]
 fn checkpoint_evaluates_as_its_run_did_and_a_model_without_its_reference_is_refused() {
-    for keys in [ADAPTERS, WHOLE] {
+    for keys in [ADAPTERS, WHOLE, LABELLED] {
         let p = pairs(keys);
         p.train(&[]).succeeds();
         let last = numbers(&p, "out").pop().unwrap();

@@ -6,6 +6,7 @@
 
 mod cpo;
 mod dpo;
+mod kto;
 mod orpo;
 mod pairs;
 mod report;
@@ -13,6 +14,7 @@ mod unit;
 
 pub use cpo::Cpo;
 pub use dpo::{Dpo, DpoLoss};
+pub use kto::Kto;
 pub use orpo::Orpo;
 pub use pairs::SecondRow;
 pub use report::{Report, Sums};
@@ -34,6 +36,8 @@ pub enum Objective {
     Cpo(Cpo),
     /// The likelihood of preferred answers, and the ratio of the odds of both.
     Orpo(Orpo),
+    /// That desirable answers become more likely than under a reference, and undesirable ones less.
+    Kto(Kto),
 }
 
 impl Objective {
@@ -43,6 +47,7 @@ impl Objective {
             Objective::Dpo(dpo) => Some(dpo),
             Objective::Cpo(cpo) => Some(cpo),
             Objective::Orpo(orpo) => Some(orpo),
+            Objective::Kto(kto) => Some(kto),
         }
     }
 

@@ -3,7 +3,7 @@
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
-use phalanx_strategies::objective::{Cpo, Dpo, DpoLoss, Objective, Orpo};
+use phalanx_strategies::objective::{Cpo, Dpo, DpoLoss, Kto, Objective, Orpo};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
@@ -56,7 +56,8 @@ pub fn objectives() -> impl Strategy<Value = Objective> {
         .prop_map(|(loss, alpha)| Objective::Dpo(Dpo { beta: 0.1, loss, label_smoothing: 0.2, alpha }));
     let cpo = prop::option::of(Just(0.5))
         .prop_map(|margin| Objective::Cpo(Cpo { beta: 0.1, margin, alpha: 1.0, label_smoothing: 0.0 }));
-    prop_oneof![Just(Objective::Supervised), dpo, cpo, Just(Objective::Orpo(Orpo { beta: 0.1 }))]
+    let kto = Just(Objective::Kto(Kto { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 0.5 }));
+    prop_oneof![Just(Objective::Supervised), dpo, cpo, kto, Just(Objective::Orpo(Orpo { beta: 0.1 }))]
 }
 
 /// Without dropout, adapters of layers that are computed together share products.

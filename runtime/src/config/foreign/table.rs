@@ -38,6 +38,7 @@ pub(super) const VALUES: &[Words] = &[
 const KERNELS: &str = "kernels are chosen for the device and compute the same";
 const MEMORY: &str = "all memory is laid out before the first step";
 const BATCHES: &str = "every batch has sequence_len tokens, and attention does not cross samples";
+const PAIRS: &str = "how pairs are computed is chosen for each device; the numbers are the same";
 const PREPARATION: &str = "data is tokenized in parallel, cached, and read in random order";
 const MODEL_DIRECTORY: &str = "the directory of the model and its tokenizer determines this";
 const TRACKERS: &str = "measurements go to metrics.jsonl and TensorBoard files in output_dir";
@@ -297,6 +298,10 @@ pub(super) const TABLE: &[Row] = &[
     Row { keys: &["processor_type", "processor_kwargs", "freeze_mm_modules"], verdict: NoEffect(MULTIMODAL) },
     Row { keys: &["model_type", "type_of_model"], verdict: Translated(model_type) },
     Row { keys: &["base_model_config"], verdict: Translated(base_model_config) },
+    Row {
+        keys: &["precompute_ref_log_probs", "dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"],
+        verdict: NoEffect(PAIRS),
+    },
     Row { keys: &["plugins"], verdict: Translated(plugins) },
     Row { keys: &["float16"], verdict: Translated(float16) },
     Row { keys: &["bfloat16"], verdict: Translated(bfloat16) },
@@ -312,16 +317,10 @@ pub(super) const TABLE: &[Row] = &[
             "vllm",
             "ebft",
             "dpo_use_weighting",
-            "precompute_ref_log_probs",
-            "dpo_use_liger_kernel",
-            "dpo_padding_free",
             "dpo_loss_weights",
             "dpo_beta",
-            "dpo_use_logits_to_keep",
             "dpo_generate_during_eval",
             "dpo_norm_loss",
-            "kto_desirable_weight",
-            "kto_undesirable_weight",
             "max_prompt_len",
             "nemo_gym_enabled",
             "nemo_gym_dir",
