@@ -64,7 +64,7 @@ pub fn documents(record: &serde_json::Value) -> Vec<(String, Vec<std::ops::Range
     let all = RecordReader::of_all_types();
     let samples = all.iter().filter_map(|reader| reader.samples(record).ok()).flatten();
     let texts = samples.filter_map(|sample| match sample {
-        Sample::Text(document) | Sample::Undesirable(document) => Some((document.text, document.trained)),
+        Sample::Text(document) | Sample::Answer { document, .. } => Some((document.text, document.trained)),
         Sample::Segments(_) | Sample::Tokens(_) | Sample::Empty => None,
     });
     texts.collect()

@@ -166,12 +166,18 @@ pub(crate) struct PairFields {
     pub(crate) rejected: String,
     /// Whether answers are labelled one by one.
     pub(crate) labelled: bool,
+    /// Whether BOS and EOS are added to conversations too, as TRL's trainers without a reference and Axolotl's types do.
+    pub(crate) bounds_conversations: bool,
+    /// Whether the answers of a pair begin at the same token, as TRL's trainers with a reference see to.
+    pub(crate) aligned: bool,
 }
 
 impl Default for PairFields {
     fn default() -> Self {
         let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(str::to_owned);
-        Self { form: PairForm::Columns, formats: PairSection::default(), prompt, chosen, rejected, labelled: false }
+        let (form, formats, labelled) = (PairForm::Columns, PairSection::default(), false);
+        let (bounds_conversations, aligned) = (false, true);
+        Self { form, formats, prompt, chosen, rejected, labelled, bounds_conversations, aligned }
     }
 }
 

@@ -28,6 +28,14 @@ const KNOWN_ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "too
 /// Fields of a record with what its conversation is about, by the names that `datasets` and TRL give them.
 pub(super) const MEDIA: [&str; 6] = ["image", "images", "video", "videos", "audio", "audios"];
 
+/// Refuses a record with pictures, sounds or videos.
+pub(super) fn refuse_media(record: &Value) -> Result<(), RecordError> {
+    match MEDIA.into_iter().find(|field| record.get(field).is_some_and(has_contents)) {
+        Some(field) => Err(RecordError::Media { field: field.to_owned() }),
+        None => Ok(()),
+    }
+}
+
 /// Whether a field of media has some; data sets leave it empty in conversations about texts.
 fn has_contents(field: &Value) -> bool {
     match field {
@@ -125,9 +133,7 @@ impl ConversationReader {
     }
 
     fn conversation(&self, record: &Value) -> Result<Option<Told>, RecordError> {
-        if let Some(field) = MEDIA.into_iter().find(|field| record.get(field).is_some_and(has_contents)) {
-            return Err(RecordError::Media { field: field.to_owned() });
-        }
+        refuse_media(record)?;
         let messages = self.config.field_messages.as_str();
         let pair = record.get(messages).is_none_or(Value::is_null).then(|| prompt_completion::of(record)).flatten();
         let lists = match pair {

@@ -17,8 +17,11 @@ pub(crate) struct Document {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Sample {
     Text(Document),
-    /// A text whose answer is labelled undesirable.
-    Undesirable(Document),
+    /// A prompt with its answer, which is trained on. A token that has characters of both belongs to the answer, as in TRL.
+    Answer {
+        document: Document,
+        undesirable: bool,
+    },
     /// Parts that are tokenised one by one.
     Segments(Vec<Segment>),
     /// Tokens, with marks for prediction.

@@ -57,7 +57,7 @@ pub(super) fn answers(
 
 fn labelled(sample: Sample, is_desirable: bool) -> Sample {
     match sample {
-        Sample::Text(document) if !is_desirable => Sample::Undesirable(document),
+        Sample::Answer { document, .. } => Sample::Answer { document, undesirable: !is_desirable },
         other => other,
     }
 }
@@ -161,8 +161,8 @@ mod tests {
     fn marked(form: &str, record: &Value) -> Vec<String> {
         let text = |sample| {
             let ([open, close], document) = match sample {
-                Sample::Text(document) => (['[', ']'], document),
-                Sample::Undesirable(document) => (['{', '}'], document),
+                Sample::Answer { document, undesirable: false } => (['[', ']'], document),
+                Sample::Answer { document, undesirable: true } => (['{', '}'], document),
                 other => panic!("{other:?} is no text"),
             };
             let (mut text, [span]) = (document.text, &document.trained[..]) else { panic!("one answer") };

@@ -34,7 +34,13 @@ pub(super) fn pair(
         PairForm::Formats => return Ok(formatted(record, &fields.formats)?.unwrap_or_else(empty)),
         PairForm::Columns | PairForm::Messages | PairForm::Conversations | PairForm::Asked => {}
     }
+    let names = [&fields.chosen, &fields.rejected];
     let answers = [field_of(record, &fields.chosen)?, field_of(record, &fields.rejected)?];
+    let is_readable =
+        |answer: &Value| answer.is_null() || answer.is_string() || answer.is_array() || answer.is_object();
+    if let Some((name, answer)) = names.into_iter().zip(answers).find(|(_, answer)| !is_readable(answer)) {
+        return Err(wrong_type(name, "text or a list of messages", answer));
+    }
     if answers.iter().any(|answer| answer.is_null()) {
         return Ok(empty());
     }
@@ -121,7 +127,8 @@ pub(super) fn filled_by(format: &str, values: &[(&str, &str)]) -> String {
 /// A document whose answer is trained on.
 pub(super) fn text_of(prompt: &str, answer: &str) -> Sample {
     let text = format!("{prompt}{answer}");
-    Sample::Text(Document { trained: std::iter::once(prompt.len()..text.len()).collect(), text, bounded: true })
+    let trained = std::iter::once(prompt.len()..text.len()).collect();
+    Sample::Answer { document: Document { trained, text, bounded: true }, undesirable: false }
 }
 
 /// Messages, and for each answer its message: a text of the assistant, a message, or a list that ends with it.
@@ -201,17 +208,17 @@ fn of_messages(
     for (name, answer) in names.into_iter().zip(answers) {
         lists.push(messages(name, answer)?);
     }
+    let n_shared = lists[0].iter().zip(&lists[1]).take_while(|(a, b)| a == b).count();
+    // The last message of both is an answer, even if it is the same.
+    let n_shared = n_shared.min(lists.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1));
     let prompt = match prompt {
-        Some(Value::String(text)) if !are_messages(&Value::String(text.clone())) => {
-            vec![chat.message_of("user", text)]
-        }
-        Some(prompt) => messages(&fields.prompt, prompt)?,
-        None => {
-            let n = lists[0].iter().zip(&lists[1]).take_while(|(a, b)| a == b).count();
-            // The last message of both is an answer, even if it is the same.
-            let n = n.min(lists.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1));
-            lists[1].drain(..n);
-            lists[0].drain(..n).collect()
+        Some(prompt) if prompt.is_array() || are_messages(prompt) => messages(&fields.prompt, prompt)?,
+        Some(Value::String(text)) if n_shared == 0 => vec![chat.message_of("user", text)],
+        Some(other) if !other.is_string() => messages(&fields.prompt, other)?,
+        // Conversations that begin alike have their question, even if there is a column with its text.
+        _ => {
+            lists[1].drain(..n_shared);
+            lists[0].drain(..n_shared).collect()
         }
     };
     lists.into_iter().map(|answer| document(record, &prompt, answer, fields, chat)).collect()
@@ -226,12 +233,24 @@ pub(super) fn document(
     chat: &ConversationReader,
 ) -> Result<Sample, RecordError> {
     // Of conversations in two columns, a column with the question is left out as well.
-    let others = [&fields.prompt[..], &fields.chosen[..], &fields.rejected[..], "completion", "label"];
+    let conversations = chat.fields_of_messages();
+    let others = [&fields.prompt[..], &fields.chosen[..], &fields.rejected[..], "label"];
+    let others: Vec<&str> = others.into_iter().chain(conversations.iter().map(String::as_str)).collect();
+    // TRL reads no column of system messages, Axolotl's type does.
+    let others: Vec<&str> = others.into_iter().chain((fields.form != PairForm::Asked).then_some("system")).collect();
     let rest = record.as_object().into_iter().flatten().filter(|(name, _)| !others.contains(&name.as_str()));
     let mut record: Map<String, Value> = rest.map(|(name, value)| (name.clone(), value.clone())).collect();
     record.insert("prompt".into(), Value::Array(prompt.to_vec()));
     record.insert("completion".into(), Value::Array(answer));
-    Ok(chat.document(&Value::Object(record))?.map_or(Sample::Empty, Sample::Text))
+    let Some(mut document) = chat.document(&Value::Object(record))? else { return Ok(Sample::Empty) };
+    document.bounded = fields.bounds_conversations;
+    // As in Axolotl, nothing that a template prints behind the end of an answer is part of it.
+    if matches!(fields.form, PairForm::Messages | PairForm::Conversations) {
+        let end = document.text.trim_end().len();
+        document.text.truncate(end);
+        document.trained.iter_mut().for_each(|span| *span = span.start.min(end)..span.end.min(end));
+    }
+    Ok(Sample::Answer { document, undesirable: false })
 }
 
 /// The messages of a column: a list, a list as JSON in a text, or one message.
@@ -265,7 +284,7 @@ mod tests {
     /// The text of each document, with what is trained on in brackets.
     fn marked(record: &Value) -> Vec<String> {
         let text = |sample| match sample {
-            Sample::Text(Document { mut text, trained, .. }) => {
+            Sample::Answer { document: Document { mut text, trained, .. }, .. } => {
                 for span in trained.iter().rev() {
                     text.insert(span.end, ']');
                     text.insert(span.start, '[');

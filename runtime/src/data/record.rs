@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::chat_template::{ChatTemplate, ChatTemplateError};
 use super::config::{DatasetConfig, PairFields};
-use super::conversation::{ConversationReader, MEDIA};
+use super::conversation::{ConversationReader, MEDIA, refuse_media};
 use super::document::{Document, Sample};
 use super::labelled;
 use super::preference;
@@ -92,6 +92,11 @@ impl RecordReader {
         }
     }
 
+    /// Whether the answers of a pair begin at the same token.
+    pub(super) fn aligns_answers(&self) -> bool {
+        matches!(self, Self::Pairs { fields, .. } if fields.aligned && !fields.labelled)
+    }
+
     /// Refuses columns of media beside conversations, which records lack because no value of theirs has such a type.
     pub(super) fn check_columns(&self, left_out: &[LeftOut]) -> Result<(), RecordError> {
         let is_media = |column: &&LeftOut| MEDIA.contains(&column.name.as_str());
@@ -134,6 +139,7 @@ impl RecordReader {
                 None => Sample::Empty,
             },
             Self::Pairs { fields, chat } => {
+                refuse_media(record)?;
                 let chat = chat.as_deref().map(|readers| readers.of(record));
                 return if fields.labelled { labelled::answers } else { preference::pair }(record, fields, chat);
             }

@@ -268,16 +268,22 @@ fn encode_record(
     let samples =
         reader.samples(record).map_err(|reason| TokenizeError::Record { path: path.to_owned(), line, reason })?;
     let encode = |sample| Ok((line, encode_sample(sample, tokenizer)?));
-    samples.into_iter().map(encode).collect::<Result<_, _>>().map_err(|reason| tokenizer_error(path, reason))
+    let encoded: Result<Vec<Encoded>, _> = samples.into_iter().map(encode).collect();
+    let mut encoded = encoded.map_err(|reason| tokenizer_error(path, reason))?;
+    if reader.aligns_answers() {
+        align(&mut encoded);
+    }
+    Ok(encoded)
 }
 
 /// The tokens of a sample; none for one that is left out, so that it is counted.
 fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
     Ok(match sample {
         Sample::Text(document) => encode_document(&document, tokenizer)?,
-        Sample::Undesirable(document) => {
-            let tokens = encode_document(&document, tokenizer)?.into_iter();
-            tokens.map(|token| if token & TRAINED == 0 { token } else { token | UNDESIRABLE }).collect()
+        Sample::Answer { document, undesirable } => {
+            let pieces = tokenizer.encode_pieces(&document.text)?;
+            let tokens = bounded(&document, marked(&document, &pieces), tokenizer).into_iter();
+            tokens.map(|token| if undesirable && token & TRAINED != 0 { token | UNDESIRABLE } else { token }).collect()
         }
         Sample::Segments(segments) => {
             let mut tokens = Vec::new();
@@ -295,23 +301,45 @@ fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, Toke
 /// The tokens of a document: those that have characters of a trained span carry [`TRAINED`], and so does an EOS right after one. A text that
 /// brings its BOS or EOS gets no second one.
 fn encode_document(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-    let Document { text, trained, bounded } = document;
+    let Document { text, trained, .. } = document;
     let is_whole = matches!(&trained[..], [span] if *span == (0..text.len()));
     let body: Vec<u32> = if is_whole {
         tokenizer.encode(text)?.into_iter().map(|id| id | TRAINED).collect()
     } else {
-        let flagged =
-            |piece: &Piece| piece.id | if trained.iter().any(|span| is_in(piece, span)) { TRAINED } else { 0 };
-        pieces_of(document, tokenizer)?.iter().map(flagged).collect()
+        marked(document, &pieces_of(document, tokenizer)?)
     };
+    Ok(bounded(document, body, tokenizer))
+}
+
+/// The tokens of a text, with marks.
+fn marked(document: &Document, pieces: &[Piece]) -> Vec<u32> {
+    let is_trained = |piece: &Piece| document.trained.iter().any(|span| is_in(piece, span));
+    pieces.iter().map(|piece| piece.id | if is_trained(piece) { TRAINED } else { 0 }).collect()
+}
+
+/// Adds BOS and EOS where a document has them.
+fn bounded(document: &Document, body: Vec<u32>, tokenizer: &Tokenizer) -> Vec<u32> {
+    let Document { text, trained, bounded } = document;
     if !*bounded {
-        return Ok(body);
+        return body;
     }
     let is_at = |token: Option<&u32>, id: u32| token.is_some_and(|token| token & !TRAINED == id);
     let begin = tokenizer.document_start().filter(|bos| !is_at(body.first(), *bos));
     let flag = if trained.last().is_some_and(|span| span.end == text.len()) { TRAINED } else { 0 };
     let end = tokenizer.eos_id().filter(|eos| !text.is_empty() && !is_at(body.last(), *eos));
-    Ok(begin.into_iter().chain(body).chain(end.map(|eos| eos | flag)).collect())
+    begin.into_iter().chain(body).chain(end.map(|eos| eos | flag)).collect()
+}
+
+/// Lets the answers of a pair begin at the same token: that at which the earlier one begins.
+fn align(answers: &mut [(u64, Vec<u32>)]) {
+    let is_trained = |token: &u32| token & TRAINED != 0;
+    let first = answers.iter().filter_map(|(_, tokens)| tokens.iter().position(is_trained)).min();
+    for (_, tokens) in answers {
+        let begin = tokens.iter().position(is_trained);
+        if let (Some(first), Some(begin)) = (first, begin) {
+            tokens[first..begin].iter_mut().for_each(|token| *token |= TRAINED);
+        }
+    }
 }
 
 /// Whether a token has characters of a span: one that contains the border in front of it has the first ones.

@@ -253,13 +253,13 @@ fn dataset_config(d: &datasets::DatasetConfig, config: &JobConfig) -> data::Data
         weight: d.weight,
         field: d.field.clone(),
         prompt: d.prompt.as_ref().map(PromptSection::prompt),
-        pair: pair_fields(d, config.preference.objective().second_row() == Some(SecondRow::Mismatched)),
+        pair: pair_fields(d, &config.preference.objective()),
         conversation: conversation_config(d, &job.eot_tokens),
         template: template_config(d, job),
     }
 }
 
-fn pair_fields(d: &datasets::DatasetConfig, labelled: bool) -> Option<PairFields> {
+fn pair_fields(d: &datasets::DatasetConfig, objective: &Objective) -> Option<PairFields> {
     let DatasetType::Preference(form) = d.r#type else { return None };
     let default = PairFields::default();
     let prompt = match form {
@@ -268,7 +268,16 @@ fn pair_fields(d: &datasets::DatasetConfig, labelled: bool) -> Option<PairFields
     };
     let chosen = d.field_chosen.clone().unwrap_or(default.chosen);
     let rejected = d.field_rejected.clone().unwrap_or(default.rejected);
-    Some(PairFields { form, formats: d.pair.clone().unwrap_or_default(), prompt, chosen, rejected, labelled })
+    Some(PairFields {
+        form,
+        formats: d.pair.clone().unwrap_or_default(),
+        prompt,
+        chosen,
+        rejected,
+        labelled: objective.second_row() == Some(SecondRow::Mismatched),
+        bounds_conversations: !objective.has_reference() || form != PairForm::Columns,
+        aligned: objective.has_reference(),
+    })
 }
 
 fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::ConversationConfig {
