@@ -142,6 +142,11 @@ impl JobConfig {
             notes: source.notes(),
         };
         job.schedule.end_after_an_epoch();
+        if job.preference.rl.is_some() && job.adapter.lora_dropout > 0.0 {
+            job.adapter.lora_dropout = 0.0;
+            let note = "`lora_dropout` is not applied with `rl`: both answers are compared without noise, as in TRL";
+            job.notes.push(note.into());
+        }
         // Relations between sections are checked only if each section is valid.
         if errors.is_empty() {
             errors.keep(job.validate());

@@ -54,7 +54,9 @@ pub(super) fn pair(
     let prompt = record.get(&fields.prompt).filter(|prompt| !prompt.is_null());
     match answers.map(|answer| answer.as_str().filter(|_| !are_messages(answer))) {
         [Some(chosen), Some(rejected)] => of_texts(prompt, [chosen, rejected], fields),
-        _ => of_messages(record, prompt, answers, fields, chat),
+        [Some(_), None] => Err(wrong_type(&fields.rejected, "text, as the other answer is", answers[1])),
+        [None, Some(_)] => Err(wrong_type(&fields.chosen, "text, as the other answer is", answers[0])),
+        [None, None] => of_messages(record, prompt, answers, fields, chat),
     }
 }
 
@@ -342,6 +344,42 @@ mod tests {
         assert_eq!(samples(&empty, true), Ok(vec![Sample::Empty, Sample::Empty]));
         assert!(samples(&missing, true).unwrap_err().to_string().contains("\"rejected\" is missing"));
         assert!(samples(&mixed, true).unwrap_err().to_string().contains("list of messages"));
+    }
+
+    #[test]
+    fn columns_that_a_reader_of_conversations_knows_do_not_replace_answers() {
+        let turns =
+            |answer: &str| json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": answer }]);
+        let plain = json!({ "chosen": turns("Ho"), "rejected": turns("No") });
+        let mut beside = plain.clone();
+        beside["messages"] = turns("Ho");
+        beside["system"] = "You are a clock.".into();
+        beside["completion"] = turns("Ho");
+
+        assert_eq!(marked(&beside), marked(&plain));
+    }
+
+    #[test]
+    fn question_of_conversations_is_their_prompt_even_beside_its_text() {
+        let turns =
+            |answer: &str| json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": answer }]);
+        let plain = json!({ "chosen": turns("Ho"), "rejected": turns("No") });
+        let mut beside = plain.clone();
+        beside["prompt"] = "Hi".into();
+
+        assert_eq!(marked(&beside), marked(&plain));
+    }
+
+    #[test]
+    fn answers_of_other_types_and_pictures_are_refused_by_what_they_are() {
+        let refused = |record: Value| samples(&record, false).unwrap_err().to_string();
+
+        let number = refused(json!({ "prompt": "a", "chosen": 3, "rejected": 4 }));
+        assert!(number.contains("text or a list of messages") && number.contains("\"chosen\""), "{number}");
+        let mixed = refused(json!({ "prompt": "a", "chosen": "b", "rejected": ["c"] }));
+        assert!(mixed.contains("\"rejected\"") && mixed.contains("as the other answer is"), "{mixed}");
+        let picture = refused(json!({ "prompt": "a", "chosen": "b", "rejected": "c", "images": ["x.png"] }));
+        assert!(picture.contains("\"images\""), "{picture}");
     }
 
     #[test]

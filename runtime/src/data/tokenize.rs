@@ -533,6 +533,17 @@ mod tests {
     }
 
     #[test]
+    fn answers_of_a_pair_begin_at_the_same_token() {
+        let tokens = |trained: [bool; 4]| trained.map(|is_trained| if is_trained { 5 | TRAINED } else { 5 }).to_vec();
+        let mut pair = [(1, tokens([false, false, false, true])), (1, tokens([false, true, true, true]))];
+
+        align(&mut pair);
+
+        assert_eq!(pair[0].1, tokens([false, true, true, true]));
+        assert_eq!(pair[1].1, tokens([false, true, true, true]));
+    }
+
+    #[test]
     fn bytes_that_are_not_utf8_are_refused_by_text_tokenizers_only() {
         let model = phalanx_needs::reference("models/tiny-llama2");
         let dir = tempfile::tempdir().unwrap();

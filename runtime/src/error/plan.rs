@@ -17,8 +17,8 @@ pub enum PlanError {
     Quantised { origin: String, format: String },
     /// An objective over pairs, and a model without the one that it began with.
     #[error(
-        "{path}: a model alone cannot be evaluated with `rl`, which compares it with the model that it began with; evaluate a checkpoint \
-         of the run, or remove `rl` and evaluate texts"
+        "{path}: a model alone cannot be evaluated with `rl`, which compares it with the model that it began with; evaluate the run, as in \
+         `phalanx eval outputs`, or one of its checkpoints"
     )]
     NoReference { path: PathBuf },
     /// The model has no tokens.

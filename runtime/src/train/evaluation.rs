@@ -143,17 +143,21 @@ impl Subject {
     ///
     /// # Errors
     /// When there is no model, or its files cannot be read.
-    pub(crate) fn find(path: &Path, base_model: Option<&Path>) -> Result<(Subject, Vec<String>), JobError> {
+    pub(crate) fn find(
+        path: &Path,
+        base_model: Option<&Path>,
+        objective: &Objective,
+    ) -> Result<(Subject, Vec<String>), JobError> {
         if CheckpointId::is_at(path) {
             return Ok((Subject::of(Checkpoint::open(path)?)?, Vec::new()));
         }
         let is_model = |dir: &Path| ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).is_file());
         let has = |name: &str| path.join(name).is_file();
         if (path.is_dir() || is_url(path)) && !is_model(path) {
-            // As for `chat` and `serve`, a run means the model that it has written.
+            // As for `chat` and `serve`, a run means the model that it has written; only a checkpoint knows what that began with.
             let written = folder_of(path).join("model");
-            if is_model(&written) {
-                return Subject::find(&written, base_model);
+            if is_model(&written) && !objective.has_reference() {
+                return Subject::find(&written, base_model, objective);
             }
             if let Some(found) = Subject::of_newest(newest_of_run(path)?)? {
                 return Ok(found);
@@ -173,9 +177,11 @@ impl Subject {
     /// # Errors
     /// When there is none yet.
     pub(crate) fn trained_by(job: &JobConfig) -> Result<(Subject, Vec<String>), JobError> {
-        let exported = job.output.folder().join("model");
-        if ["config.json", ADAPTER_CONFIG].iter().any(|name| exported.join(name).symlink_metadata().is_ok()) {
-            return Subject::find(&exported, job.model.base_model.as_deref());
+        let (exported, objective) = (job.output.folder().join("model"), job.preference.objective());
+        if !objective.has_reference()
+            && ["config.json", ADAPTER_CONFIG].iter().any(|name| exported.join(name).symlink_metadata().is_ok())
+        {
+            return Subject::find(&exported, job.model.base_model.as_deref(), &objective);
         }
         let Places { root, own, .. } = Places::of(&job.output);
         let found = Subject::of_newest(newest_in([Some(root), own].into_iter().flatten())?)?;
@@ -277,7 +283,8 @@ impl Subject {
         let (objective, n_samples) = (config.preference.objective(), config.schedule.micro_batch_size);
         let batch = BatchShape { n_rows: n_samples * objective.rows_per_sample(), seq_len: rows.row_len() };
         let path = || self.kind().1.display().to_string();
-        if matches!(self, Subject::Model(_)) && objective.has_reference() {
+        // The base of an adapter is what it began with.
+        if matches!(self, Subject::Model(ModelSource { adapter: None, .. })) && objective.has_reference() {
             return Err(PlanError::NoReference { path: path().into() }.into());
         }
         let forward = model.minimised(&objective, batch).map_err(|source| JobError::Model { path: path(), source })?;

@@ -15,6 +15,7 @@ use phalanx_device::Machine;
 use phalanx_storage::hf::adapter::ADAPTER_WEIGHTS;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::passes::reference::is_copy;
 use phalanx_strategies::program::Op;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -117,7 +118,8 @@ impl AdapterWeights {
 pub(crate) fn merge(machine: &mut dyn Machine, c: &Compiled, adapter: &AdapterWeights) -> Result<(), JobError> {
     let left = adapter.source.names().map(str::to_owned).collect();
     let mut merge = Merge { machine, c, adapter, left };
-    for tensor in weights::parameters(c) {
+    // A reference is the model without adapters.
+    for tensor in weights::parameters(c).into_iter().filter(|tensor| !is_copy(&tensor.name)) {
         merge.replace(&tensor)?;
         match tensor.name.strip_suffix(".weight") {
             Some(module) => merge.add_product(module, &tensor)?,

@@ -81,11 +81,13 @@ pub(crate) fn prepare_rows(
     if prepared.train.stream().is_some() {
         on_event(&Event::Note("data is streamed: further files are tokenized while the job trains".into()));
     }
+    // Each document of a pair has a row of the batch.
+    let row_len = data.sequence_len * data.documents_per_row();
     match &prepared.summaries[..] {
         few @ [_] | few @ [_, _] | few @ [_, _, _] => {
-            few.iter().for_each(|s| on_event(&Event::Note(describe(s, config.data.sequence_len))))
+            few.iter().for_each(|s| on_event(&Event::Note(describe(s, row_len))))
         }
-        many => on_event(&Event::Note(describe(&total(many), config.data.sequence_len))),
+        many => on_event(&Event::Note(describe(&total(many), row_len))),
     }
     Ok(prepared)
 }
