@@ -119,3 +119,25 @@ fn digest(documents: &[(u32, &[u32])]) -> [u8; 16] {
 fn has_prediction(tokens: &[u32]) -> bool {
     tokens.iter().skip(1).any(|token| token & TRAINED != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_of_a_group_are_left_out_together() {
+        const T: u32 = TRAINED;
+        let config = DataConfig { min_sample_len: 3, ..DataConfig::new(vec![], 4) };
+        let (usual, cut) = ([1, 2, 3 | T], [1, 2, 3, 4, 5 | T]);
+        let mut kept = Kept::default();
+        let mut add = |documents: [(u32, &[u32]); 2]| kept.add(&documents, &config, 1);
+
+        add([(0, &usual), (1, &cut)]);
+        add([(2, &[1, 2, 3]), (3, &usual)]);
+        add([(4, &usual), (5, &[1, 2 | T])]);
+        add([(6, &usual), (7, &usual)]);
+
+        assert_eq!(kept.pieces.iter().map(|piece| piece.document).collect::<Vec<_>>(), [6, 7]);
+        assert_eq!((kept.lens, kept.n_empty, kept.n_short), (vec![3, 3], 4, 2));
+    }
+}
