@@ -292,18 +292,12 @@ impl Subject {
         let spec = match self {
             Subject::Model(_) => StepSpec { precision, ..forward_spec() },
             Subject::Checkpoint { job, .. } => {
-                let trained = plan::step_spec(job, &model, device)?;
-                let parallel = Parallel::default();
-                StepSpec { precision, n_microbatches: 1, offload_optimizer: false, parallel, ..trained }
+                StepSpec { precision, n_microbatches: 1, ..alone(plan::step_spec(job, &model, device)?) }
             }
         };
         let packed = match (self, self.packing(config)) {
             (Subject::Model(_), Some(_)) => {
-                let trained = StepSpec {
-                    offload_optimizer: false,
-                    parallel: Parallel::default(),
-                    ..plan::step_spec(config, &model, device)?
-                };
+                let trained = alone(plan::step_spec(config, &model, device)?);
                 packed_tensors(&forward, &trained, device.target())?
             }
             _ => Packed::new(),
@@ -333,4 +327,9 @@ impl Subject {
         })?;
         Ok(found.expect("it goes on"))
     }
+}
+
+/// A step on one rank.
+fn alone(spec: StepSpec) -> StepSpec {
+    StepSpec { offload_optimizer: false, parallel: Parallel::default(), ..spec }
 }
