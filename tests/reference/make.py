@@ -281,14 +281,14 @@ def normal(key, i):
     return math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
 
 
-def adapted(model, keys):
+def adapted(model, keys, task="CAUSAL_LM"):
     """The model with PEFT's adapters, which begin as those of Phalanx."""
     names = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules",
              "lora_modules_to_save": "modules_to_save", "peft_use_rslora": "use_rslora", "peft_use_dora": "use_dora",
              "peft_layers_to_transform": "layers_to_transform"}
     config = {names[key]: value for key, value in keys.items() if key in names}
     is_gpt2 = model.config.model_type == "gpt2"
-    model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=is_gpt2, **config))
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type=task, fan_in_fan_out=is_gpt2, **config))
     init = fork(mix((ADAPTER_SEED + 0x9E3779B97F4A7C15) % 2**64), "init")
     with torch.no_grad():
         for name, tensor in model.named_parameters():
@@ -299,6 +299,12 @@ def adapted(model, keys):
                 std = numpy.float32(1) / numpy.sqrt(numpy.float32(3) * numpy.float32(tensor.shape[1]))
                 tensor.copy_((drawn.float() * torch.tensor(std)).view_as(tensor))
     return model
+
+
+def drawn_head(n, std):
+    """The weights with which Phalanx begins a head of scores."""
+    stream = fork(fork(mix((ADAPTER_SEED + 0x9E3779B97F4A7C15) % 2**64), "init"), "score.weight")
+    return torch.tensor([[numpy.float32(std) * numpy.float32(normal(stream, i)) for i in range(n)]])
 
 
 def decays(name, p):

@@ -16,7 +16,7 @@ import peft
 import torch
 import transformers
 import trl
-from make import HERE, adapted
+from make import HERE, adapted, drawn_head
 from trl.experimental import cpo, orpo
 
 ADAPTER = {"lora_r": 4, "lora_alpha": 8.0, "lora_target_modules": ["q_proj", "v_proj", "down_proj"]}
@@ -28,7 +28,7 @@ TEMPLATE = (
 
 TRAINERS = {
     "dpo": (trl.DPOConfig, trl.DPOTrainer), "cpo": (cpo.CPOConfig, cpo.CPOTrainer), "orpo": (orpo.ORPOConfig, orpo.ORPOTrainer),
-    "kto": (trl.KTOConfig, trl.KTOTrainer)}
+    "kto": (trl.KTOConfig, trl.KTOTrainer), "reward": (trl.RewardConfig, trl.RewardTrainer)}
 
 # name: (model, trainer, what the trainer is told, the same in keys of Phalanx, form of the data).
 CASES = {
@@ -73,6 +73,17 @@ CASES |= {
 }
 
 
+# Models of scores, whose head is new.
+CENTERED = ({"center_rewards_coefficient": 0.05}, {"reward_model": True, "center_rewards_coefficient": 0.05})
+CASES |= {
+    "tiny-llama3-reward-whole": ("tiny-llama3", "reward", {}, {"reward_model": True}, "texts"),
+    "tiny-llama3-reward": ("tiny-llama3", "reward", *CENTERED, "texts"),
+    "tiny-qwen3-reward-whole": ("tiny-qwen3", "reward", *CENTERED, "messages"),
+    "tiny-qwen3-reward": ("tiny-qwen3", "reward", {}, {"reward_model": True}, "implicit"),
+    "tiny-gpt2-reward": ("tiny-gpt2", "reward", {}, {"reward_model": True}, "texts"),
+}
+
+
 def records(form):
     """The pairs in a form, as both trainers read them."""
     pairs = [json.loads(line) for line in (HERE / "pairs.jsonl").read_text().splitlines()]
@@ -101,7 +112,9 @@ def trainer_of(kind, folder, told, model, tokenizer, data):
         "gradient_checkpointing": False, "max_length": None, "disable_dropout": True,
     } | told
     config, trainer = TRAINERS[kind]
-    if kind in ("cpo", "orpo"):
+    if kind == "reward":
+        arguments |= {"max_length": 1024}
+    elif kind in ("cpo", "orpo"):
         arguments |= {"max_length": 1024, "remove_unused_columns": False}
     class Sequential(trainer):
         """Takes the samples in their order, and keeps the losses, which the log rounds."""
@@ -123,17 +136,24 @@ def make(name, out):
     model_name, kind, told, keys, form = CASES[name]
     adapter = {} if name.endswith("-whole") else GPT2_ADAPTER if "gpt2" in model_name else ADAPTER
     folder = out / "models" / model_name
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    like_file = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if kind == "reward":
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, **like_file)
+        with torch.no_grad():
+            model.score.weight.copy_(drawn_head(model.config.hidden_size, model.config.initializer_range))
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, **like_file)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     rows = records(form)
     with tempfile.TemporaryDirectory() as temporary:
-        model = adapted(model, adapter) if adapter else model
+        task = "SEQ_CLS" if kind == "reward" else "CAUSAL_LM"
+        model = adapted(model, adapter, task) if adapter else model
         trainer = trainer_of(kind, temporary, told, model, tokenizer, datasets.Dataset.from_list(rows))
         trainer.train()
     logs = [log for log in trainer.state.log_history if "grad_norm" in log]
     assert len(logs) == len(trainer.losses) == RUN["steps"], f"{len(logs)} steps"
-    kept = ("rewards/", "logps/", "nll_loss", "log_odds", "kl")
+    kept = ("rewards/", "logps/", "nll_loss", "log_odds", "kl", "accuracy", "margin", "mean_reward")
     # A likelihood without a weight is not computed.
     is_told = lambda log, key: key.startswith(kept) and (key, log[key]) != ("nll_loss", 0.0)
     curve = [

@@ -6,7 +6,7 @@ use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Machine, Run};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{
-    BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
+    BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, Output, QkNorm, RopeScaling,
 };
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
@@ -61,6 +61,7 @@ fn llama(n_layers: usize, hidden_size: usize, intermediate_size: usize, vocab_si
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
+        output: Output::Logits,
         multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,

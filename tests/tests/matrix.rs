@@ -278,6 +278,28 @@ fn labelled_answers_train_as_on_one_rank() -> Result<()> {
     check(&Task { shape: Shape::Llama, extra: KTO }, &few_cells(), &Tolerance::F32)
 }
 
+/// The score of a row is that of its last token, which one of the ranks has that share the row.
+#[test]
+fn scores_train_as_on_one_rank_under_every_pair_of_choices() -> Result<()> {
+    const CENTER: (&str, &str) = ("center_rewards_coefficient", "0.05");
+    const WHOLE: &[(&str, &str)] = &[PAIRS[4], PAIRS[5], ("learning_rate", "1e-3"), ("reward_model", "true"), CENTER];
+    const ADAPTED: &[(&str, &str)] = &[
+        PAIRS[0],
+        PAIRS[1],
+        PAIRS[2],
+        PAIRS[3],
+        PAIRS[4],
+        PAIRS[5],
+        PAIRS[6],
+        ("reward_model", "true"),
+        ("gradient_checkpointing", "full"),
+    ];
+    let cells = pairwise(8).into_iter().filter(|(shape, _)| *shape == Shape::Llama).map(|(_, cell)| cell).collect();
+    check(&Task { shape: Shape::Llama, extra: WHOLE }, &chain(cells), &SCORES)?;
+    let tokens_cut = [Cell { sequence_parallel: true, ..mesh(1, 1, 1, 2, 3) }, mesh(2, 1, 2, 1, 2)];
+    check(&Task { shape: Shape::Gpt2, extra: ADAPTED }, &[&few_cells()[..], &tokens_cut].concat(), &SCORES)
+}
+
 /// Each cell resumes from the checkpoint of another mesh.
 #[test]
 fn reproducible_runs_over_pairs_have_equal_bits_on_every_mesh() -> Result<()> {

@@ -124,7 +124,7 @@ fn every_objective_follows_trl() -> Result<()> {
 fn microbatches_of_a_step_add_up_to_the_numbers_of_trl() -> Result<()> {
     let mut found = Vec::new();
     for (name, numbers) in
-        references()?.into_iter().filter(|(name, _)| name.ends_with("-dpo") || name.ends_with("-ipo"))
+        references()?.into_iter().filter(|(name, _)| ["-dpo", "-ipo", "-reward"].iter().any(|end| name.ends_with(end)))
     {
         let dir = tempfile::tempdir()?;
         let keys = [("micro_batch_size", "1"), ("gradient_accumulation_steps", "4")];

@@ -18,7 +18,7 @@ use crate::train::model_source::{ModelSource, forward_spec};
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine};
 use phalanx_strategies::compile::{Compiled, compile_cached};
-use phalanx_strategies::model::{BatchShape, Head, ModelConfig};
+use phalanx_strategies::model::{BatchShape, Head, ModelConfig, Output};
 use phalanx_strategies::passes::cache::{CacheUse, Sees};
 use phalanx_strategies::program::{Column, Role, ValueId};
 use phalanx_strategies::rng::CounterRng;
@@ -63,6 +63,14 @@ impl Generator {
     }
 
     pub(super) fn load_on(device: &dyn Device, source: &ModelSource, max_len: usize) -> Result<Generator, JobError> {
+        match source.model()?.output {
+            Output::Logits => Generator::load_any(device, source, max_len),
+            Output::Score => Err(GenerateError::OnlyScores { dir: source.dir().to_owned() }.into()),
+        }
+    }
+
+    /// A model with any head.
+    pub(super) fn load_any(device: &dyn Device, source: &ModelSource, max_len: usize) -> Result<Generator, JobError> {
         let model = source.model()?;
         let tokenizer = Arc::new(source.tokenizer()?);
         let capacity = max_len.clamp(1, model.max_positions);
@@ -107,7 +115,7 @@ impl Generator {
         &self.tokenizer
     }
 
-    /// Columns of logits.
+    /// Tokens of the vocabulary.
     pub const fn vocab_size(&self) -> usize {
         self.model.vocab_size
     }
@@ -215,9 +223,12 @@ impl Generator {
             let token = |i: usize| match column {
                 Column::Ids => ids.get(i).copied().unwrap_or(0) as i32,
                 Column::Positions => i as i32,
-                Column::DocStart | Column::Labels | Column::DesirableLabels | Column::NextIds | Column::DropoutKeys => {
-                    0
-                }
+                Column::DocStart
+                | Column::Labels
+                | Column::DesirableLabels
+                | Column::NextIds
+                | Column::LastId
+                | Column::DropoutKeys => 0,
             };
             let tokens: Vec<i32> = (first..first + n_tokens(c)).map(token).collect();
             machine.write(c, b.value, 0, &tokens);
@@ -234,7 +245,7 @@ impl Generator {
 
     /// Logits of some positions of the last run.
     fn rows(&mut self, ran: &Ran, wanted: Range<usize>) -> &[f32] {
-        let (c, v) = (&self.programs[ran.program], self.model.vocab_size);
+        let (c, v) = (&self.programs[ran.program], self.model.n_outputs());
         let wanted = (wanted.start - ran.at.start) * v..(wanted.end - ran.at.start) * v;
         match self.machine.host(c, ran.logits) {
             Some(bytes) => &bytemuck::cast_slice(bytes)[wanted],

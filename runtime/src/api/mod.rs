@@ -9,4 +9,5 @@ pub mod embed;
 pub mod generate;
 pub mod job;
 pub mod sampling;
+pub mod scores;
 pub(crate) mod start;

@@ -142,7 +142,7 @@ fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
         match b.role {
             Role::Column(column) => {
                 let token = |i: usize| match column {
-                    Column::Ids | Column::Labels | Column::DesirableLabels | Column::NextIds => {
+                    Column::Ids | Column::Labels | Column::DesirableLabels | Column::NextIds | Column::LastId => {
                         (i * 7919 % vocabulary) as i32
                     }
                     Column::Positions => (i % seq_len) as i32,

@@ -28,6 +28,7 @@ pub mod precision;
 pub mod preference;
 pub mod prompts;
 pub mod reference;
+pub mod reward;
 pub mod schedule;
 pub mod section;
 mod setting;
@@ -58,8 +59,10 @@ use model::ModelSection;
 use optimizer::OptimizerSection;
 use output::OutputSection;
 use parallel::ParallelSection;
+use phalanx_strategies::objective::Objective;
 use precision::PrecisionSection;
 use preference::PreferenceSection;
+use reward::RewardSection;
 use schedule::ScheduleSection;
 use section::Section;
 use source::Source;
@@ -81,6 +84,8 @@ pub struct JobConfig {
     pub adapter: AdapterSection,
     /// What is trained instead of the likelihood of texts.
     pub preference: PreferenceSection,
+    /// Scores instead of texts.
+    pub reward: RewardSection,
     /// The mesh.
     pub parallel: ParallelSection,
     /// Output, checkpoints and the seed.
@@ -136,6 +141,7 @@ impl JobConfig {
             precision: read(keys, &at, PrecisionSection::validate, &mut errors),
             adapter: read(keys, &at, AdapterSection::validate, &mut errors),
             preference: read(keys, &at, PreferenceSection::validate, &mut errors),
+            reward: read(keys, &at, RewardSection::validate, &mut errors),
             parallel: read(keys, &at, ParallelSection::validate, &mut errors),
             output: read(keys, &at, OutputSection::validate, &mut errors),
             elastic: read(keys, &at, |section: &ElasticSection| section.elastic.validate(), &mut errors).elastic,
@@ -173,11 +179,17 @@ impl JobConfig {
         self.precision.write_section(&mut keys);
         self.adapter.write_section(&mut keys);
         self.preference.write_section(&mut keys);
+        self.reward.write_section(&mut keys);
         self.parallel.write_section(&mut keys);
         self.output.write_section(&mut keys);
         ElasticSection { elastic: self.elastic.clone() }.write_section(&mut keys);
         serde_yaml_ng::to_string(&Value::Mapping(keys))
             .expect("a tree of strings, numbers and lists always has a YAML form")
+    }
+
+    /// What is minimised.
+    pub fn objective(&self) -> Objective {
+        self.reward.objective().unwrap_or_else(|| self.preference.objective())
     }
 
     /// Sequences per step, over all ranks.
@@ -202,7 +214,10 @@ impl JobConfig {
     /// Checks relations between keys of several sections.
     fn validate(&self) -> Result<(), ConfigError> {
         self.check_products()?;
-        self.preference.check(self)?;
+        match self.reward.reward_model {
+            true => self.reward.check(self)?,
+            false => self.preference.check(self)?,
+        }
         let (per_step, data_ranks) = (self.microbatches_per_step(), self.data_ranks());
         if self.schedule.microbatches_per_step.is_some() && self.schedule.gradient_accumulation_steps > 1 {
             return Err(ConfigError::TwoBatchSizes);
@@ -316,7 +331,7 @@ impl JobConfig {
 
     /// Checks that products of keys stay within what a rank can number and compile.
     fn check_products(&self) -> Result<(), ConfigError> {
-        let n_rows = (self.schedule.micro_batch_size * self.preference.objective().rows_per_sample()) as u64;
+        let n_rows = (self.schedule.micro_batch_size * self.objective().rows_per_sample()) as u64;
         let n_tokens = n_rows * self.data.sequence_len as u64;
         if n_tokens > TOKENS_OF_MICROBATCH_MAX {
             return Err(ConfigError::TooManyTokens { found: n_tokens, max: TOKENS_OF_MICROBATCH_MAX });
@@ -344,6 +359,7 @@ pub fn sections() -> Vec<(&'static str, Vec<KeyDoc>)> {
         ("Precision and memory", PrecisionSection::keys()),
         ("Adapters", AdapterSection::keys()),
         ("Preference tuning", PreferenceSection::keys()),
+        ("Reward models", RewardSection::keys()),
         ("Parallelism", ParallelSection::keys()),
         ("Output and checkpoints", OutputSection::keys()),
         ("Elasticity", ElasticSection::keys()),

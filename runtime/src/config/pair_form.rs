@@ -17,6 +17,8 @@ pub enum PairForm {
     Conversations,
     /// The same, with a question in the column prompt that takes the place of every question in them.
     Asked,
+    /// Texts: a question, perhaps with a system text, and two answers, which the chat template renders.
+    Answers,
     /// Texts between the markers of a format.
     Framed(Frame, Question),
     /// Texts in the formats of `pair`.
@@ -55,12 +57,13 @@ const QUESTIONS: [(&str, Question); 7] = [
     ("ultra", Question::Ultra),
     ("argilla_chat", Question::ArgillaChat),
 ];
-const OTHERS: [(&str, PairForm); 6] = [
+const OTHERS: [(&str, PairForm); 7] = [
     ("preference", PairForm::Columns),
     ("passthrough", PairForm::Columns),
     ("chat_template.default", PairForm::Messages),
     ("chat_template.argilla", PairForm::Asked),
     ("chat_template.argilla_chat", PairForm::Conversations),
+    ("bradley_terry.chat_template", PairForm::Answers),
     ("user_defined.default", PairForm::Formats),
 ];
 

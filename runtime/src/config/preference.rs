@@ -172,7 +172,7 @@ impl PreferenceSection {
             return match sets().any(|set| set.r#type.is_pair()) {
                 true => Err(ConfigError::Missing {
                     key: "rl".into(),
-                    why: "a data set of the type preference has pairs of answers; set `rl: dpo` to train on them"
+                    why: "a data set of the type preference has pairs of answers; set `rl: dpo` or `reward_model: true` to train on them"
                         .into(),
                 }),
                 false => Ok(()),
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_pairs_is_refused_with_what_would() {
         for (keys, expected) in [
-            ("", "set `rl: dpo` to train on them"),
+            ("", "set `rl: dpo` or `reward_model: true` to train on them"),
             ("rl: orpo\nrl_beta: 0.5\n", "the key belongs to `rl: dpo` and `rl: ipo` and `rl: cpo` and `rl: simpo`"),
             ("rl: simpo\nsample_packing: true\n", "each answer of a pair has a row of its own"),
             ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),

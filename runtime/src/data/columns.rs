@@ -95,6 +95,8 @@ impl Columns {
                     let next = stored.iter().skip(1).map(|next| id_of(*next));
                     out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
                 }
+                // Which token is the last is known when the row is padded.
+                Column::LastId => out.fill(IGNORED),
                 Column::Positions => out.iter_mut().zip(0..).for_each(|(position, t)| *position = t),
                 Column::DocStart => out.fill(at.start as i32),
                 Column::DropoutKeys => {}
@@ -103,14 +105,20 @@ impl Columns {
         stored.iter().skip(1).filter(|next| is_trained(**next)).count()
     }
 
-    /// Pads a row from this position on.
+    /// Pads a row from this position on. Before it are the stored tokens of a document, of which the last one that is not the id of
+    /// padding ends the text, as in transformers; of a text without one, the first.
     pub(super) fn pad(&mut self, row: usize, from: usize, pad_id: i32) {
         let first = row * self.row_len;
+        let last = self.stored[..from].iter().rposition(|token| id_of(*token) != pad_id).unwrap_or(0);
         for (column, tokens) in &mut self.all {
             let out = &mut tokens[first + from..first + self.row_len];
             match column {
                 Column::Ids => out.fill(pad_id),
                 Column::Labels | Column::DesirableLabels | Column::NextIds => out.fill(IGNORED),
+                Column::LastId => {
+                    out.fill(IGNORED);
+                    tokens[first + last] = id_of(self.stored[last]);
+                }
                 Column::Positions => out.fill(0),
                 Column::DocStart => out.iter_mut().zip(from as i32..).for_each(|(start, t)| *start = t),
                 Column::DropoutKeys => {}
@@ -138,7 +146,9 @@ impl Columns {
 
     /// Excludes the labels of rows from `first` on.
     pub(crate) fn ignore(&mut self, first: usize) {
-        let is_label = |column: Column| matches!(column, Column::Labels | Column::DesirableLabels | Column::NextIds);
+        let is_label = |column: Column| {
+            matches!(column, Column::Labels | Column::DesirableLabels | Column::NextIds | Column::LastId)
+        };
         for (_, tokens) in self.all.iter_mut().filter(|(column, _)| is_label(*column)) {
             tokens[first * self.row_len..].fill(IGNORED);
         }

@@ -170,14 +170,16 @@ pub(crate) struct PairFields {
     pub(crate) bounds_conversations: bool,
     /// Whether the answers of a pair begin at the same token, as TRL's trainers with a reference see to.
     pub(crate) aligned: bool,
+    /// Prompts count as much as answers: the whole text has a score.
+    pub(crate) whole: bool,
 }
 
 impl Default for PairFields {
     fn default() -> Self {
         let [prompt, chosen, rejected] = ["prompt", "chosen", "rejected"].map(str::to_owned);
         let (form, formats, labelled) = (PairForm::Columns, PairSection::default(), false);
-        let (bounds_conversations, aligned) = (false, true);
-        Self { form, formats, prompt, chosen, rejected, labelled, bounds_conversations, aligned }
+        let (bounds_conversations, aligned, whole) = (false, true, false);
+        Self { form, formats, prompt, chosen, rejected, labelled, bounds_conversations, aligned, whole }
     }
 }
 

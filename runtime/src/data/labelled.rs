@@ -48,7 +48,7 @@ pub(super) fn answers(
     let sample = match fields.form {
         PairForm::Framed(frame, question) => framed(record, answer, frame, question)?,
         PairForm::Formats => formatted(record, answer, fields)?,
-        PairForm::Columns | PairForm::Messages | PairForm::Conversations | PairForm::Asked => {
+        PairForm::Columns | PairForm::Messages | PairForm::Conversations | PairForm::Asked | PairForm::Answers => {
             column(record, answer, fields, chat)?
         }
     };

@@ -32,7 +32,7 @@ pub(super) fn pair(
     match fields.form {
         PairForm::Framed(frame, question) => return Ok(framed(record, frame, question)?.unwrap_or_else(empty)),
         PairForm::Formats => return Ok(formatted(record, &fields.formats)?.unwrap_or_else(empty)),
-        PairForm::Columns | PairForm::Messages | PairForm::Conversations | PairForm::Asked => {}
+        PairForm::Columns | PairForm::Messages | PairForm::Conversations | PairForm::Asked | PairForm::Answers => {}
     }
     let names = [&fields.chosen, &fields.rejected];
     let answers = [field_of(record, &fields.chosen)?, field_of(record, &fields.rejected)?];
@@ -49,6 +49,7 @@ pub(super) fn pair(
             return of_last_messages(record, field_of(record, &fields.prompt)?, answers, fields, chat);
         }
         PairForm::Conversations | PairForm::Asked => return of_conversations(record, answers, fields, chat),
+        PairForm::Answers => return of_question(record, answers, fields, chat),
         PairForm::Columns | PairForm::Framed(..) | PairForm::Formats => {}
     }
     let prompt = record.get(&fields.prompt).filter(|prompt| !prompt.is_null());
@@ -64,6 +65,20 @@ pub(super) fn pair(
 pub(super) fn first_of(record: &Value, names: &[&'static str]) -> &'static str {
     let found = names.iter().copied().find(|name| record.get(name).is_some_and(|value| !value.is_null()));
     found.unwrap_or(names[0])
+}
+
+/// The same documents, of which everything counts.
+pub(super) fn whole(documents: Vec<Sample>) -> Vec<Sample> {
+    let of_all = |document: Document| {
+        let trained = std::iter::once(0..document.text.len()).collect();
+        Document { trained, ..document }
+    };
+    let whole = |sample| match sample {
+        Sample::Text(document) => Sample::Text(of_all(document)),
+        Sample::Answer { document, undesirable } => Sample::Answer { document: of_all(document), undesirable },
+        other => other,
+    };
+    documents.into_iter().map(whole).collect()
 }
 
 /// Texts between markers; `None` if one is null.
@@ -154,6 +169,27 @@ fn of_last_messages(
     let answers = names.into_iter().zip(answers).map(last).collect::<Result<Vec<Value>, RecordError>>()?;
     answers.into_iter().map(|answer| document(record, &prompt, vec![answer], fields, chat)).collect()
 }
+
+/// A question as text, and a system text if there is one.
+fn of_question(
+    record: &Value,
+    answers: [&Value; 2],
+    fields: &PairFields,
+    chat: Option<&ConversationReader>,
+) -> Result<Vec<Sample>, RecordError> {
+    let turn = |role: &str, name: &str, value: &Value| {
+        let text = value.as_str().ok_or_else(|| wrong_type(name, "text", value))?;
+        Ok::<_, RecordError>(chat.map(|chat| chat.message_of(role, text)))
+    };
+    let system = record.get(SYSTEM).filter(|system| !system.is_null());
+    let system = system.map(|system| turn("system", SYSTEM, system)).transpose()?.flatten();
+    let question = turn("user", &fields.prompt, field_of(record, &fields.prompt)?)?;
+    let prompt = Value::Array(system.into_iter().chain(question).collect());
+    of_last_messages(record, &prompt, answers, fields, chat)
+}
+
+/// The column of a system text.
+const SYSTEM: &str = "system";
 
 /// Whole conversations: the prompt is the preferred one without its last message.
 fn of_conversations(

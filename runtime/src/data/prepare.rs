@@ -195,7 +195,7 @@ pub fn prepare(
             vocab_size,
         ))
     };
-    let pad = [tokenizer.pad_id(), tokenizer.eos_id()].into_iter().flatten().find(|&id| (id as usize) < vocab_size);
+    let pad = tokenizer.padding(vocab_size);
     let store = |parts| {
         let store = RowStore::new(parts, row_shape(config, pad));
         match u32::try_from(store.len()) {

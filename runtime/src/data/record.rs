@@ -141,7 +141,11 @@ impl RecordReader {
             Self::Pairs { fields, chat } => {
                 refuse_media(record)?;
                 let chat = chat.as_deref().map(|readers| readers.of(record));
-                return if fields.labelled { labelled::answers } else { preference::pair }(record, fields, chat);
+                if fields.labelled {
+                    return labelled::answers(record, fields, chat);
+                }
+                let pair = preference::pair(record, fields, chat)?;
+                return Ok(if fields.whole { preference::whole(pair) } else { pair });
             }
             Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
             Self::Tokens => {

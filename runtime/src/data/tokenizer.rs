@@ -270,6 +270,11 @@ impl Tokenizer {
         self.pad_id
     }
 
+    /// The token that fills rows of a model with this many tokens, if there is one.
+    pub(crate) fn padding(&self, vocab_size: usize) -> Option<u32> {
+        [self.pad_id, self.eos_id].into_iter().flatten().find(|&id| (id as usize) < vocab_size)
+    }
+
     /// Every token that ends generation, including the end of a document.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids

@@ -19,6 +19,12 @@ pub enum GenerateError {
     /// The program ends at its loss.
     #[error("the program computes no logits")]
     NoLogits,
+    /// A reward model.
+    #[error("{}: the model gives scores and no texts; `phalanx serve` answers requests for scores", dir.display())]
+    OnlyScores { dir: PathBuf },
+    /// A language model in the place of a reward model.
+    #[error("{}: the model gives no scores; name a model that was trained with `reward_model: true`", dir.display())]
+    NoScores { dir: PathBuf },
     /// A setting of the sampling has no meaning.
     #[error("{name} is {found}, expected {fits}")]
     Sampling { name: &'static str, found: String, fits: &'static str },

@@ -21,6 +21,14 @@ pub enum PlanError {
          `phalanx eval outputs`, or one of its checkpoints"
     )]
     NoReference { path: PathBuf },
+    /// A model of texts in the place of one of scores.
+    #[error(
+        "{path}: the model gives no scores; name a model that was trained with `reward_model: true`, or remove `reward_model`"
+    )]
+    NoScores { path: String },
+    /// A model of scores in the place of one of texts.
+    #[error("{path}: the model gives scores and no texts; set `reward_model: true` to train or evaluate it on pairs")]
+    OnlyScores { path: String },
     /// The model has no tokens.
     #[error("{origin}: vocab_size is 0; a model has at least one token")]
     NoTokens { origin: String },

@@ -29,6 +29,8 @@ pub(crate) struct AdapterSettings {
     pub(crate) use_rslora: bool,
     /// Rows of adapted weights have trained lengths.
     pub(crate) use_dora: bool,
+    /// The model gives scores.
+    pub(crate) is_classifier: bool,
     /// The matrices B have biases.
     pub(crate) lora_bias: bool,
     /// The value of `target_modules`, for people.
@@ -97,8 +99,12 @@ const USED: [&str; 18] = [
 /// from those, each time that PEFT loads the adapter.
 const INITS: [&str; 4] = ["eva", "gaussian", "mica", "orthogonal"];
 
-/// Tasks whose models have the head of a language model.
-const TASKS: [&str; 2] = ["CAUSAL_LM", "FEATURE_EXTRACTION"];
+/// PEFT's word for models that continue texts.
+pub(crate) const LANGUAGE: &str = "CAUSAL_LM";
+/// PEFT's word for models that give scores.
+pub(crate) const CLASSIFICATION: &str = "SEQ_CLS";
+/// Tasks of supported models.
+const TASKS: [&str; 3] = [LANGUAGE, "FEATURE_EXTRACTION", CLASSIFICATION];
 
 /// The default of PEFT for `r` and `lora_alpha`.
 const DEFAULT: f64 = 8.0;
@@ -217,6 +223,7 @@ impl Keys<'_> {
             alpha: self.number("lora_alpha", as_number, "and must be a number")?,
             use_rslora: self.switch("use_rslora")?,
             use_dora: self.switch("use_dora")?,
+            is_classifier: self.text("task_type")?.as_deref() == Some(CLASSIFICATION),
             lora_bias: self.switch("lora_bias")?,
             target_modules: self.keys.get("target_modules").cloned().unwrap_or_default(),
             modules_to_save: self.names("modules_to_save")?,
@@ -336,9 +343,10 @@ impl Keys<'_> {
 
     fn check_task(&self) -> Result<(), MergeError> {
         match self.text("task_type")? {
-            Some(task) if !TASKS.contains(&task.as_str()) => {
-                Err(self.refuse("task_type", "and only adapters of language models (\"CAUSAL_LM\") are supported"))
-            }
+            Some(task) if !TASKS.contains(&task.as_str()) => Err(self.refuse(
+                "task_type",
+                "and only adapters of language models (\"CAUSAL_LM\") and of reward models (\"SEQ_CLS\") are supported",
+            )),
             _ => Ok(()),
         }
     }

@@ -8,6 +8,7 @@ use super::plan;
 use super::run_files::{CONFIG_JSON, JOB_YAML};
 use super::run_folder::{best_instead_of, note_of_older_model};
 use super::saving::places::{Places, newest_in, newest_of_run};
+use super::score_head;
 use super::staging::{Staging, inputs};
 use super::team::Team;
 use crate::config::JobConfig;
@@ -280,12 +281,15 @@ impl Subject {
         mut done: impl FnMut(usize),
     ) -> Result<Evaluation, JobError> {
         let model = self.architecture()?;
-        let (objective, n_samples) = (config.preference.objective(), config.schedule.micro_batch_size);
+        let (objective, n_samples) = (config.objective(), config.schedule.micro_batch_size);
         let batch = BatchShape { n_rows: n_samples * objective.rows_per_sample(), seq_len: rows.row_len() };
         let path = || self.kind().1.display().to_string();
         // The base of an adapter is what it began with.
         if matches!(self, Subject::Model(ModelSource { adapter: None, .. })) && objective.has_reference() {
             return Err(PlanError::NoReference { path: path().into() }.into());
+        }
+        if let Some(model) = model.known() {
+            score_head::check(&objective, model, &path())?;
         }
         let forward = model.minimised(&objective, batch).map_err(|source| JobError::Model { path: path(), source })?;
         let precision = plan::precision(config, &model, device);

@@ -1,5 +1,6 @@
 //! A trained model as a directory that `transformers` loads: from a machine in memory or from a checkpoint.
 
+use super::adapter_settings::{CLASSIFICATION, LANGUAGE};
 use super::architecture::Architecture;
 use super::checkpoint_weights::{CheckpointWeights, Packed};
 use super::merge::{LowRank, is_stored_in_out};
@@ -204,6 +205,7 @@ fn export_lora(
         dir,
         &AdapterExport {
             base_model: &base,
+            task: if job.reward.reward_model { CLASSIFICATION } else { LANGUAGE },
             rank: lora.rank,
             alpha: lora.alpha,
             dropout: lora.section.lora_dropout,

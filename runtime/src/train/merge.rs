@@ -91,6 +91,11 @@ impl AdapterWeights {
         self.source.names().filter(is_vocabulary).filter_map(rows).max()
     }
 
+    /// Whether it belongs to a model that gives scores.
+    pub(crate) fn is_classifier(&self) -> bool {
+        self.settings.is_classifier
+    }
+
     fn unfit(&self, tensor: &str, why: impl Into<String>) -> JobError {
         MergeError::Tensor { dir: self.dir.clone(), tensor: tensor.to_owned(), why: why.into() }.into()
     }

@@ -75,6 +75,7 @@ pub mod run_files;
 pub(crate) mod run_folder;
 pub(crate) mod same_run;
 pub(crate) mod saving;
+pub(crate) mod score_head;
 pub(crate) mod shadow;
 mod staging;
 mod stalled;

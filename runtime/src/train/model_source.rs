@@ -5,7 +5,7 @@ use super::checkpoint_weights::{Packed, unpack_all};
 use super::grown_rows::Grown;
 use super::merge::{AdapterWeights, merge};
 use super::weights::{self, FirstValues};
-use super::{architecture, located};
+use super::{architecture, located, score_head};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::merge::MergeError;
@@ -15,11 +15,11 @@ use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::source::{TensorSource, read_json};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
-use phalanx_strategies::model::ModelConfig;
+use phalanx_strategies::model::{ModelConfig, Output, SCORE};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::passes::recompute::Recompute;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -76,23 +76,40 @@ impl ModelSource {
         Ok(ModelSource { base, adapter: Some(dir.to_owned()) })
     }
 
+    /// The directory that was named.
+    pub(crate) fn dir(&self) -> &Path {
+        self.adapter.as_ref().unwrap_or(&self.base)
+    }
+
     /// The model's configuration.
     pub(crate) fn config(&self) -> Result<Value, JobError> {
-        Ok(read_json(&self.base.join(CONFIG))?)
+        let mut config = read_json(&self.base.join(CONFIG))?;
+        if let Some(dir) = &self.adapter
+            && AdapterSettings::read(dir)?.is_classifier
+        {
+            let base = self.base_model()?;
+            score_head::set(&mut config, &base);
+            config["pad_token_id"] = json!(self.tokenizer()?.padding(base.vocab_size).unwrap_or(0));
+        }
+        Ok(config)
     }
 
     /// The architecture; with the rows that an adapter's own embedding has, if the job that trained it added tokens.
     pub(crate) fn model(&self) -> Result<ModelConfig, JobError> {
         let mut model = self.base_model()?;
         if let Some(dir) = &self.adapter {
-            let rows = AdapterWeights::open(dir)?.vocabulary().unwrap_or_default();
-            model.vocab_size = model.vocab_size.max(rows);
+            let adapter = AdapterWeights::open(dir)?;
+            model.vocab_size = model.vocab_size.max(adapter.vocabulary().unwrap_or_default());
+            if adapter.is_classifier() {
+                model.output = Output::Score;
+            }
         }
         Ok(model)
     }
 
     fn base_model(&self) -> Result<ModelConfig, JobError> {
-        architecture::parse_model(&self.config()?, &self.base.join(CONFIG).display().to_string())
+        let path = self.base.join(CONFIG);
+        architecture::parse_model(&read_json(&path)?, &path.display().to_string())
     }
 
     /// The recommended settings of generation, those of an adapter if it has some; null if there are none.
@@ -148,6 +165,9 @@ impl ModelSource {
         packed: &Packed,
     ) -> Result<(), JobError> {
         let source = Some(TensorSource::open(&self.base)?);
+        if let (Output::Score, None, Some(source)) = (model.output, &self.adapter, &source) {
+            source.check_shape(SCORE, &[1, model.hidden_size])?;
+        }
         let grown = Grown { from: self.base_model()?.vocab_size, to: model.vocab_size, mean: true };
         let grown = (grown.to > grown.from).then_some(grown);
         let first = FirstValues { model: Some(model), params: &[], source, grown, adapter: None, seed: 0 };

@@ -8,6 +8,7 @@ use super::initial_adapter;
 use super::located as models;
 use super::new_token_rows;
 use super::pattern::matching;
+use super::score_head;
 use super::vocabulary;
 use super::vocabulary::template_config;
 use crate::config::JobConfig;
@@ -41,7 +42,7 @@ use phalanx_storage::hub::cache::HubCache;
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
-use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig};
+use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig, SCORE};
 use phalanx_strategies::objective::{Objective, SecondRow};
 use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
 use phalanx_strategies::passes::precision::Precision;
@@ -219,7 +220,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         excess_length_strategy: d.excess_length_strategy,
         min_sample_len: d.min_sample_len,
         deduplicate: d.dataset_exact_deduplication,
-        second_row: config.preference.objective().second_row(),
+        second_row: config.objective().second_row(),
         stream_rows: config
             .schedule
             .max_steps
@@ -264,6 +265,7 @@ fn pair_fields(d: &datasets::DatasetConfig, objective: &Objective) -> Option<Pai
     let default = PairFields::default();
     let prompt = match form {
         PairForm::Messages => d.field_messages.clone().unwrap_or_else(|| "messages".into()),
+        PairForm::Answers => d.field_prompt.clone().unwrap_or_else(|| "input".into()),
         _ => d.field_prompt.clone().unwrap_or(default.prompt),
     };
     let chosen = d.field_chosen.clone().unwrap_or(default.chosen);
@@ -275,8 +277,9 @@ fn pair_fields(d: &datasets::DatasetConfig, objective: &Objective) -> Option<Pai
         chosen,
         rejected,
         labelled: objective.second_row() == Some(SecondRow::Mismatched),
-        bounds_conversations: !objective.has_reference() || form != PairForm::Columns,
+        bounds_conversations: !(objective.has_reference() || objective.has_scores()) || form != PairForm::Columns,
         aligned: objective.has_reference(),
+        whole: objective.has_scores(),
     })
 }
 
@@ -347,9 +350,10 @@ pub(crate) fn model_plan_on(
     // Random weights have a row for every token from the beginning.
     let is_random = config.model.reinit_weights;
     let (weights, grown) = (weights.filter(|_| !is_random), grown.filter(|_| !is_random));
+    score_head::adjust(config, &mut hf_config, weights.as_deref(), tokenizer, &origin)?;
     let model = Architecture::Known(parse_model(&hf_config, &origin)?);
     check_vocabulary(&model, tokenizer)?;
-    let objective = config.preference.objective();
+    let objective = config.objective();
     let n_rows = config.schedule.micro_batch_size * objective.rows_per_sample();
     let batch = BatchShape { n_rows, seq_len: config.data.sequence_len };
     let (device, no_gpu) = device()?;
@@ -360,7 +364,10 @@ pub(crate) fn model_plan_on(
     if let (Some(dir), Some(lora), Some(spec)) = (&adapter, config.adapter.lora(), &spec.lora) {
         initial_adapter::check(dir, &lora, spec, smallest(&model)?, weights.as_deref())?;
     }
-    let trained = frozen::trained(&config.adapter, &model)?;
+    let mut trained = frozen::trained(&config.adapter, &model)?;
+    trained.iter_mut().filter(|_| objective.has_scores()).for_each(|trained| {
+        trained.insert(SCORE.into());
+    });
     let new_tokens = vocabulary::new_tokens(config, tokenizer);
     new_token_rows::check((&new_tokens, grown), &model, spec.lora.as_ref(), trained.as_ref())?;
     Ok(ModelPlan {
@@ -453,6 +460,7 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
         (Some("adapter".into()), config.adapter.adapter.is_some()),
         (Some("trained_parameters".into()), !config.adapter.trained_parameters.is_empty()),
         (Some("rl".into()), config.preference.rl.is_some()),
+        (Some("reward_model".into()), config.reward.reward_model),
     ];
     match keys.into_iter().find_map(|(key, asked)| key.filter(|_| asked)) {
         None => Ok(()),
@@ -539,6 +547,10 @@ fn loss_scale(config: &JobConfig) -> LossScale {
 pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn Device) -> Result<StepSpec, JobError> {
     let o = &config.optimizer;
     let mut lora = config.adapter.lora().map(|lora| lora_spec(&lora, model)).transpose()?;
+    if let Some(lora) = lora.as_mut().filter(|_| config.reward.reward_model) {
+        // As PEFT does for the task of classification.
+        lora.modules_to_save.push(score_head::MODULE.into());
+    }
     if let Some(lora) = lora.as_mut().filter(|_| config.precision.bf16 == Bf16::Full) {
         lora.packing = lora.packing.or(Some(Packing::Bf16));
     }

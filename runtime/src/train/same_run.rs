@@ -12,6 +12,7 @@ use crate::config::model::ModelSection;
 use crate::config::optimizer::OptimizerSection;
 use crate::config::output::Resume;
 use crate::config::preference::PreferenceSection;
+use crate::config::reward::RewardSection;
 use crate::config::schedule::{LrScheduler, ScheduleSection};
 use crate::config::section::Section;
 use crate::config::steps::Steps;
@@ -182,6 +183,7 @@ fn another_run((before, then): (&JobConfig, &Keys), (after, now): (&JobConfig, &
         OptimizerSection::keys(),
         AdapterSection::keys(),
         PreferenceSection::keys(),
+        RewardSection::keys(),
     ];
     let keys = sections.iter().flatten().map(|doc| doc.key).chain(["seed"]);
     let changed = keys.filter(|key| !is_free(key) && !same(key));

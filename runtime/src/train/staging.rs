@@ -1,6 +1,6 @@
 //! One microbatch on the host, to be copied to the inputs of a rank's program.
 
-use crate::data::columns::Columns;
+use crate::data::columns::{Columns, IGNORED};
 use crate::data::prepare::PrepareError;
 use crate::data::rows::Rows;
 use phalanx_device::Machine;
@@ -42,6 +42,8 @@ pub(super) struct Staging {
     cp: usize,
     rows: Columns,
     own: Columns,
+    /// Labels of no token, as many as there are tokens here.
+    unlabelled: Vec<i32>,
 }
 
 impl Staging {
@@ -52,7 +54,8 @@ impl Staging {
         let whole = if cp > 1 { columns.clone() } else { BTreeSet::new() };
         let own = BatchShape { seq_len: batch.seq_len / cp, ..batch };
         let (rows, own) = (Columns::new(whole, batch), Columns::new(columns, own));
-        Staging { seq_len: batch.seq_len, cp, rows, own }
+        let unlabelled = vec![IGNORED; batch.n_tokens() / cp];
+        Staging { seq_len: batch.seq_len, cp, rows, own, unlabelled }
     }
 
     /// Fills in the tokens of these rows that belong to the context-parallel rank `cp_rank`. Keys of dropout are drawn from the
@@ -86,7 +89,13 @@ impl Staging {
         for input in inputs {
             let tokens = self.own.of(input.column);
             let slice = input.slice.map_or(0..tokens.len(), |s| part(tokens.len(), 1, s.of, s.index));
-            machine.write(c, input.value, 0, &tokens[slice]);
+            if !input.slice.is_some_and(|s| s.masked) {
+                machine.write(c, input.value, 0, &tokens[slice]);
+                continue;
+            }
+            machine.write(c, input.value, 0, &self.unlabelled[..slice.start]);
+            machine.write(c, input.value, slice.start, &tokens[slice.clone()]);
+            machine.write(c, input.value, slice.end, &self.unlabelled[slice.end..]);
         }
     }
 }

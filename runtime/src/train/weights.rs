@@ -11,7 +11,7 @@ use phalanx_storage::hf::error::HfError;
 use phalanx_storage::hf::source::TensorSource;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::Axis;
-use phalanx_strategies::model::ModelConfig;
+use phalanx_strategies::model::{ModelConfig, SCORE};
 use phalanx_strategies::passes::memory::BufferLocation;
 use phalanx_strategies::passes::reference::file_name;
 use phalanx_strategies::program::held::StateBoxes;
@@ -159,7 +159,7 @@ pub(crate) fn initialise(
             (None, None, source) if let Init::RowLengths(of) = param.init => {
                 row_lengths::fill(machine, c, param, of, Weights { source: source.as_ref(), prefix, rng })?;
             }
-            (None, None, Some(source)) if !is_adapter => {
+            (None, None, Some(source)) if !is_adapter && !is_new_head(param, source) => {
                 let grown = grown.map(|grown| (grown, rng));
                 load(machine, c, param, source, grown, |name| name_in(source, name, prefix).into())?;
             }
@@ -171,6 +171,11 @@ pub(crate) fn initialise(
         tracing::debug!(rank = c.program.mesh_rank.rank, bytes = source.bytes_read(), "weights read");
     }
     Ok(())
+}
+
+/// Whether a model of scores begins with a language model, whose files have another head.
+fn is_new_head(param: &Param, source: &TensorSource) -> bool {
+    param.parts[0].name == SCORE && !source.contains(SCORE)
 }
 
 /// The names of embeddings, without the prefix of the family.

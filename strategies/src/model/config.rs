@@ -1,7 +1,7 @@
 //! Description of a supported model, independent of its family.
 
 use super::rope::RopeScaling;
-use super::{BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelError, Tensor};
+use super::{BatchShape, Family, ForwardBuilder, Head, HfConfig, ModelError, Output};
 use crate::program::{Attention, Program};
 
 /// A supported model.
@@ -39,6 +39,8 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// Biases in the feed-forward part.
     pub mlp_bias: bool,
+    /// What the head gives.
+    pub output: Output,
     /// Factors of intermediate values.
     pub multipliers: Multipliers,
     /// Where the norms of a block apply.
@@ -98,7 +100,8 @@ impl TryFrom<&HfConfig> for ModelConfig {
     type Error = ModelError;
 
     fn try_from(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
-        (Family::of(hf)?.parse)(hf)?.check()
+        let parsed = (Family::of(hf)?.parse)(hf)?;
+        ModelConfig { output: Output::of(hf, parsed.family)?, ..parsed }.check()
     }
 }
 
@@ -144,10 +147,20 @@ impl ModelConfig {
     /// When a row is longer than `max_positions`, or the elements are too many to be counted in bytes.
     pub fn forward(&self, batch: BatchShape, head: Head) -> Result<Program, ModelError> {
         let mut b = self.builder(batch)?;
-        let logits = self.logits(&mut b);
-        Ok(match head {
-            Head::Logits => b.finish_logits(logits),
-            Head::Loss => b.finish_loss(logits),
+        Ok(match (self.output, head) {
+            (Output::Logits, Head::Logits) => {
+                let logits = self.logits(&mut b);
+                b.finish_logits(logits)
+            }
+            (Output::Logits, Head::Loss) => {
+                let logits = self.logits(&mut b);
+                b.finish_loss(logits)
+            }
+            (Output::Score, Head::Logits) => {
+                let scores = self.scores(&mut b);
+                b.finish_logits(scores)
+            }
+            (Output::Score, Head::Loss) => self.squared_scores(b),
         })
     }
 
@@ -161,11 +174,6 @@ impl ModelConfig {
         }
         self.check_elements(batch)?;
         Ok(ForwardBuilder::new(batch))
-    }
-
-    /// Appends the forward pass up to the logits, `[N, V]`. A second pass has the same parameters.
-    pub fn logits(&self, b: &mut ForwardBuilder) -> Tensor {
-        (self.family.logits)(self, b)
     }
 
     /// Bounds the elements of parameters and activations, so that no later sum of bytes overflows 64 bits.

@@ -7,7 +7,8 @@ use super::config::check_layers;
 use super::family::need;
 use super::rope::{self, ROPE_TABLE};
 use super::{
-    BatchShape, Family, ForwardBuilder, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm, Tensor,
+    BatchShape, Family, ForwardBuilder, HfConfig, Hidden, ModelConfig, ModelError, Multipliers, NormPlacement, Output,
+    QkNorm, Tensor,
 };
 use crate::program::Init;
 
@@ -73,6 +74,7 @@ pub(super) fn parse(hf: &HfConfig, family: &'static Family) -> Result<ModelConfi
         qkv_bias: attention_bias,
         o_bias: attention_bias,
         mlp_bias: hf.flag("mlp_bias")?.unwrap_or(false),
+        output: Output::Logits,
         multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
@@ -138,7 +140,7 @@ pub(super) fn optional_windows(hf: &HfConfig, n_layers: usize) -> Result<Vec<Opt
     windows(hf, window, hf.size("max_window_layers")?.unwrap_or(28), n_layers)
 }
 
-pub(super) fn logits(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
+pub(super) fn hidden(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Hidden {
     let batch = b.batch();
     let (c, v) = (cfg.hidden_size, cfg.vocab_size);
     let weights = Init::Normal { std: cfg.init_std };
@@ -152,10 +154,7 @@ pub(super) fn logits(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
     }
     b.block(None);
     let gain = b.param("model.norm.weight", &[c], Init::Ones);
-    let h = b.rms_norm(x, gain, cfg.norm_eps);
-    let head_weight = if cfg.tie_embeddings { table } else { b.param("lm_head.weight", &[v, c], weights) };
-    let logits = b.linear(h, head_weight, None);
-    b.scale(logits, cfg.multipliers.logits)
+    Hidden { states: b.rms_norm(x, gain, cfg.norm_eps), table }
 }
 
 fn block(

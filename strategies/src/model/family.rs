@@ -1,6 +1,6 @@
 //! The definition of a model family. Each family is a file of this folder and an entry of [`FAMILIES`].
 
-use super::{FAMILIES, ForwardBuilder, HfConfig, ModelConfig, ModelError, Tensor};
+use super::{FAMILIES, ForwardBuilder, HfConfig, Hidden, ModelConfig, ModelError};
 use std::fmt;
 
 /// A model family, as far as the rest of the system needs it.
@@ -19,8 +19,8 @@ pub struct Family {
     pub linears: &'static [&'static str],
     /// Reads its `config.json`.
     pub(super) parse: fn(&HfConfig) -> Result<ModelConfig, ModelError>,
-    /// Appends its forward pass up to the logits, `[N, V]`.
-    pub(super) logits: fn(&ModelConfig, &mut ForwardBuilder) -> Tensor,
+    /// Appends its forward pass up to the last norm; the head is no part of a family.
+    pub(super) hidden: fn(&ModelConfig, &mut ForwardBuilder) -> Hidden,
 }
 
 impl Family {
@@ -29,7 +29,8 @@ impl Family {
     /// # Errors
     /// When no family has this name.
     pub fn named(name: &str) -> Result<&'static Family, ModelError> {
-        let family = FAMILIES.iter().find(|f| f.model_type == name || f.architecture == name);
+        let of_class = |f: &Family| f.architecture == name || f.classifier() == name;
+        let family = FAMILIES.iter().find(|f| f.model_type == name || of_class(f));
         family.copied().ok_or_else(|| ModelError::Unsupported { found: name.into(), supported: supported() })
     }
 
@@ -55,8 +56,12 @@ const DESCRIPTION: &[&str] = &[
     "bos_token_id",
     "dtype",
     "eos_token_id",
+    "id2label",
+    "label2id",
     "model_type",
+    "num_labels",
     "pad_token_id",
+    "problem_type",
     "torch_dtype",
     "transformers_version",
     "use_cache",

@@ -4,8 +4,8 @@ use super::config::check_layers;
 use super::family::need;
 use super::hf_config::agreed;
 use super::{
-    BatchShape, Family, ForwardBuilder, HfConfig, ModelConfig, ModelError, Multipliers, NormPlacement, QkNorm,
-    RopeScaling, Tensor,
+    BatchShape, Family, ForwardBuilder, HfConfig, Hidden, ModelConfig, ModelError, Multipliers, NormPlacement, Output,
+    QkNorm, RopeScaling, Tensor,
 };
 use crate::program::Init;
 
@@ -16,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[KEYS, DESCRIPTION],
     linears: &["c_attn", "c_proj", "c_fc"],
     parse,
-    logits,
+    hidden,
 };
 
 /// Each size is accepted under GPT-2's own name and under the name that other families use.
@@ -87,6 +87,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
         qkv_bias: true,
         o_bias: true,
         mlp_bias: true,
+        output: Output::Logits,
         multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,
@@ -96,7 +97,7 @@ fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {
     })
 }
 
-fn logits(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
+fn hidden(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Hidden {
     let batch = b.batch();
     let (c, v) = (cfg.hidden_size, cfg.vocab_size);
     let weights = Init::Normal { std: cfg.init_std };
@@ -109,9 +110,7 @@ fn logits(cfg: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
         x = block(b, cfg, batch, layer, x);
     }
     b.block(None);
-    let h = norm(b, cfg, "transformer.ln_f", x);
-    let head_weight = if cfg.tie_embeddings { table } else { b.param("lm_head.weight", &[v, c], weights) };
-    b.linear(h, head_weight, None)
+    Hidden { states: norm(b, cfg, "transformer.ln_f", x), table }
 }
 
 fn block(b: &mut ForwardBuilder, cfg: &ModelConfig, batch: BatchShape, layer: usize, x: Tensor) -> Tensor {

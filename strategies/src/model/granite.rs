@@ -10,7 +10,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[decoder::KEYS, MULTIPLIERS],
     linears: decoder::LINEARS,
     parse,
-    logits: decoder::logits,
+    hidden: decoder::hidden,
 };
 
 const MULTIPLIERS: &[&str] = &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"];

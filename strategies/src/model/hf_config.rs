@@ -86,6 +86,14 @@ impl HfConfig {
         })
     }
 
+    /// The number of keys of a nested section.
+    ///
+    /// # Errors
+    /// When the key has another value.
+    pub(super) fn len(&self, key: &'static str) -> Result<Option<usize>, ModelError> {
+        Ok(self.section(key)?.map(|section| section.0.len()))
+    }
+
     /// The same keys, and a whole number for one that is absent; a key with `null` is not absent here.
     pub(super) fn with_default(&self, key: &str, value: u64) -> HfConfig {
         let mut keys = self.0.clone();

@@ -9,5 +9,5 @@ pub(super) static FAMILY: Family = Family {
     keys: &[decoder::KEYS, &["pretraining_tp"]],
     linears: decoder::LINEARS,
     parse: |hf| decoder::parse(hf, &FAMILY),
-    logits: decoder::logits,
+    hidden: decoder::hidden,
 };

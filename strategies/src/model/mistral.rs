@@ -9,7 +9,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[decoder::KEYS, &["sliding_window"]],
     linears: decoder::LINEARS,
     parse,
-    logits: decoder::logits,
+    hidden: decoder::hidden,
 };
 
 fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {

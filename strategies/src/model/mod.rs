@@ -14,6 +14,7 @@ mod rope;
 
 mod gpt2;
 mod granite;
+mod head;
 mod llama;
 mod mistral;
 mod olmo2;
@@ -25,6 +26,7 @@ pub use builder::{ForwardBuilder, Tensor};
 pub use config::{ModelConfig, Multipliers, NormPlacement, QkNorm};
 pub use error::ModelError;
 pub use family::{Family, keys};
+pub use head::{Hidden, Output, SCORE};
 pub use hf_config::HfConfig;
 pub use rope::RopeScaling;
 

@@ -12,7 +12,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[decoder::KEYS, &["partial_rotary_factor", "sliding_window"], DROPOUTS],
     linears: &["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     parse,
-    logits: decoder::logits,
+    hidden: decoder::hidden,
 };
 
 /// Keys that do not change training here.

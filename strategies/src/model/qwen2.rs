@@ -10,7 +10,7 @@ pub(super) static FAMILY: Family = Family {
     keys: &[decoder::KEYS, decoder::OPTIONAL_WINDOW_KEYS],
     linears: decoder::LINEARS,
     parse,
-    logits: decoder::logits,
+    hidden: decoder::hidden,
 };
 
 fn parse(hf: &HfConfig) -> Result<ModelConfig, ModelError> {

@@ -10,6 +10,7 @@ mod kto;
 mod orpo;
 mod pairs;
 mod report;
+mod reward;
 mod unit;
 
 pub use cpo::Cpo;
@@ -18,6 +19,7 @@ pub use kto::Kto;
 pub use orpo::Orpo;
 pub use pairs::SecondRow;
 pub use report::{Report, Sums};
+pub use reward::Reward;
 pub use unit::{Counts, Unit};
 
 use crate::model::{BatchShape, Head, ModelConfig, ModelError};
@@ -38,6 +40,8 @@ pub enum Objective {
     Orpo(Orpo),
     /// That desirable answers become more likely than under a reference, and undesirable ones less.
     Kto(Kto),
+    /// That preferred answers have greater scores than rejected ones.
+    Reward(Reward),
 }
 
 impl Objective {
@@ -48,6 +52,7 @@ impl Objective {
             Objective::Cpo(cpo) => Some(cpo),
             Objective::Orpo(orpo) => Some(orpo),
             Objective::Kto(kto) => Some(kto),
+            Objective::Reward(reward) => Some(reward),
         }
     }
 
@@ -64,6 +69,11 @@ impl Objective {
     /// Whether it compares the model with the one that it begins with.
     pub fn has_reference(&self) -> bool {
         self.of_pairs().is_some_and(OfPairs::has_reference)
+    }
+
+    /// Whether it needs a model that gives scores.
+    pub fn has_scores(&self) -> bool {
+        self.of_pairs().is_some_and(OfPairs::has_scores)
     }
 
     /// What its sums mean.

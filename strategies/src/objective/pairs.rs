@@ -1,7 +1,7 @@
 //! Objectives over pairs of rows: a preferred answer and a rejected one, or an answer and that to another prompt.
 
 use super::Unit;
-use crate::model::{BatchShape, ModelConfig, ModelError};
+use crate::model::{BatchShape, ForwardBuilder, ModelConfig, ModelError, Tensor};
 use crate::program::formula::Expr;
 use crate::program::{Column, Program};
 
@@ -66,6 +66,11 @@ pub(super) trait OfPairs {
         false
     }
 
+    /// Whether a formula reads [`score`] instead of log-probabilities.
+    fn has_scores(&self) -> bool {
+        false
+    }
+
     /// The parts of the loss, which is their sum.
     fn terms(&self) -> Vec<Term>;
 
@@ -79,6 +84,11 @@ const OTHER: u32 = 1;
 
 /// Log-probability of an answer, summed over its tokens, nats.
 pub(super) fn log_prob(row: u32) -> Expr {
+    Expr::sum(MODEL, row)
+}
+
+/// Score of an answer with its prompt.
+pub(super) fn score(row: u32) -> Expr {
     Expr::sum(MODEL, row)
 }
 
@@ -114,6 +124,11 @@ pub(super) fn scalars_of(reward: impl Fn(u32) -> Expr, log_prob: impl Fn(u32) ->
 /// The forward program of one microbatch.
 pub(super) fn program(objective: &dyn OfPairs, model: &ModelConfig, batch: BatchShape) -> Result<Program, ModelError> {
     let mut b = model.builder(batch)?;
+    if objective.has_scores() {
+        let scores = model.scores(&mut b);
+        let rows = b.row_sums(scores, Column::LastId);
+        return Ok(finished(objective, b, &[rows]));
+    }
     let logits = model.logits(&mut b);
     let labels = if objective.has_texts() { Column::NextIds } else { Column::Labels };
     let log_probs = b.log_probs(logits, labels);
@@ -131,11 +146,15 @@ pub(super) fn program(objective: &dyn OfPairs, model: &ModelConfig, batch: Batch
     if let Some(labels) = objective.labels() {
         rows.push(b.row_sums(log_probs, labels));
     }
+    Ok(finished(objective, b, &rows))
+}
+
+fn finished(objective: &dyn OfPairs, mut b: ForwardBuilder, rows: &[Tensor]) -> Program {
     let totals = objective.totals();
-    let given = (!totals.is_empty()).then(|| b.totals(&totals, &rows, ROWS));
+    let given = (!totals.is_empty()).then(|| b.totals(&totals, rows, ROWS));
     let terms: Vec<(Expr, usize)> =
         objective.terms().into_iter().map(|term| (term.formula, term.unit.hyper())).collect();
     let scalars = objective.scalars().into_iter().flat_map(|scalar| scalar.terms);
     let scalars: Vec<Expr> = scalars.map(|term| term.formula).collect();
-    Ok(b.finish_formulas(&terms, &scalars, (&rows, given), ROWS))
+    b.finish_formulas(&terms, &scalars, (rows, given), ROWS)
 }

@@ -13,6 +13,8 @@ pub enum Column {
     NextIds,
     /// The labels of answers that are desirable; -100 elsewhere.
     DesirableLabels,
+    /// Id of the last token of a document that is no padding, at its position; -100 at all others.
+    LastId,
     /// Position of each token inside its document.
     Positions,
     /// Index inside the row of the first token that each token may see.
@@ -29,6 +31,7 @@ impl Column {
             Column::Labels => "labels",
             Column::NextIds => "next_ids",
             Column::DesirableLabels => "desirable_labels",
+            Column::LastId => "last_id",
             Column::Positions => "positions",
             Column::DocStart => "docstart",
             Column::DropoutKeys => "dropout_keys",
@@ -42,6 +45,7 @@ impl Column {
             | Column::Labels
             | Column::NextIds
             | Column::DesirableLabels
+            | Column::LastId
             | Column::Positions
             | Column::DocStart
             | Column::DropoutKeys => DType::I32,

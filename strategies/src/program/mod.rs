@@ -226,6 +226,8 @@ pub struct TokenSlice {
     pub index: usize,
     /// Number of parts.
     pub of: usize,
+    /// The value has all tokens, and those of other parts have no label.
+    pub masked: bool,
 }
 
 /// The program of one rank for one step.

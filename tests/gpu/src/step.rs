@@ -7,7 +7,7 @@ use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, Run, packed};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{
-    BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
+    BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, Output, QkNorm, RopeScaling,
 };
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::lora::LoraSpec;
@@ -108,6 +108,7 @@ pub fn small_model() -> ModelConfig {
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
+        output: Output::Logits,
         multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,

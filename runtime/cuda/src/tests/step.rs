@@ -12,7 +12,7 @@ use phalanx_device::{ExecError, Machine, Run, Timings};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::MeshRank;
 use phalanx_strategies::model::{
-    BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, QkNorm, RopeScaling,
+    BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, Output, QkNorm, RopeScaling,
 };
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::precision::Precision;
@@ -64,6 +64,7 @@ pub fn llama_1b() -> ModelConfig {
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
+        output: Output::Logits,
         multipliers: Multipliers::default(),
         norm_placement: NormPlacement::Before,
         qk_norm: QkNorm::None,

@@ -51,7 +51,7 @@ const MULTIMODAL: &str = "only text is trained on";
 const ONLY_SUPERVISED: &str =
     "there is no reinforcement training, and preference tuning has no such key; remove the line";
 const ONLY_LANGUAGE_MODELS: &str =
-    "only language models are trained, no classifiers or reward models; remove the line to train one";
+    "only language models and reward models of whole answers are trained; remove the line";
 const NOT_QUANTIZED: &str =
     "only `load_in_4bit` and `load_in_8bit` quantize weights, beside adapters; use one of them, or remove the line";
 const LORA_BASICS: &str =
@@ -297,6 +297,7 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row { keys: &["processor_type", "processor_kwargs", "freeze_mm_modules"], verdict: NoEffect(MULTIMODAL) },
     Row { keys: &["model_type", "type_of_model"], verdict: Translated(model_type) },
+    Row { keys: &["num_labels"], verdict: Translated(num_labels) },
     Row { keys: &["base_model_config"], verdict: Translated(base_model_config) },
     Row {
         keys: &["precompute_ref_log_probs", "dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"],
@@ -339,10 +340,7 @@ pub(super) const TABLE: &[Row] = &[
         ],
         verdict: Refused(ONLY_SUPERVISED),
     },
-    Row {
-        keys: &["reward_model", "process_reward_model", "center_rewards_coefficient", "num_labels"],
-        verdict: Refused(ONLY_LANGUAGE_MODELS),
-    },
+    Row { keys: &["process_reward_model"], verdict: Refused(ONLY_LANGUAGE_MODELS) },
     Row {
         keys: &[
             "gptq",

@@ -13,12 +13,28 @@ const EXPERT_PLUGINS: [&str; 1] = ["ExpertParallelPlugin"];
 /// Plugins that only report.
 const REPORTING_PLUGINS: [&str; 1] = ["SwanLabPlugin"];
 
-pub(super) fn model_type(value: &Value, _: &mut Draft<'_>) -> Outcome {
+pub(super) fn model_type(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     let class = shown(value);
-    if class.ends_with("ForSequenceClassification") || class.ends_with("ForTokenClassification") {
-        return Refused("only language models are trained, no classifiers or reward models; remove the line".into());
+    let is_reward_model = draft.given("reward_model").and_then(truth) == Some(true);
+    match class.ends_with("ForSequenceClassification") {
+        true if !is_reward_model => {
+            return Refused(
+                "of classifiers, only reward models are trained; set `reward_model: true`, or remove the line".into(),
+            );
+        }
+        false if class.ends_with("ForTokenClassification") => {
+            return Refused("no classifiers of tokens are trained; remove the line".into());
+        }
+        _ => {}
     }
     NoEffect("the directory of the model and its tokenizer determines this")
+}
+
+pub(super) fn num_labels(value: &Value, _: &mut Draft<'_>) -> Outcome {
+    match whole(value) {
+        Some(1) => NoEffect("a reward model has one label"),
+        _ => Refused("a reward model has one label, and no other classifiers are trained; remove the line".into()),
+    }
 }
 
 /// Keys of config.json that concern experts only.

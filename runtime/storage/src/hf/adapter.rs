@@ -20,6 +20,8 @@ pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 pub struct AdapterExport<'a> {
     /// The base model's directory or hub name, for `base_model_name_or_path`.
     pub base_model: &'a str,
+    /// What PEFT calls the task of the model.
+    pub task: &'a str,
     /// Rank of the matrices.
     pub rank: usize,
     /// Numerator of the scale.
@@ -73,7 +75,7 @@ pub fn export_adapter(dir: &Path, adapter: &AdapterExport<'_>) -> Result<(), HfE
     let mut staging = Staging::new(dir)?;
     let config = json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": adapter.task,
         "base_model_name_or_path": adapter.base_model,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
@@ -117,6 +119,7 @@ mod tests {
         let targets = ["q_proj".to_owned()];
         let mut adapter = AdapterExport {
             base_model: "meta/llama",
+            task: "CAUSAL_LM",
             rank: 1,
             alpha: 16.0,
             dropout: 0.05,

@@ -39,7 +39,8 @@ pub(super) fn find(program: &Program) -> Result<Cut, TpError> {
                 None => search.cut.whole.extend(&instr.writes),
             }
         }
-        if instr.reads.iter().any(|v| search.cut.whole.contains(v)) {
+        // Sums over the tokens of all ranks.
+        if matches!(instr.op, Op::RowSums(_)) || instr.reads.iter().any(|v| search.cut.whole.contains(v)) {
             search.cut.whole.extend(&instr.writes);
         }
     }

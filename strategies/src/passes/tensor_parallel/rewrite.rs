@@ -41,8 +41,8 @@ struct Rewrite<'a> {
     sequence_parallel: bool,
     /// A value between the regions → the value that products within a region read instead.
     entered: BTreeMap<ValueId, ValueId>,
-    /// An input → its slice for this rank's tokens.
-    sliced: BTreeMap<ValueId, ValueId>,
+    /// An input → what this rank has of it: its slice for this rank's tokens, or all tokens with this rank's labels.
+    sliced: BTreeMap<(ValueId, bool), ValueId>,
 }
 
 fn ranges(pieces: &[Piece]) -> Vec<Range<usize>> {
@@ -123,6 +123,7 @@ impl Rewrite<'_> {
                 self.program.push(op, instr.reads, instr.writes, instr.site);
             }
             _ if instr.reads.iter().any(|v| self.cut.whole.contains(v)) => self.program.instrs.push(instr),
+            Op::RowSums(_) if self.sequence_parallel => self.sums_of_own_tokens(instr),
             Op::QkSquares(op::QkSquares(columns)) => self.qk_squares(&instr, columns),
             Op::QkNorm(norm) => {
                 let columns = self.local_qk(norm.columns, instr.reads[0]);
@@ -183,24 +184,38 @@ impl Rewrite<'_> {
     fn of_own_tokens(&mut self, instr: &mut Instr) {
         for v in &mut instr.reads {
             match self.program.value(*v).kind {
-                Kind::Input if self.program.value(*v).dtype == DType::I32 => *v = self.slice(*v),
+                Kind::Input if self.program.value(*v).dtype == DType::I32 => *v = self.slice(*v, false),
                 Kind::Parameter => self.sum_gradient(*v),
                 _ => {}
             }
         }
     }
 
-    fn slice(&mut self, input: ValueId) -> ValueId {
-        if let Some(there) = self.sliced.get(&input) {
+    /// Sums over rows of what is computed between regions: each rank sums over its tokens, wherever rows begin among them. It has the
+    /// operand of all tokens, so that the gradient of a token is that of the rank whose token it is.
+    fn sums_of_own_tokens(&mut self, mut instr: Instr) {
+        let (x, sums, site) = (instr.reads[0], instr.writes[0], instr.site);
+        let all = self.like(x, self.n_tokens);
+        self.collective(CollectiveKind::AllGather, self.program.value(x).n_columns(), x, all, site);
+        let value = self.program.value(sums).clone();
+        let own = self.program.add_value(value.name, &value.shape, value.dtype, value.kind);
+        instr.reads = vec![all, self.slice(instr.reads[1], true)];
+        instr.writes = vec![own];
+        self.program.instrs.push(instr);
+        self.collective(CollectiveKind::AllReduce, 1, own, sums, site);
+    }
+
+    fn slice(&mut self, input: ValueId, masked: bool) -> ValueId {
+        if let Some(there) = self.sliced.get(&(input, masked)) {
             return *there;
         }
         let value = self.program.value(input).clone();
-        let n = part(value.shape[0], 1, self.tp, self.me).len();
+        let n = if masked { value.shape[0] } else { part(value.shape[0], 1, self.tp, self.me).len() };
         let slice = self.program.add_value(value.name, &[n], value.dtype, value.kind);
         let bindings: Vec<Binding> = self.program.bindings.iter().filter(|b| b.value == input).copied().collect();
-        let to = Some(TokenSlice { index: self.me, of: self.tp });
+        let to = Some(TokenSlice { index: self.me, of: self.tp, masked });
         self.program.bindings.extend(bindings.into_iter().map(|b| Binding { value: slice, slice: to, ..b }));
-        self.sliced.insert(input, slice);
+        self.sliced.insert((input, masked), slice);
         slice
     }
 

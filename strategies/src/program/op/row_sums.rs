@@ -6,7 +6,7 @@ use super::signature::Signature;
 use crate::program::{DType, Instr, Value, ValueId};
 use std::ops::Range;
 
-/// `[x N, labels N] -> [sums [2, R]]`, f64: for each row, the sum over its tokens that have a label, and their number. `N` is a multiple
+/// `[x N or [N, 1], labels N] -> [sums [2, R]]`, f64: for each row, the sum over its tokens that have a label, and their number. `N` is a multiple
 /// of `R`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSums;
@@ -18,8 +18,7 @@ impl Operation for RowSums {
 
     fn check(&self, s: &Signature<'_>) -> Result<(), String> {
         s.count(2, 1)?;
-        let n = s.reads[0].n_elements();
-        s.shape(s.reads[0], &[n], Some(DType::F32))?;
+        let n = check_tokens(s, s.reads[0])?;
         check_rows(s, n, s.reads[1], s.writes[0])
     }
 
@@ -33,7 +32,7 @@ impl Operation for RowSums {
     }
 }
 
-/// `[d [2, R], labels N] -> [dx N]`: the derivative of a row's sum for each of its tokens that has a label, otherwise zero.
+/// `[d [2, R], labels N] -> [dx N or [N, 1]]`: the derivative of a row's sum for each of its tokens that has a label, otherwise zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSumsBackward;
 
@@ -44,10 +43,16 @@ impl Operation for RowSumsBackward {
 
     fn check(&self, s: &Signature<'_>) -> Result<(), String> {
         s.count(2, 1)?;
-        let n = s.writes[0].n_elements();
-        s.shape(s.writes[0], &[n], Some(DType::F32))?;
+        let n = check_tokens(s, s.writes[0])?;
         check_rows(s, n, s.reads[1], s.reads[0])
     }
+}
+
+/// One number for each token; their number.
+fn check_tokens(s: &Signature<'_>, x: &Value) -> Result<usize, String> {
+    let shape = [x.n_elements(), 1];
+    s.shape(x, &shape[..x.shape.len().clamp(1, 2)], Some(DType::F32))?;
+    Ok(shape[0])
 }
 
 fn check_rows(s: &Signature<'_>, n: usize, labels: &Value, sums: &Value) -> Result<(), String> {
