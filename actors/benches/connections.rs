@@ -22,6 +22,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::mpsc;
 
 const JOB: JobId = JobId(1);
 const MEASURED: Duration = Duration::from_secs(10);
@@ -46,6 +47,21 @@ fn main() -> Result<()> {
     }
 }
 
+/// Waits until all nodes are connected.
+fn await_nodes(n_nodes: u32, events: &mut mpsc::Receiver<Inbound>) -> Result<()> {
+    let since = Instant::now();
+    let mut n_connected = 0;
+    while n_connected < n_nodes {
+        match events.blocking_recv().context("the listener has ended")? {
+            Inbound::Connected { .. } => n_connected += 1,
+            Inbound::Disconnected { node, why, .. } => println!("lost {node} while other nodes connect: {why}"),
+            _ => {}
+        }
+        ensure!(since.elapsed() < Duration::from_secs(120), "{n_connected} of {n_nodes} nodes connected within 120 s");
+    }
+    Ok(())
+}
+
 /// Starts the listener and the process of the nodes, and measures this process.
 fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -60,15 +76,7 @@ fn coordinator(n_nodes: u32, detection_ms: u64) -> Result<()> {
         .stdin(Stdio::piped())
         .spawn()?;
     let since = Instant::now();
-    let mut n_connected = 0;
-    while n_connected < n_nodes {
-        match events.blocking_recv().context("the listener has ended")? {
-            Inbound::Connected { .. } => n_connected += 1,
-            Inbound::Disconnected { node, why, .. } => println!("lost {node} while other nodes connect: {why}"),
-            _ => {}
-        }
-        ensure!(since.elapsed() < Duration::from_secs(120), "{n_connected} of {n_nodes} nodes connected within 120 s");
-    }
+    await_nodes(n_nodes, &mut events)?;
     let connecting = since.elapsed();
     // Excludes the handshakes of the last nodes from the measurement.
     while since.elapsed() < connecting + Duration::from_secs(2) {

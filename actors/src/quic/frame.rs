@@ -57,6 +57,15 @@ impl End {
         let done = VarInt::from_u32(Code::Done as u32);
         matches!(self, End::Lost(ConnectionError::ApplicationClosed(close)) if close.error_code == done)
     }
+
+    /// Closes a connection that ends for a reason that the peer should know.
+    pub(super) fn close(&self, connection: &Connection) {
+        match self {
+            End::Violation(why) => close(connection, Code::Violation, &why.to_string()),
+            End::Deposed { .. } => close(connection, Code::Done, &self.to_string()),
+            End::Lost(_) | End::Expired => {}
+        }
+    }
 }
 
 /// How a peer violated the protocol.

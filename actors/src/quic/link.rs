@@ -272,11 +272,7 @@ impl Side {
                         continue;
                     }
                     Next::Ended(end) => {
-                        match &end {
-                            End::Violation(why) => frame::close(&connection, Code::Violation, &why.to_string()),
-                            End::Deposed { .. } => frame::close(&connection, Code::Done, &end.to_string()),
-                            End::Lost(_) | End::Expired => {}
-                        }
+                        end.close(&connection);
                         farewell = end.is_done().then(Instant::now);
                         enrol::refusal(end)
                     }

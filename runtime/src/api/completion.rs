@@ -3,6 +3,7 @@
 use super::generate::Generator;
 use super::sampling::Sampling;
 use crate::data::text_stream::TextStream;
+use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::generate::GenerateError;
 use phalanx_strategies::rng::CounterRng;
@@ -90,11 +91,7 @@ impl Completion {
             // The text of the first new token can depend on the last ones of the prompt.
             stream.push(*id)?;
         }
-        // A stop text that is one special token never appears in a text. Other tokens do, as what they stand for, which is not
-        // what the vocabulary writes.
-        let special =
-            tokenizer.added_tokens().into_iter().filter(|(text, _, special)| *special && self.stop.contains(text));
-        let special: Vec<u32> = special.map(|(_, id, _)| id).collect();
+        let special = self.special_stops(&tokenizer);
         let is_end = |id: &u32| self.stop_ids.contains(id) || tokenizer.stop_ids().contains(id);
         let mut offset = 0;
         let mut held = HeldBack::new(&self.stop);
@@ -136,6 +133,14 @@ impl Completion {
             finish = Finish::StopText;
         }
         Ok(Ended { finish, n_new })
+    }
+
+    /// Ids of stop texts that are one special token. These never appear in a text; other tokens do, as what they stand for, which is not
+    /// what the vocabulary writes.
+    fn special_stops(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let of_stop =
+            |(text, id, is_special): (String, u32, bool)| (is_special && self.stop.contains(&text)).then_some(id);
+        tokenizer.added_tokens().into_iter().filter_map(of_stop).collect()
     }
 }
 

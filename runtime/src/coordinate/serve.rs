@@ -278,6 +278,11 @@ impl<'a> Coordinating<'a> {
                 }
             }
         }
+        self.final_status()
+    }
+
+    /// How the job was when it finished; `None` if it goes on under another coordinator.
+    fn final_status(&mut self) -> Result<Option<Box<Status>>, JobError> {
         match self.ending.take() {
             Some(Ending::Failed(why)) => Err(JobError::JobFailed(why)),
             Some(Ending::Finished) => match self.ask(Request::Status)? {

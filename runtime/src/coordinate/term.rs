@@ -25,7 +25,7 @@ use phalanx_strategies::elastic::checkpoint;
 use phalanx_strategies::elastic::identity::{Generation, JobId, Step};
 use phalanx_strategies::elastic::message::Record;
 use phalanx_strategies::elastic::succession::Lease;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -81,23 +81,14 @@ pub(super) fn take_over(
     let store = place.store()?;
     // Process ids are not unique across machines.
     let candidate = (job_id().0 as u32).max(ALONE + 1);
-    let (mut locked_since, was_led) = (None, Cell::new(false));
+    let (mut locked_since, mut was_led) = (None, false);
     loop {
-        let other = RefCell::new(None);
-        let watched = patiently(&place, is_over, || {
-            standby::wait(&*store, &timing, &|| is_over() || other.borrow().is_some(), &mut || {
-                *other.borrow_mut() = other_configuration(config, &place);
-                was_led.set(true);
-                stands_by();
-            })
-        })?;
-        if let Some(other) = other.take() {
-            return Err(other.into());
-        }
-        let seen = match watched {
-            Watched::Vacant(lease) => lease,
-            Watched::Occupied => return Err(JobError::InUse { path: config.output.output_dir.clone() }),
-            Watched::NotNeeded => return Ok(None),
+        let Some(seen) = vacant_lease(config, &place, is_over, &mut || {
+            was_led = true;
+            stands_by();
+        })?
+        else {
+            return Ok(None);
         };
         // The node belongs to the job of the record: a standby that begins after its end must not start the job again.
         let read = || Ok(store.read_record().map_err(ControlPlaneError::from)?);
@@ -124,7 +115,7 @@ pub(super) fn take_over(
         }
         let Some(lease) = patiently(&place, is_over, || claim(&*store, seen, candidate))? else { continue };
         let held = HeldLease::hold(store.clone(), lease, timing.lease_renewal)?;
-        let earlier = match may_live(&record) && !serve.is_beside_node && !was_led.get() {
+        let earlier = match may_live(&record) && !serve.is_beside_node && !was_led {
             true => earlier_run(config, serve, &place, (&record, seen.holder), is_over)?,
             false => Earlier::MayLive,
         };
@@ -136,6 +127,31 @@ pub(super) fn take_over(
         let job = patiently(&place, is_over, || job_of(&place))?;
         let addresses = Vec::new();
         return Ok(Some(Term { job, place, store, candidate, lease: held, start_from, addresses, claim, lock }));
+    }
+}
+
+/// The lease, once no coordinator has it; `None` if none is needed any more. `stands_by` is called while another one leads.
+fn vacant_lease(
+    config: &JobConfig,
+    place: &ControlPlace,
+    is_over: &dyn Fn() -> bool,
+    stands_by: &mut dyn FnMut(),
+) -> Result<Option<Lease>, JobError> {
+    let (timing, store) = (config.elastic.timing(), place.store()?);
+    let other = RefCell::new(None);
+    let watched = patiently(place, is_over, || {
+        standby::wait(&*store, &timing, &|| is_over() || other.borrow().is_some(), &mut || {
+            *other.borrow_mut() = other_configuration(config, place);
+            stands_by();
+        })
+    })?;
+    if let Some(other) = other.take() {
+        return Err(other.into());
+    }
+    match watched {
+        Watched::Vacant(lease) => Ok(Some(lease)),
+        Watched::Occupied => Err(JobError::InUse { path: config.output.output_dir.clone() }),
+        Watched::NotNeeded => Ok(None),
     }
 }
 

@@ -228,6 +228,39 @@ impl ConversationReader {
     }
 
     fn message(&self, list: &str, turn: &Value, place: Place) -> Result<(Message, Training), RecordError> {
+        let Fields { mut message, flag, parts } = self.fields_of(list, turn)?;
+        self.check_role(turn, &mut message)?;
+        if message["role"] == function_calls::ROLE {
+            self.check_content(turn, &message)?;
+            function_calls::into_answer(&mut message, &self.config.thinking_key)?;
+            let needed =
+                ["tool_calls", &self.config.thinking_key].into_iter().filter(|&name| message.contains_key(name));
+            if needed.into_iter().any(|name| !self.template.renders(name)) {
+                return Err(ChatTemplateError::NotRendered { field: function_calls::ROLE.to_owned() }.into());
+            }
+        }
+        let role = message["role"].as_str().unwrap_or_default().to_owned();
+        let is_trained = flag.unwrap_or_else(|| self.trains(&role, place));
+        if flag.is_none() && !is_trained && place != Place::Prompt && !self.knows_role(&role) {
+            return Err(RecordError::UnknownRole { role });
+        }
+        if self.config.split_thinking && role == "assistant" {
+            thinking::split(&mut message, &self.config.thinking_key);
+        }
+        let thought = self.config.thinking_key.as_str();
+        let thought = flagged_parts(&mut message, thought, is_trained);
+        let parts = flagged_parts(&mut message, "content", is_trained).or(parts);
+        self.check_content(turn, &message)?;
+        let has_parts = parts.is_some() || thought.is_some();
+        let training = match has_parts && (flag.is_none() || is_trained) {
+            true => Training::Parts { content: parts, thought },
+            false => Training::Turn(is_trained),
+        };
+        Ok((Message(message), training))
+    }
+
+    /// The fields of a turn under the names that templates know.
+    fn fields_of(&self, list: &str, turn: &Value) -> Result<Fields, RecordError> {
         let fields = turn.as_object().ok_or_else(|| wrong_type(list, "a list of objects", turn))?;
         let mut message = Map::new();
         let mut flag = None;
@@ -268,34 +301,7 @@ impl ConversationReader {
             let value = if property == "tool_calls" { parsed(value) } else { Cow::Borrowed(value) };
             message.insert(property.clone(), value.into_owned());
         }
-        self.check_role(turn, &mut message)?;
-        if message["role"] == function_calls::ROLE {
-            self.check_content(turn, &message)?;
-            function_calls::into_answer(&mut message, &self.config.thinking_key)?;
-            let needed =
-                ["tool_calls", &self.config.thinking_key].into_iter().filter(|&name| message.contains_key(name));
-            if needed.into_iter().any(|name| !self.template.renders(name)) {
-                return Err(ChatTemplateError::NotRendered { field: function_calls::ROLE.to_owned() }.into());
-            }
-        }
-        let role = message["role"].as_str().unwrap_or_default().to_owned();
-        let is_trained = flag.unwrap_or_else(|| self.trains(&role, place));
-        if flag.is_none() && !is_trained && place != Place::Prompt && !self.knows_role(&role) {
-            return Err(RecordError::UnknownRole { role });
-        }
-        if self.config.split_thinking && role == "assistant" {
-            thinking::split(&mut message, &self.config.thinking_key);
-        }
-        let thought = self.config.thinking_key.as_str();
-        let thought = flagged_parts(&mut message, thought, is_trained);
-        let parts = flagged_parts(&mut message, "content", is_trained).or(parts);
-        self.check_content(turn, &message)?;
-        let has_parts = parts.is_some() || thought.is_some();
-        let training = match has_parts && (flag.is_none() || is_trained) {
-            true => Training::Parts { content: parts, thought },
-            false => Training::Turn(is_trained),
-        };
-        Ok((Message(message), training))
+        Ok(Fields { message, flag, parts })
     }
 
     /// The trained parts of a turn and its end-of-turn marker, as byte ranges of the conversation; `None` if the template prints
@@ -437,6 +443,15 @@ fn completion_spans(
     let holes: Vec<Range<usize>> =
         own.filter(|(idx, _)| says_otherwise(*idx)).map(|(_, range)| range.clone()).collect();
     without(start..chat.text.len(), &holes)
+}
+
+/// What a turn has.
+struct Fields {
+    message: Map<String, Value>,
+    /// Whether it is trained on, if it says so.
+    flag: Option<bool>,
+    /// The parts of its content that are.
+    parts: Option<Vec<TrainingPart>>,
 }
 
 /// What of a message is trained on.

@@ -64,34 +64,8 @@ pub(crate) fn metadata(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Vec<(
         return Err(unknown(format!("its model is {}, expected \"BPE\"", model["type"])));
     }
     let merges = merges(model).ok_or_else(|| unknown("its merges are no list of pairs".into()))?;
-    let vocab = model["vocab"].as_object().ok_or_else(|| unknown("it has no vocabulary".into()))?;
-    let mut tokens: Vec<String> = (0..vocab_size).map(|i| format!("[PAD{i}]")).collect();
-    let mut kinds = vec![UNUSED; vocab_size];
-    let mut put = |id: Option<u64>, token: &str, kind: i32| {
-        let id = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < vocab_size);
-        let id = id.ok_or_else(|| unknown(format!("the token {token:?} has no valid id")))?;
-        (tokens[id], kinds[id]) = (token.to_owned(), kind);
-        Ok(())
-    };
     let is_sentencepiece = model["byte_fallback"] == Value::Bool(true);
-    for (token, id) in vocab {
-        let is_byte = is_sentencepiece && token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-        let kind = match () {
-            () if is_byte => BYTE,
-            () if model["unk_token"].as_str() == Some(token) => UNKNOWN,
-            () => NORMAL,
-        };
-        put(id.as_u64(), token, kind)?;
-    }
-    for added in json["added_tokens"].as_array().into_iter().flatten() {
-        let content = added["content"].as_str().unwrap_or_default();
-        let kind = match added["special"] == Value::Bool(true) {
-            _ if is_sentencepiece && model["unk_token"].as_str() == Some(content) => UNKNOWN,
-            true => CONTROL,
-            false => USER_DEFINED,
-        };
-        put(added["id"].as_u64(), content, kind)?;
-    }
+    let (tokens, kinds) = tokens_of(json, vocab_size, is_sentencepiece).map_err(unknown)?;
     let kind = if is_sentencepiece { "llama" } else { "gpt2" };
     let rule = if is_sentencepiece { "default" } else { split_rule(json, merges.is_empty()).map_err(unknown)? };
     let mut meta = vec![("model", Meta::Text(kind.into())), ("pre", Meta::Text(rule.into()))];
@@ -119,6 +93,39 @@ pub(crate) fn metadata(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Vec<(
         named.push(("tokenizer.chat_template".into(), Meta::Text(template.into())));
     }
     Ok(named)
+}
+
+/// The text of each id and its kind; ids without a token are padding.
+fn tokens_of(json: &Value, vocab_size: usize, is_sentencepiece: bool) -> Result<(Vec<String>, Vec<i32>), String> {
+    let model = &json["model"];
+    let vocab = model["vocab"].as_object().ok_or("it has no vocabulary")?;
+    let mut tokens: Vec<String> = (0..vocab_size).map(|i| format!("[PAD{i}]")).collect();
+    let mut kinds = vec![UNUSED; vocab_size];
+    let mut put = |id: Option<u64>, token: &str, kind: i32| {
+        let id = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < vocab_size);
+        let id = id.ok_or_else(|| format!("the token {token:?} has no valid id"))?;
+        (tokens[id], kinds[id]) = (token.to_owned(), kind);
+        Ok::<_, String>(())
+    };
+    for (token, id) in vocab {
+        let is_byte = is_sentencepiece && token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
+        let kind = match () {
+            () if is_byte => BYTE,
+            () if model["unk_token"].as_str() == Some(token) => UNKNOWN,
+            () => NORMAL,
+        };
+        put(id.as_u64(), token, kind)?;
+    }
+    for added in json["added_tokens"].as_array().into_iter().flatten() {
+        let content = added["content"].as_str().unwrap_or_default();
+        let kind = match added["special"] == Value::Bool(true) {
+            _ if is_sentencepiece && model["unk_token"].as_str() == Some(content) => UNKNOWN,
+            true => CONTROL,
+            false => USER_DEFINED,
+        };
+        put(added["id"].as_u64(), content, kind)?;
+    }
+    Ok((tokens, kinds))
 }
 
 /// The pairs of a byte-pair model, written as lists or as texts.

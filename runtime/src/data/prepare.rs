@@ -205,27 +205,7 @@ pub fn prepare(
     };
     let training = of_purpose(&config.datasets, Purpose::Training)?.holding_out();
     let (train, mut validation, mut summaries, digests) = match config.stream_rows {
-        None => {
-            let Loaded { parts, lens, weights, mut summaries, digests } = training.all(progress)?;
-            let (train, validation) = match (config.val_set_size, config.sample_packing) {
-                (0.0, _) => (Rows::new(store(parts)?, None).weighted(&weights, config.seed), None),
-                (size, false) => {
-                    let (train, validation) = held_out::of_rows(store(parts)?, size, config.seed)?;
-                    (train.weighted(&weights, config.seed), Some(validation))
-                }
-                (size, true) => {
-                    let files = parts.into_iter().zip(lens).zip(weights);
-                    let files = files.map(|((part, lens), weight)| (part, lens, weight)).collect();
-                    let pack = |lens: &[(u32, usize)]| packed(lens, config);
-                    let Divided { train, validation, n_rows } = held_out::of_samples(files, size, config.seed, pack)?;
-                    summaries.iter_mut().zip(n_rows).for_each(|(summary, n_rows)| summary.n_rows = n_rows);
-                    let Side { parts, weights } = train;
-                    let train = Rows::new(store(parts)?, None).weighted(&weights, config.seed);
-                    (train, Some(Rows::new(store(validation.parts)?, None)))
-                }
-            };
-            (train, validation, summaries, digests)
-        }
+        None => divided(config, training.all(progress)?, &store)?,
         Some(n_rows) => {
             let (stream, summary, digest) = training.into_stream(n_rows, pad, progress)?;
             (Rows::streamed(stream), None, vec![summary], vec![digest])
@@ -239,6 +219,36 @@ pub fn prepare(
         test_digests = test.digests;
     }
     Ok(Prepared { train, validation, summaries, digests, test_digests })
+}
+
+/// Rows to train on, and those of the same files that are held out of it, with a summary and a digest of each file.
+type Halves = (Rows, Option<Rows>, Vec<Summary>, Vec<[u8; 32]>);
+
+/// Holds out the share of the samples that `config` asks for.
+fn divided(
+    config: &DataConfig,
+    loaded: Loaded,
+    store: &dyn Fn(Vec<Part>) -> Result<Arc<RowStore>, PrepareError>,
+) -> Result<Halves, PrepareError> {
+    let Loaded { parts, lens, weights, mut summaries, digests } = loaded;
+    let (train, validation) = match (config.val_set_size, config.sample_packing) {
+        (0.0, _) => (Rows::new(store(parts)?, None).weighted(&weights, config.seed), None),
+        (size, false) => {
+            let (train, validation) = held_out::of_rows(store(parts)?, size, config.seed)?;
+            (train.weighted(&weights, config.seed), Some(validation))
+        }
+        (size, true) => {
+            let files = parts.into_iter().zip(lens).zip(weights);
+            let files = files.map(|((part, lens), weight)| (part, lens, weight)).collect();
+            let pack = |lens: &[(u32, usize)]| packed(lens, config);
+            let Divided { train, validation, n_rows } = held_out::of_samples(files, size, config.seed, pack)?;
+            summaries.iter_mut().zip(n_rows).for_each(|(summary, n_rows)| summary.n_rows = n_rows);
+            let Side { parts, weights } = train;
+            let train = Rows::new(store(parts)?, None).weighted(&weights, config.seed);
+            (train, Some(Rows::new(store(validation.parts)?, None)))
+        }
+    };
+    Ok((train, validation, summaries, digests))
 }
 
 fn row_shape(config: &DataConfig, pad_id: Option<u32>) -> RowShape {

@@ -1,5 +1,9 @@
 //! How much of its peak a machine reaches.
 
+use phalanx_strategies::compile::Compiled;
+use phalanx_strategies::cost::{instr_cost, program_cost};
+use phalanx_strategies::program::{Cost, Phase};
+
 /// The highest rate of arithmetic that is known of a machine, FLOP/s: the one measured before the first step, unless a step was
 /// faster. Other programs may have run during the measurement, and no step exceeds what the machine can do.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +20,15 @@ impl Peak {
         self.0 = self.0.max(flops);
         100.0 * flops / self.0
     }
+}
+
+/// Arithmetic of the model in a step: the forward and backward pass, without recomputation.
+pub(super) fn model_flops(c: &Compiled) -> f64 {
+    let flops = |cost: Cost| cost.matmul_flops + cost.attention_flops;
+    let forward = c.program.instrs.iter().filter(|i| i.site.phase <= Phase::Forward);
+    let forward: f64 = forward.map(|i| flops(instr_cost(&c.program, i))).sum();
+    // The backward pass costs twice the forward pass when every weight is trained; with adapters less.
+    flops(program_cost(&c.program)).min(3.0 * forward)
 }
 
 #[cfg(test)]

@@ -11,12 +11,7 @@ impl Lowering {
     /// first.
     pub(super) fn product(&mut self, m: &MatMul) {
         let (a, b, c) = (self.reads[0], self.reads[1], self.writes[0]);
-        let compute = match m.compute {
-            Compute::Bf16 | Compute::Fp8 => DType::Bf16,
-            // Products of float16 are exact in the f32 sums of the tensor cores.
-            Compute::F32 if a.dtype == DType::F16 && b.dtype == DType::F16 => DType::F16,
-            Compute::F32 => DType::F32,
-        };
+        let compute = precision(m.compute, a.dtype, b.dtype);
         let a = self.in_precision(a, compute);
         let b = if b.dtype == DType::E4m3 { b } else { self.in_precision(b, compute) };
         let a_columns = m.a_columns.map_or((0, a.cols), |columns| (columns.start, columns.len));
@@ -24,12 +19,6 @@ impl Lowering {
         let c_columns = m.c_columns.map_or((0, c.cols), |columns| (columns.start, columns.len));
         let covers_c = c_columns == (0, c.cols);
         let (rows, k) = if m.trans_a { (a_columns.1, a.rows) } else { (a.rows, a_columns.1) };
-        let matrix = |buffer: Buffer, first: usize, is_transposed: bool| Matrix {
-            address: buffer.address + (first * buffer.dtype.size_bytes()) as u64,
-            stride: buffer.cols,
-            dtype: buffer.dtype,
-            is_transposed,
-        };
         // A bias is added before the one rounding of a narrow result. The library writes f32 or the type of the operands, and
         // adds a bias of the type that it writes.
         let is_direct = c.dtype == DType::F32 || (c.dtype == compute && !m.bias);
@@ -79,5 +68,25 @@ impl Lowering {
         let converted = self.take(buffer.rows, buffer.cols, compute);
         self.cast(buffer, converted);
         converted
+    }
+}
+
+/// The element type of the operands of a product.
+fn precision(compute: Compute, a: DType, b: DType) -> DType {
+    match compute {
+        Compute::Bf16 | Compute::Fp8 => DType::Bf16,
+        // Products of float16 are exact in the f32 sums of the tensor cores.
+        Compute::F32 if a == DType::F16 && b == DType::F16 => DType::F16,
+        Compute::F32 => DType::F32,
+    }
+}
+
+/// The columns of a buffer from `first` on.
+fn matrix(buffer: Buffer, first: usize, is_transposed: bool) -> Matrix {
+    Matrix {
+        address: buffer.address + (first * buffer.dtype.size_bytes()) as u64,
+        stride: buffer.cols,
+        dtype: buffer.dtype,
+        is_transposed,
     }
 }

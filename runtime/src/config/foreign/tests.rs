@@ -404,9 +404,7 @@ fn schedule_of_deepspeed_has_its_own_defaults() {
     assert!(of("").notes.join("\n").contains("no scheduler, with which DeepSpeed keeps the learning rate constant"));
 }
 
-#[test]
-fn configuration_of_torchtitan_keeps_its_own_defaults() {
-    let text = "
+const TORCHTITAN: &str = "
 [model]
 name = \"llama3\"
 hf_assets_path = \"./tokenizer\"
@@ -433,7 +431,10 @@ interval = 10
 [activation_checkpoint]
 mode = \"full\"
 ";
-    let job = imported(&[("a.toml", text)]);
+
+#[test]
+fn configuration_of_torchtitan_keeps_its_own_defaults() {
+    let job = imported(&[("a.toml", TORCHTITAN)]);
 
     assert_eq!(
         shown_keys(&job),

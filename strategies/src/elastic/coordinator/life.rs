@@ -157,25 +157,27 @@ impl Coordinator {
                     *until = now + self.timing.heal;
                 }
             }
-            Phase::Running { .. } if here && member.phase >= MemberPhase::Running => {
-                if let Some(part) = member.saved {
-                    self.complete = self.manifests.handle_part(part).or(self.complete);
-                }
-                // A world that rests or whose end is being made durable does not resume.
-                let rests = self.record.world_plan.as_ref().is_some_and(|world_plan| world_plan.rests);
-                let ends = rests || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
-                if let Some(incident) = self.incident.take_if(|_| !ends) {
-                    let step = self.record.world_plan.as_ref().map(|f| f.base.step).unwrap_or_default();
-                    let timeline = incident.close(now, generation, step);
-                    self.timelines.push_back(timeline.clone());
-                    if self.timelines.len() > TIMELINES_MAX {
-                        self.timelines.pop_front();
-                    }
-                    self.commands.push_back(Command::Resumed(timeline));
-                }
-            }
+            Phase::Running { .. } if here && member.phase >= MemberPhase::Running => self.note_running(now, member),
             _ => {}
         }
+    }
+
+    /// Handles the report of a member that trains: the world has resumed.
+    fn note_running(&mut self, now: Instant, member: &MemberReport) {
+        if let Some(part) = member.saved {
+            self.complete = self.manifests.handle_part(part).or(self.complete);
+        }
+        // A world that rests or whose end is being made durable does not resume.
+        let rests = self.record.world_plan.as_ref().is_some_and(|world_plan| world_plan.rests);
+        let ends = rests || self.writing.as_ref().is_some_and(|(_, purpose)| *purpose == Purpose::Stop);
+        let Some(incident) = self.incident.take_if(|_| !ends) else { return };
+        let step = self.record.world_plan.as_ref().map(|f| f.base.step).unwrap_or_default();
+        let timeline = incident.close(now, self.record.generation, step);
+        self.timelines.push_back(timeline.clone());
+        if self.timelines.len() > TIMELINES_MAX {
+            self.timelines.pop_front();
+        }
+        self.commands.push_back(Command::Resumed(timeline));
     }
 
     /// Takes every step that needs no further event.
@@ -222,18 +224,7 @@ impl Coordinator {
                     return false;
                 }
                 let waiting = waiting.clone();
-                for worker in waiting {
-                    let cause = if matches!(self.membership.status(worker), Status::Alive(_)) {
-                        self.membership.evict(worker);
-                        Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }
-                    } else {
-                        Cause { culprit: Culprit::Node(worker.member.node), why: Why::Silent }
-                    };
-                    self.trouble(cause, now);
-                }
-                self.trouble = None;
-                self.enter(now, IncidentPhase::Regroup);
-                self.phase = Phase::Regrouping { since: now, retry: Some(now), blocked: None };
+                self.regroup_without(&waiting, now);
                 true
             }
             // Nothing is left to save.
@@ -257,6 +248,22 @@ impl Coordinator {
             }
             Phase::Running { .. } => self.advance_running(now),
         }
+    }
+
+    /// Begins a new world after the last one has stopped, but for these workers, which are given up.
+    fn regroup_without(&mut self, waiting: &BTreeSet<Worker>, now: Instant) {
+        for worker in waiting.iter().copied() {
+            let cause = if matches!(self.membership.status(worker), Status::Alive(_)) {
+                self.membership.evict(worker);
+                Cause { culprit: Culprit::Worker(worker), why: Why::Hangs }
+            } else {
+                Cause { culprit: Culprit::Node(worker.member.node), why: Why::Silent }
+            };
+            self.trouble(cause, now);
+        }
+        self.trouble = None;
+        self.enter(now, IncidentPhase::Regroup);
+        self.phase = Phase::Regrouping { since: now, retry: Some(now), blocked: None };
     }
 
     fn advance_running(&mut self, now: Instant) -> bool {

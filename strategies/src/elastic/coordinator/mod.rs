@@ -292,27 +292,31 @@ impl Coordinator {
             timelines: VecDeque::new(),
             commands: VecDeque::new(),
         };
-        if let Some(ending) = coordinator.record.ending.clone() {
-            coordinator.enter_ended(now, ending);
-            return coordinator;
+        coordinator.begin(now);
+        coordinator
+    }
+
+    /// Takes over the world of the record, or begins a new one.
+    fn begin(&mut self, now: Instant) {
+        if let Some(ending) = self.record.ending.clone() {
+            self.enter_ended(now, ending);
+            return;
         }
-        let interrupted =
-            coordinator.record.world_plan.as_ref().map(|f| f.generation) != Some(coordinator.record.generation);
+        let interrupted = self.record.world_plan.as_ref().map(|f| f.generation) != Some(self.record.generation);
         if interrupted {
-            let why = if coordinator.record.world_plan.is_none() { Why::Started } else { Why::Succession };
-            coordinator.trouble(Cause { culprit: Culprit::Job, why }, now);
-        } else if let Some(world_plan) = &coordinator.record.world_plan {
-            coordinator.manifests.begin(world_plan);
+            let why = if self.record.world_plan.is_none() { Why::Started } else { Why::Succession };
+            self.trouble(Cause { culprit: Culprit::Job, why }, now);
+        } else if let Some(world_plan) = &self.record.world_plan {
+            self.manifests.begin(world_plan);
         }
-        coordinator.forget_gone(now);
-        if let Some(reason) = coordinator.record.failing.clone() {
-            coordinator.failing = Some(Failing::new(now, reason, &timing));
-            if !coordinator.rests() {
-                coordinator.end_for_last_save(now);
+        self.forget_gone(now);
+        if let Some(reason) = self.record.failing.clone() {
+            self.failing = Some(Failing::new(now, reason, &self.timing));
+            if !self.rests() {
+                self.end_for_last_save(now);
             }
         }
-        coordinator.advance(now);
-        coordinator
+        self.advance(now);
     }
 
     /// Handles a node's report.
