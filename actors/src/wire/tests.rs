@@ -123,12 +123,8 @@ fn unsaved() -> Unsaved {
     Unsaved { of: Checkpoint { generation: Generation(35), step: Step(36) }, reason: "u".to_owned() }
 }
 
-// WIRE-3
-#[test]
-fn encoding_of_a_full_report_and_desired_state_is_stable() {
-    let shard = Shard { stage: 1, tensor: 2, part: 3, cut: Cut { n_stages: 28, n_tensors: 29, n_parts: 4 } };
-    let worker = Worker { member: MemberId { node: NodeId(5), slot: 6 }, incarnation: Incarnation(7) };
-    let member = MemberReport {
+fn full_member(worker: Worker, shard: Shard) -> MemberReport {
+    MemberReport {
         worker,
         pid: Some(19),
         address: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 20))),
@@ -150,7 +146,15 @@ fn encoding_of_a_full_report_and_desired_state_is_stable() {
         unsaved: Some(unsaved()),
         failure: Some("no".to_owned()),
         fault: Some("d".to_owned()),
-    };
+    }
+}
+
+// WIRE-3
+#[test]
+fn encoding_of_a_full_report_and_desired_state_is_stable() {
+    let shard = Shard { stage: 1, tensor: 2, part: 3, cut: Cut { n_stages: 28, n_tensors: 29, n_parts: 4 } };
+    let worker = Worker { member: MemberId { node: NodeId(5), slot: 6 }, incarnation: Incarnation(7) };
+    let member = full_member(worker, shard);
     let report = Report { devices: vec![device()], members: vec![member], ..small_report() };
     let sources = [
         Source::Replica(worker),

@@ -68,32 +68,39 @@ impl Sim {
                 self.nodes[member.node.0 as usize].slow.insert(member.slot, factor);
                 for_ms
             }
-            Fault::DeafTo { node, for_ms } => {
-                self.disturb(node, true);
-                begin(&mut self.network.deaf_to, node);
-                for_ms
-            }
-            Fault::MuteTo { node, for_ms } => {
-                self.disturb(node, true);
-                begin(&mut self.network.mute_to, node);
-                for_ms
-            }
-            Fault::CutData { from, to, for_ms } => {
-                if from == to {
-                    return;
-                }
-                self.disturb(from, true);
-                self.disturb(to, true);
-                begin(&mut self.network.cut, (from, to));
-                for_ms
-            }
-            Fault::BadNetwork { loss, delay_ms, for_ms } => {
-                (0..self.config.n_nodes).for_each(|node| self.disturb(NodeId(node), true));
-                self.network.bad.push((loss, delay_ms));
+            Fault::CutData { from, to, .. } if from == to => return,
+            Fault::DeafTo { for_ms, .. }
+            | Fault::MuteTo { for_ms, .. }
+            | Fault::CutData { for_ms, .. }
+            | Fault::BadNetwork { for_ms, .. } => {
+                self.begin_of_network(fault);
                 for_ms
             }
         };
         self.queue.push(self.now + for_ms * 1_000, Event::FaultEnds { fault });
+    }
+
+    fn begin_of_network(&mut self, fault: Fault) {
+        match fault {
+            Fault::DeafTo { node, .. } => {
+                self.disturb(node, true);
+                begin(&mut self.network.deaf_to, node);
+            }
+            Fault::MuteTo { node, .. } => {
+                self.disturb(node, true);
+                begin(&mut self.network.mute_to, node);
+            }
+            Fault::CutData { from, to, .. } => {
+                self.disturb(from, true);
+                self.disturb(to, true);
+                begin(&mut self.network.cut, (from, to));
+            }
+            Fault::BadNetwork { loss, delay_ms, .. } => {
+                (0..self.config.n_nodes).for_each(|node| self.disturb(NodeId(node), true));
+                self.network.bad.push((loss, delay_ms));
+            }
+            _ => {}
+        }
     }
 
     /// Ends a lasting fault. Has no effect after the safety phase, which ends all faults.

@@ -8,6 +8,7 @@ use crate::invariants::Observation;
 use crate::mutation::Mutation;
 use crate::plan::{Fault, Planned};
 use crate::state;
+use phalanx_strategies::elastic::checkpoint::Part;
 use phalanx_strategies::elastic::commit::Version;
 use phalanx_strategies::elastic::devices::{DeviceHealth, Devices};
 use phalanx_strategies::elastic::dispute::Memory;
@@ -483,16 +484,18 @@ impl Sim {
                 self.queue.push(at, Event::ToRank { worker, what: RankEvent::Finished { generation } });
             }
             member::Command::Exit => self.kill_worker(worker),
-            member::Command::Save(part) => {
-                let at = self.now + self.dice.pick(5_000..80_000);
-                let runs = state::atoms(part.shard, n_atoms);
-                let Some(rank) = self.rank(worker) else { return };
-                let atoms = runs.into_iter().flat_map(|run| rank.atoms.range(run));
-                let atoms = atoms.map(|(atom, value)| (*atom, *value)).collect();
-                self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } });
-            }
+            member::Command::Save(part) => self.begin_save(worker, part),
             member::Command::Report => self.send_status_report(worker),
         }
+    }
+
+    fn begin_save(&mut self, worker: Worker, part: Part) {
+        let at = self.now + self.dice.pick(5_000..80_000);
+        let runs = state::atoms(part.shard, self.config.n_atoms);
+        let Some(rank) = self.rank(worker) else { return };
+        let atoms = runs.into_iter().flat_map(|run| rank.atoms.range(run));
+        let atoms = atoms.map(|(atom, value)| (*atom, *value)).collect();
+        self.queue.push(at, Event::ToRank { worker, what: RankEvent::Saved { part, atoms } });
     }
 
     fn send_status_report(&mut self, worker: Worker) {

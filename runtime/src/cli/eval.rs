@@ -9,9 +9,10 @@ use crate::devices;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::events::Event;
-use crate::train::evaluation::{Evaluation, Subject, yaml_of_run};
+use crate::train::evaluation::Evaluation;
 use crate::train::progress::{Evaluating, Tokenising};
-use crate::train::{plan, preparation};
+use crate::train::subject::{Subject, yaml_of_run};
+use crate::train::{preparation, step_plan};
 use crate::units::human_duration;
 use comfy_table::{Table, presets};
 use phalanx_strategies::objective::Unit;
@@ -109,7 +110,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let begin = Instant::now();
     let found = device.on_device_thread(n_threads, || subject.evaluate(&config, rows, &*device, |n| bar.see(n)))??;
     bar.finish();
-    let precision = plan::precision(&config, &model, &*device);
+    let precision = step_plan::precision(&config, &model, &*device);
     let result = Outcome { subject, config: &config, rows, found, precision, seconds: begin.elapsed().as_secs_f64() };
     match args.json {
         true => conclude_json(console, &result.json(), false),

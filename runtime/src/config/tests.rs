@@ -287,7 +287,7 @@ fn warm_up_longer_than_the_run_is_accepted_and_reported() {
 
 #[test]
 fn steps_may_be_a_share_of_the_run_or_a_number_per_epoch() {
-    use crate::train::plan::run_plan;
+    use crate::train::run_plan::run_plan;
     // 200 rows in batches of 2 are 100 steps, an epoch; three epochs are 300.
     let text = MINIMAL.replace("max_steps: 10", "num_epochs: 3\nmicro_batch_size: 2\nval_set_size: 0.1");
     let plan = |keys: &str| run_plan(&load(&format!("{text}{keys}\n")).unwrap(), 200);
@@ -678,7 +678,8 @@ fn stream_ends_with_max_steps_which_its_epochs_divide() {
     let plan = |keys: &str| {
         let evaluated =
             "evals_per_epoch: 1\ntest_datasets: [{path: b, type: alpaca}]\nsaves_per_epoch: 2\nstreaming: true";
-        let plan = crate::train::plan::run_plan(&load(&format!("{MINIMAL}{evaluated}\n{keys}\n")).unwrap(), u64::MAX);
+        let plan =
+            crate::train::run_plan::run_plan(&load(&format!("{MINIMAL}{evaluated}\n{keys}\n")).unwrap(), u64::MAX);
         (plan.eval_steps, plan.save_steps)
     };
     assert_eq!(plan(""), (Some(10), Some(5)));

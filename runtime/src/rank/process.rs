@@ -3,6 +3,8 @@
 
 use crate::config::JobConfig;
 use crate::control::Control;
+use crate::data::prepare::Prepared;
+use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::launch::channel;
 use crate::launch::channel::FrameReceiver;
@@ -19,9 +21,11 @@ use crate::rank::rank_messages::{Begin, FromRank};
 use crate::rank::warm::Warm;
 use crate::train::output_lock::RankLock;
 use crate::train::plan;
-use crate::train::plan::MakeModel;
+use crate::train::plan::{MakeModel, ModelPlan};
 use crate::train::preparation::{extras, prepare_ahead, prepare_data};
 use crate::train::recorded_generation::RecordedGeneration;
+use crate::train::run_plan;
+use crate::train::run_plan::RunPlan;
 use phalanx_device::progress_counter::ProgressCounter;
 use phalanx_strategies::elastic::dispute::Memory;
 use phalanx_strategies::elastic::identity::Step;
@@ -29,6 +33,7 @@ use phalanx_strategies::elastic::member::{Member, Schedule};
 use phalanx_strategies::elastic::progress::Patience;
 use phalanx_strategies::elastic::timing::Timing;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -97,25 +102,17 @@ fn serve_on(
     receiver: FrameReceiver,
     fd_channel: UnixStream,
 ) -> Result<(), JobError> {
-    let tokenizer = plan::tokenizer(config)?;
     let _lock = RankLock::share(&config.output.folder());
-    let model = model_of(begin.user_model.as_deref(), config, &tokenizer, make, || opening.device())?;
-    let data = prepare_data(config, &model, &tokenizer, &|| false, &mut |_| {})?;
-    prepare_ahead(&data)?;
-    let (run, sampler) = plan::run_over(config, &data.train)?;
+    let (tokenizer, model, data) = prepared(opening, &begin, config, make)?;
+    let (run, sampler) = run_plan::run_over(config, &data.train)?;
     let listener = listen(&begin)?;
-    let address = begin.listen.map(|_| listener.local_addr());
-    let schedule = Schedule { save_steps: run.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
-    let member = Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id());
+    let member = member_of(&begin, begin.listen.map(|_| listener.local_addr()), &run);
     let (control, progress_counter) = (Arc::new(Control::default()), ProgressCounter::new());
     let device_watch = DeviceWatch::new(Arc::clone(&model.device), progress_counter.clone());
     let (extras, evaluates) = (extras(config, &model, &tokenizer, &begin.inputs)?, config.data.evaluates());
     // Before the first status report, because other members may wait for this rank after it.
     let (warm, memories) = Warm::new(&begin, &fd_channel, &model, evaluates, config.output.seed)?;
-    if model.device.activity().is_some() {
-        let Timing { suspicion, first_step, .. } = begin.timing;
-        device_watch.clone().start(Patience { first_step, stuck: suspicion })?;
-    }
+    start_watch(&model, &device_watch, &begin.timing)?;
     model.device.on_device_thread(begin.n_threads, || {
         let (counter, watch) = (progress_counter.clone(), device_watch.clone());
         let (port, tasks) = Port::new(begin.worker, outbox.clone(), Arc::clone(&control), counter, watch);
@@ -157,4 +154,32 @@ fn serve_on(
         device.run();
         Ok::<(), JobError>(())
     })?
+}
+
+/// The tokenizer, the model and the data of the job.
+fn prepared(
+    opening: Opening,
+    begin: &Begin,
+    config: &JobConfig,
+    make: Option<&MakeModel>,
+) -> Result<(Tokenizer, ModelPlan, Prepared), JobError> {
+    let tokenizer = plan::tokenizer(config)?;
+    let model = model_of(begin.user_model.as_deref(), config, &tokenizer, make, || opening.device())?;
+    let data = prepare_data(config, &model, &tokenizer, &|| false, &mut |_| {})?;
+    prepare_ahead(&data)?;
+    Ok((tokenizer, model, data))
+}
+
+fn member_of(begin: &Begin, address: Option<SocketAddr>, run: &RunPlan) -> Member {
+    let schedule = Schedule { save_steps: run.save_steps.unwrap_or(0), last_step: Some(Step(run.total_steps)) };
+    Member::new(begin.job, begin.worker, address, schedule).with_pid(std::process::id())
+}
+
+/// Watches a device that tells what it does.
+fn start_watch(model: &ModelPlan, watch: &DeviceWatch, timing: &Timing) -> Result<(), JobError> {
+    if model.device.activity().is_none() {
+        return Ok(());
+    }
+    let Timing { suspicion, first_step, .. } = *timing;
+    Ok(watch.clone().start(Patience { first_step, stuck: suspicion })?)
 }

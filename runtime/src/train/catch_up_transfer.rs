@@ -181,44 +181,48 @@ mod tests {
         values.iter_mut().for_each(|value| *value = value.mul_add(0.5, 1.0));
     }
 
+    const N: u32 = 3;
+    const LEN: usize = 150 * CHUNK + 7;
+
+    fn half(me: u32) -> std::ops::Range<usize> {
+        if me == 0 { 0..LEN / 2 } else { LEN / 2..LEN }
+    }
+
+    /// Sends its half of the state while it trains, until the receiver has all of it.
+    fn send_pages(world: &ShmWorld, me: u32, outcome: &std::sync::mpsc::Sender<(u64, Vec<f32>)>) {
+        let mut links = links(world, me, N);
+        let mut state: Vec<f32> = (0..LEN).map(|i| i as f32 % 1013.0).collect();
+        let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(|run| SpanRef::from(run).span()).collect();
+        // SAFETY: `state` outlives the transfers, and is written only between their parts.
+        let mut transfers = [unsafe { links.catch_up_transfer(N - 1, true, runs) }];
+        for step in 1u64.. {
+            match step {
+                // Without other work one page is sent, which is only a part.
+                1 => {
+                    let done = AtomicBool::new(true);
+                    super::send_until(&done, &mut super::pairs(&mut links.peers, &mut transfers)).unwrap();
+                }
+                _ => links.send_pages(&mut transfers, || std::thread::sleep(Duration::from_millis(3))).1.unwrap(),
+            }
+            links.send_number(N - 1, step as f64).unwrap();
+            update(&mut state);
+            if links.receive_number(N - 1).unwrap() > 0.0 {
+                outcome.send((step, state)).unwrap();
+                return;
+            }
+        }
+    }
+
     /// Two training members send half of the state each to a third one; all apply the same updates between the parts.
     #[test]
     fn state_received_in_parts_between_updates_equals_the_senders_state() {
-        const N: u32 = 3;
-        const LEN: usize = 150 * CHUNK + 7;
         let world = World::new(ID, N, (0..N - 1).map(|i| vec![i, N - 1]).collect()).unwrap();
         let world = ShmWorld::create(&world, &[0; N as usize], STAGING_BYTES).unwrap();
-        let first = |i: usize| i as f32 % 1013.0;
-        let half = |me: u32| if me == 0 { 0..LEN / 2 } else { LEN / 2..LEN };
-
-        let send_pages = |me: u32, outcome: std::sync::mpsc::Sender<(u64, Vec<f32>)>| {
-            let mut links = links(&world, me, N);
-            let mut state: Vec<f32> = (0..LEN).map(first).collect();
-            let runs = state[half(me)].chunks(CHUNK / 3 + 1).map(|run| SpanRef::from(run).span()).collect();
-            // SAFETY: `state` outlives the transfers, and is written only between their parts.
-            let mut transfers = [unsafe { links.catch_up_transfer(N - 1, true, runs) }];
-            for step in 1u64.. {
-                match step {
-                    // Without other work one page is sent, which is only a part.
-                    1 => {
-                        let done = AtomicBool::new(true);
-                        super::send_until(&done, &mut super::pairs(&mut links.peers, &mut transfers)).unwrap();
-                    }
-                    _ => links.send_pages(&mut transfers, || std::thread::sleep(Duration::from_millis(3))).1.unwrap(),
-                }
-                links.send_number(N - 1, step as f64).unwrap();
-                update(&mut state);
-                if links.receive_number(N - 1).unwrap() > 0.0 {
-                    outcome.send((step, state)).unwrap();
-                    return;
-                }
-            }
-        };
         let (sender, outcomes) = channel();
         let (caught_up, n_steps) = std::thread::scope(|scope| {
             for me in 0..N - 1 {
-                let (send_pages, sender) = (&send_pages, sender.clone());
-                scope.spawn(move || send_pages(me, sender));
+                let (world, sender) = (&world, sender.clone());
+                scope.spawn(move || send_pages(world, me, &sender));
             }
             let mut links = links(&world, N - 1, N);
             let mut state = vec![f32::NAN; LEN];

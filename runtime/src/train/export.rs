@@ -4,9 +4,9 @@ use super::adapter_settings::{CLASSIFICATION, LANGUAGE};
 use super::architecture::Architecture;
 use super::checkpoint_weights::{CheckpointWeights, Packed};
 use super::merge::{LowRank, is_stored_in_out};
-use super::plan;
 use super::row_lengths::MAGNITUDE;
 use super::run_files::{CONFIG_JSON, GENERATION_JSON, INPUTS_JSON, JOB_YAML};
+use super::step_plan;
 use super::weights::{self, Tensor};
 use crate::config::JobConfig;
 use crate::devices;
@@ -125,7 +125,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, options: ExportOptions<'
         n_microbatches: 1,
         offload_optimizer: false,
         parallel: Parallel::default(),
-        ..plan::step_spec(&job, &model, &*device)?
+        ..step_plan::step_spec(&job, &model, &*device)?
     };
     let packed = packed_tensors(&forward, &trained, device.target())?;
     let lora = trained.lora.clone().map(|lora| LoraSpec { packing: None, ..lora });

@@ -1,7 +1,8 @@
 //! Training: from a checked configuration to a trained model directory.
 //!
 //! - [`architecture`]: what computes a model.
-//! - [`plan`]: all parts of a run, resolved before a buffer exists; `programs`: its compiled programs; `fit`: whether they
+//! - [`plan`]: the model of a run, resolved before a buffer exists; `step_plan`: how a step computes; `data_plan`: its data;
+//!   [`run_plan`]: its length; `programs`: its compiled programs; `fit`: whether they
 //!   fit in memory; `preparation`: the data; `quantised`: weights that cannot be read;
 //!   `adapter_settings`: what an adapter computes; `initial_adapter`: the one that a run continues; `frozen`: parameters that are not trained.
 //! - `weights`: parameters into and out of the machine; `row_lengths`: those that depend on other ones.
@@ -9,7 +10,7 @@
 //! - `team`: the ranks of a run and what they agree on; `links`: messages between two members, by way of `lane` and
 //!   `catch_up_transfer`; `shadow`: a copy of another rank's state.
 //! - `threads`: a run whose ranks are threads of this process; `event_sink`: the outputs for a rank's events.
-//! - `evaluation`: the mean loss over rows, during a run and of a model by itself.
+//! - `evaluation`: the mean loss over rows; `subject`: a trained model that is evaluated by itself.
 //! - [`best`]: the best evaluation of a run, and its early end.
 //! - `run_files`: the names of a run's files beside its weights.
 //! - `inputs`: digests of what a run trains on, which nodes and checkpoints compare.
@@ -37,6 +38,7 @@ mod background;
 pub mod best;
 pub(crate) mod catch_up_transfer;
 mod checkpoint_weights;
+pub(crate) mod data_plan;
 pub(crate) mod evaluation;
 pub(crate) mod event_sink;
 pub mod export;
@@ -73,6 +75,7 @@ mod restoring;
 mod row_lengths;
 pub mod run_files;
 pub(crate) mod run_folder;
+pub mod run_plan;
 pub(crate) mod same_run;
 pub(crate) mod saving;
 pub(crate) mod score_head;
@@ -81,7 +84,9 @@ mod staging;
 mod stalled;
 mod state_copy;
 pub(crate) mod step_line;
+pub(crate) mod step_plan;
 pub(crate) mod step_trace;
+pub(crate) mod subject;
 pub(crate) mod taken_over;
 pub(crate) mod team;
 pub mod tensorboard;

@@ -1,6 +1,7 @@
 //! The texts that types of pairs make of records, compared with those of Axolotl.
 
-use super::plan::{data_config, tokenizer};
+use super::data_plan::data_config;
+use super::plan::tokenizer;
 use crate::config::JobConfig;
 use crate::config::pair_form::{PairForm, PairSection};
 use crate::data::document::Sample;

@@ -1,34 +1,13 @@
 //! All parts of a run, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined, parse_model, smallest};
-use super::frozen;
-use super::frozen::path_beside_images;
 use super::grown_rows::Grown;
-use super::initial_adapter;
-use super::located as models;
-use super::new_token_rows;
-use super::pattern::matching;
-use super::score_head;
-use super::vocabulary;
-use super::vocabulary::template_config;
+use super::step_plan::step_spec;
+use super::{frozen, initial_adapter, located as models, new_token_rows, score_head, vocabulary};
 use crate::config::JobConfig;
-use crate::config::adapter::{Lora, whole};
-use crate::config::dataset_type::PromptSection;
-use crate::config::datasets::{self, DatasetType, ValSetSize};
-use crate::config::elastic::VerifySteps;
 use crate::config::model::{self, ModelSource};
-use crate::config::output::BestRule;
-use crate::config::pair_form::PairForm;
 use crate::config::parallel::ParallelSection;
-use crate::config::precision::{
-    Bf16, DeviceChoice, GradientCheckpointing, Precision as ConfigPrecision, PrecisionSection,
-};
-use crate::config::schedule::LrScheduler;
-use crate::config::steps::interval;
-use crate::data::config as data;
-use crate::data::config::{DataConfig, PairFields};
-use crate::data::rows::Rows;
-use crate::data::sources;
+use crate::config::precision::{Bf16, DeviceChoice, GradientCheckpointing, PrecisionSection};
 use crate::data::tokenizer::Tokenizer;
 use crate::devices::{self, Chosen};
 use crate::error::JobError;
@@ -37,19 +16,12 @@ use crate::frontend::UserModel;
 use crate::train::weights::FirstValues;
 use phalanx_device::Device;
 use phalanx_storage::hf::source::{TensorSource, read_json};
-use phalanx_storage::home::expanded;
-use phalanx_storage::hub::cache::HubCache;
 use phalanx_strategies::compile::StepSpec;
-use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig, SCORE};
-use phalanx_strategies::objective::{Objective, SecondRow};
-use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
+use phalanx_strategies::objective::Objective;
 use phalanx_strategies::passes::precision::Precision;
-use phalanx_strategies::passes::recompute::Recompute;
-use phalanx_strategies::program::{Packing, Param, Program};
-use phalanx_strategies::sampler::Sampler;
-use phalanx_strategies::schedule::{Schedule, Shape};
+use phalanx_strategies::program::{Param, Program};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -155,25 +127,6 @@ impl ModelPlan {
     }
 }
 
-/// Learning rate, length, times of saving and evaluating, and loss scale of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RunPlan {
-    /// Learning rate by step.
-    pub schedule: Schedule,
-    /// Steps of the run.
-    pub total_steps: u64,
-    /// Steps between two checkpoints; if absent, there is one at the end.
-    pub save_steps: Option<u64>,
-    /// Steps between two evaluations; if absent, there is one at the end.
-    pub eval_steps: Option<u64>,
-    /// Loss scale at the start.
-    pub loss_scale: LossScale,
-    /// How often all copies of the state are compared.
-    pub verify_steps: VerifySteps,
-    /// What evaluations decide.
-    pub best: BestRule,
-}
-
 /// The tokenizer that a configuration names, with the tokens that it adds.
 ///
 /// # Errors
@@ -191,129 +144,6 @@ pub fn tokenizer(config: &JobConfig) -> Result<Tokenizer, JobError> {
         }
     };
     vocabulary::changed(config, &base)
-}
-
-/// Converts the data section to the types of the data module and expands patterns.
-pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
-    let d = &config.data;
-    let expanded = |entries: &[datasets::DatasetConfig]| {
-        let entry = |dataset| {
-            let path = located(dataset)?;
-            Ok(data::DatasetConfig { files: matching(&path)?, path, ..dataset_config(dataset, config) })
-        };
-        entries.iter().map(entry).collect::<Result<Vec<_>, JobError>>()
-    };
-    Ok(DataConfig {
-        datasets: expanded(&d.datasets)?,
-        test_datasets: expanded(&d.test_datasets)?,
-        sequence_len: d.sequence_len,
-        sample_packing: d.sample_packing,
-        sample_packing_sequentially: d.sample_packing_sequentially,
-        shuffle: d.shuffle,
-        seed: config.output.seed,
-        val_set_size: match d.val_set_size {
-            ValSetSize::Nothing => 0.0,
-            ValSetSize::Share(share) => share,
-            ValSetSize::Samples(n) => n as f64,
-        },
-        train_on_inputs: d.train_on_inputs,
-        excess_length_strategy: d.excess_length_strategy,
-        min_sample_len: d.min_sample_len,
-        deduplicate: d.dataset_exact_deduplication,
-        second_row: config.objective().second_row(),
-        stream_rows: config
-            .schedule
-            .max_steps
-            .filter(|_| d.streaming)
-            .map(|steps| steps.saturating_mul(config.sequences_per_step() as u64)),
-    })
-}
-
-/// Where a data set is: at its path, or in the cache of the Hub.
-fn located(dataset: &datasets::DatasetConfig) -> Result<PathBuf, JobError> {
-    let is_loader = dataset.data_files.is_some();
-    Ok(sources::located(&dataset.path, dataset.revision.as_deref(), is_loader, &HubCache::of_user())?)
-}
-
-fn dataset_config(d: &datasets::DatasetConfig, config: &JobConfig) -> data::DatasetConfig {
-    let job = &config.data;
-    data::DatasetConfig {
-        path: d.path.clone(),
-        files: Vec::new(),
-        kind: d.r#type,
-        ds_type: d.ds_type,
-        split: d.split.clone(),
-        name: d.name.clone(),
-        data_files: d
-            .data_files
-            .iter()
-            .flat_map(|files| &files.0)
-            .map(|name| expanded(name).to_string_lossy().into_owned())
-            .collect(),
-        shards: d.shards.map(|count| (count, d.shards_idx)),
-        weight: d.weight,
-        field: d.field.clone(),
-        prompt: d.prompt.as_ref().map(PromptSection::prompt),
-        pair: pair_fields(d, &config.preference.objective()),
-        conversation: conversation_config(d, &job.eot_tokens),
-        template: template_config(d, job),
-    }
-}
-
-fn pair_fields(d: &datasets::DatasetConfig, objective: &Objective) -> Option<PairFields> {
-    let DatasetType::Preference(form) = d.r#type else { return None };
-    let default = PairFields::default();
-    let prompt = match form {
-        PairForm::Messages => d.field_messages.clone().unwrap_or_else(|| "messages".into()),
-        PairForm::Answers => d.field_prompt.clone().unwrap_or_else(|| "input".into()),
-        _ => d.field_prompt.clone().unwrap_or(default.prompt),
-    };
-    let chosen = d.field_chosen.clone().unwrap_or(default.chosen);
-    let rejected = d.field_rejected.clone().unwrap_or(default.rejected);
-    Some(PairFields {
-        form,
-        formats: d.pair.clone().unwrap_or_default(),
-        prompt,
-        chosen,
-        rejected,
-        labelled: objective.second_row() == Some(SecondRow::Mismatched),
-        bounds_conversations: !(objective.has_reference() || objective.has_scores()) || form != PairForm::Columns,
-        aligned: objective.has_reference(),
-        whole: objective.has_scores(),
-    })
-}
-
-fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> data::ConversationConfig {
-    let default = match d.r#type {
-        DatasetType::Sharegpt => data::ConversationConfig::sharegpt(),
-        _ => data::ConversationConfig::default(),
-    };
-    let mut properties = default.properties;
-    let older = [("role", &d.message_field_role), ("content", &d.message_field_content)];
-    properties.extend(older.into_iter().filter_map(|(name, field)| Some((name.to_owned(), field.clone()?))));
-    let thinking_key = d.template_thinking_key.clone().unwrap_or(default.thinking_key);
-    if let Some(field) = d.field_thinking.clone().filter(|field| *field != thinking_key) {
-        properties.insert(thinking_key.clone(), field);
-    }
-    properties.extend(d.message_property_mappings.0.clone());
-    data::ConversationConfig {
-        field_messages: d.field_messages.clone().unwrap_or(default.field_messages),
-        field_tools: d.field_tools.clone().unwrap_or(default.field_tools),
-        properties,
-        roles: d.roles.0.clone(),
-        roles_to_train: d.roles_to_train.clone(),
-        field_training: d.message_field_training.clone(),
-        field_training_detail: d.message_field_training_detail.clone(),
-        split_thinking: d.split_thinking,
-        thinking_key,
-        drop_system_message: d.drop_system_message,
-        markers: data::MarkerConfig {
-            eos: None,
-            eot: eot_tokens.to_vec(),
-            train_on_eos: d.train_on_eos,
-            train_on_eot: d.train_on_eot.of_its_own(),
-        },
-    }
 }
 
 /// Resolves the model and the step of a configuration.
@@ -475,156 +305,6 @@ pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
     let asked: Vec<&str> = keys.iter().filter(asked).copied().collect();
     let keys = asked.join(", ");
     (!asked.is_empty()).then(|| format!("the model's {keys} is not applied: training here is without dropout"))
-}
-
-/// Learning rate, length, times of saving and evaluating, and loss scale of a run over `n_rows` rows.
-pub fn run_plan(config: &JobConfig, n_rows: u64) -> RunPlan {
-    let s = &config.schedule;
-    let batch_rows = config.sequences_per_step();
-    let by_epochs = s
-        .num_epochs
-        .filter(|_| !config.data.streaming)
-        .map(|epochs| (epochs * n_rows as f64 / batch_rows as f64).ceil() as u64);
-    let total_steps = [s.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(1).max(1);
-    let shape = match s.lr_scheduler {
-        LrScheduler::Constant => Shape::Constant,
-        LrScheduler::Linear => Shape::Linear,
-        LrScheduler::Cosine => Shape::Cosine,
-        LrScheduler::WarmupStableDecay => {
-            Shape::Wsd { decay_steps: (total_steps as f64 * s.decay_share()).ceil() as u64 }
-        }
-    };
-    let min_ratio = if shape == Shape::Cosine { s.cosine_min_lr_ratio } else { 0.0 };
-    let schedule = Schedule {
-        peak: s.peak_learning_rate(batch_rows),
-        min_ratio,
-        warmup_steps: s.warmup_steps_of(total_steps),
-        total_steps,
-        shape,
-    };
-    // As `transformers` does, an epoch of a stream is a share of `max_steps`.
-    let epoch_steps = match config.data.streaming {
-        true => total_steps as f64 / s.num_epochs.unwrap_or(1.0),
-        false => n_rows as f64 / batch_rows as f64,
-    };
-    let (output, data) = (&config.output, &config.data);
-    RunPlan {
-        schedule,
-        total_steps,
-        save_steps: interval(output.save_steps, output.saves_per_epoch, epoch_steps, total_steps),
-        eval_steps: interval(data.eval_steps, data.evals_per_epoch, epoch_steps, total_steps),
-        loss_scale: loss_scale(config),
-        verify_steps: config.elastic.verify_steps,
-        best: output.best_rule(),
-    }
-}
-
-/// Length and schedule of a run over these rows, and the rows of each step.
-pub(crate) fn run_over(config: &JobConfig, rows: &Rows) -> Result<(RunPlan, Sampler), JobError> {
-    // A stream has its own order, and no last row.
-    let (n_rows, shuffle) = match rows.stream() {
-        Some(_) => (u64::MAX, false),
-        None => (rows.len() as u64, config.data.shuffle),
-    };
-    let sampler = Sampler::new(config.output.seed, n_rows, config.sequences_per_step() as u64, shuffle)?;
-    Ok((run_plan(config, n_rows), sampler))
-}
-
-fn loss_scale(config: &JobConfig) -> LossScale {
-    let p = &config.precision;
-    match (p.fp16, p.loss_scale) {
-        (false, _) => LossScale::OFF,
-        (true, Some(scale)) => LossScale { scale, ..LossScale::OFF },
-        (true, None) => LossScale {
-            scale: p.initial_loss_scale,
-            good_steps: 0,
-            window: Some(p.loss_scale_window),
-            min: p.min_loss_scale,
-        },
-    }
-}
-
-pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn Device) -> Result<StepSpec, JobError> {
-    let o = &config.optimizer;
-    let mut lora = config.adapter.lora().map(|lora| lora_spec(&lora, model)).transpose()?;
-    if let Some(lora) = lora.as_mut().filter(|_| config.reward.reward_model) {
-        // As PEFT does for the task of classification.
-        lora.modules_to_save.push(score_head::MODULE.into());
-    }
-    if let Some(lora) = lora.as_mut().filter(|_| config.precision.bf16 == Bf16::Full) {
-        lora.packing = lora.packing.or(Some(Packing::Bf16));
-    }
-    Ok(StepSpec {
-        n_microbatches: config.microbatches_per_rank(),
-        precision: precision(config, model, device),
-        recompute: match config.precision.gradient_checkpointing {
-            GradientCheckpointing::Off => Recompute::None,
-            GradientCheckpointing::Selective => Recompute::Selective,
-            GradientCheckpointing::Full => Recompute::Full,
-        },
-        lora,
-        optimizer: o.rule,
-        max_grad_norm: o.clip_norm(),
-        offload_optimizer: o.offload_optimizer,
-        parallel: config.parallel.parallel(config.microbatches_per_step()),
-    })
-}
-
-/// The number format of products.
-pub(crate) fn precision(config: &JobConfig, model: &Architecture, device: &dyn Device) -> Precision {
-    // `bf16: auto` keeps the precision of a user-defined model.
-    match config.precision.precision(device.has_fast_bf16() && model.known().is_some()) {
-        ConfigPrecision::F32 => Precision::F32,
-        ConfigPrecision::Bf16 => Precision::Bf16,
-        ConfigPrecision::Fp8 => Precision::Fp8,
-        ConfigPrecision::Fp16 => Precision::F16,
-    }
-}
-
-fn lora_spec(lora: &Lora<'_>, model: &Architecture) -> Result<LoraSpec, JobError> {
-    let mut target_modules = lora.targets.named.to_vec();
-    if lora.targets.all_linear {
-        target_modules.extend(model.known().map(block_linears).unwrap_or_default());
-    }
-    if let Some(pattern) = lora.targets.matching {
-        target_modules.extend(matching_modules(pattern, model)?);
-    }
-    Ok(LoraSpec {
-        rank: lora.rank,
-        alpha: lora.alpha as f32,
-        rank_stabilised: lora.section.peft_use_rslora,
-        target_modules,
-        blocks: lora.section.peft_layers_to_transform.clone(),
-        modules_to_save: lora.section.lora_modules_to_save.clone(),
-        dropout: lora.section.lora_dropout as f32,
-        in_evaluation: false,
-        magnitudes: lora.section.peft_use_dora,
-        rate_ratio: lora.section.loraplus_lr_ratio,
-        packing: lora.section.packing(),
-    })
-}
-
-/// Paths of the linear layers that a regular expression matches, also if it is written for a model that also reads images.
-fn matching_modules(pattern: &str, model: &Architecture) -> Result<Vec<String>, JobError> {
-    let regex = whole(pattern).map_err(PlanError::Targets)?;
-    let paths = linear_modules(&smallest(model)?);
-    let example = paths.first().cloned().unwrap_or_default();
-    let mut found = Vec::new();
-    for path in paths {
-        let matches = |path: &str| regex.is_match(path).map_err(|error| PlanError::Targets(Box::new(error)));
-        if matches(&path)? || matches(&path_beside_images(&path))? {
-            found.push(path);
-        }
-    }
-    match found.is_empty() {
-        false => Ok(found),
-        true => Err(PlanError::NoTarget { pattern: pattern.into(), example }.into()),
-    }
-}
-
-/// Names of the linear layers of a block.
-fn block_linears(model: &ModelConfig) -> Vec<String> {
-    model.family.linears.iter().map(|name| (*name).to_string()).collect()
 }
 
 /// A described model, completed from its tokenizer and with the keys that readers of an export expect.

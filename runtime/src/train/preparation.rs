@@ -1,14 +1,12 @@
 //! The rows that a run trains on, prepared before it starts, and the files that make its checkpoints self-contained.
 
 use super::inputs::RunInputs;
-use super::plan::{self, ModelPlan};
-use super::run_files;
-use super::run_files::{INPUTS_JSON, cache_dir};
-use super::vocabulary;
+use super::plan::ModelPlan;
+use super::run_files::{self, INPUTS_JSON, cache_dir};
+use super::{data_plan, run_plan, vocabulary};
 use crate::config::JobConfig;
 use crate::data::end_of_turn::{self, with_ids};
-use crate::data::prepare::PrepareError;
-use crate::data::prepare::{Prepared, Summary, in_tokens, prepare, template_sources};
+use crate::data::prepare::{PrepareError, Prepared, Summary, in_tokens, prepare, template_sources};
 use crate::data::tokenize::{OnProgress, Progress, Stopped};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
@@ -42,7 +40,7 @@ pub(crate) fn prepare_data(
 pub(crate) fn overlong_end(config: &JobConfig, n_rows: u64) -> Option<String> {
     let schedule = &config.schedule;
     let wanted = schedule.num_epochs.filter(|_| !config.data.streaming)? * n_rows as f64;
-    let (batch, n_steps) = (config.sequences_per_step(), plan::run_plan(config, n_rows).total_steps);
+    let (batch, n_steps) = (config.sequences_per_step(), run_plan::run_plan(config, n_rows).total_steps);
     let n_more = (n_steps as f64 * batch as f64 - wanted).round();
     (n_more > SHARE_OF_LAST * wanted).then(|| {
         format!(
@@ -59,7 +57,7 @@ const SHARE_OF_LAST: f64 = 0.05;
 pub(crate) fn early_end(config: &JobConfig, n_rows: u64) -> Option<String> {
     let schedule = &config.schedule;
     let max_steps = schedule.max_steps.filter(|_| schedule.num_epochs.is_some() && !config.data.streaming)?;
-    let n_steps = plan::run_plan(config, n_rows).total_steps;
+    let n_steps = run_plan::run_plan(config, n_rows).total_steps;
     (n_steps < max_steps).then(|| {
         format!(
             "`num_epochs` ends the run after {n_steps} steps; for the {max_steps} of `max_steps`, remove `num_epochs`"
@@ -75,7 +73,7 @@ pub(crate) fn prepare_rows(
     stops: &dyn Fn() -> bool,
     on_event: &mut (dyn FnMut(&Event) + Send),
 ) -> Result<Prepared, JobError> {
-    let data = plan::data_config(config)?;
+    let data = data_plan::data_config(config)?;
     let prepared =
         with_progress(stops, on_event, |progress| prepare(&data, tokenizer, &cache_dir(config), vocab_size, progress))?;
     if prepared.train.stream().is_some() {

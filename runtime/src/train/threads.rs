@@ -1,7 +1,8 @@
 //! A run whose ranks are threads of this process.
 
 use super::event_sink::{EventSink, Fault};
-use super::plan::{self, ModelPlan};
+use super::plan::ModelPlan;
+use super::run_plan;
 use super::saving::Saving;
 use super::step_trace::StepTrace;
 use super::team::{Team, TeamPlan};
@@ -121,7 +122,7 @@ impl Session<'_> {
     ) -> Result<Report, JobError> {
         let out = &self.config.output;
         let n_rows = self.data.train.n_of_run();
-        let (run, sampler) = plan::run_over(self.config, &self.data.train)?;
+        let (run, sampler) = run_plan::run_over(self.config, &self.data.train)?;
         let leads = team.leads();
         self.saving = self.saving.of_threads()?;
         let (resume, warnings) = self.saving.find(&out.resume_from_checkpoint, self.config.elastic.verify_steps)?;

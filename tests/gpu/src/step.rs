@@ -170,15 +170,7 @@ fn packed_word(packing: Packing, std: f32, i: usize, random: u64) -> u32 {
 pub fn all() -> Vec<StepCase> {
     let llama = small_model();
     let family = |name: &str| Family::named(name).expect("a supported family");
-    let gpt2 = ModelConfig {
-        family: family("gpt2"),
-        n_kv_heads: 4,
-        tie_embeddings: true,
-        qkv_bias: true,
-        o_bias: true,
-        mlp_bias: true,
-        ..llama.clone()
-    };
+    let gpt2 = small_gpt2();
     let gpt2_wide = ModelConfig { intermediate_size: 96, ..gpt2.clone() };
     let models = [
         ("llama", llama.clone()),
@@ -227,6 +219,18 @@ pub fn all() -> Vec<StepCase> {
     let offload = StepSpec { offload_optimizer: true, ..spec() };
     cases.push(case("llama with offloaded state".into(), llama, offload));
     cases
+}
+
+fn small_gpt2() -> ModelConfig {
+    ModelConfig {
+        family: Family::named("gpt2").expect("a supported family"),
+        n_kv_heads: 4,
+        tie_embeddings: true,
+        qkv_bias: true,
+        o_bias: true,
+        mlp_bias: true,
+        ..small_model()
+    }
 }
 
 /// Steps in FP8, whole and with these adapters. Feed-forward layers of 88 stay in bf16, of 96 they are in FP8.

@@ -85,7 +85,7 @@ const CIRCLES_MAX: usize = 15;
 // Of a pair, the first number is today's limit, which is only ever lowered, and the second the goal.
 const FILES_OF_PRODUCT_CIRCLE_MAX: (usize, usize) = (8, 3);
 const IMPORTS_OF_FILE_MAX: (usize, usize) = (53, 30);
-const FUNCTIONS_OVER_60_LINES_MAX: (usize, usize) = (28, 5);
+const FUNCTIONS_OVER_60_LINES_MAX: (usize, usize) = (5, 5);
 const README_LINES_MAX: usize = 180;
 const README_WORDS_MAX: usize = 1_500;
 

@@ -159,14 +159,7 @@ impl Engine {
 
     fn execute(&self, op: &mut Op, seed: u64) -> Result<Step, Code> {
         let _working = (!matches!(op, Op::Graph(_))).then(|| Working::on(op.label()));
-        if op.kernel().is_some() {
-            settings::take_changes();
-        }
-        match op.kernel().and_then(|kernel| self.lock().faults.on_launch(kernel)) {
-            Some(Fault::Error(code)) => return Err(code),
-            Some(Fault::Hang) => *op = Op::Poll(Arc::new(Mutex::new(|| Ok(false)))),
-            None => {}
-        }
+        self.fault(op)?;
         match op {
             Op::Kernel(launch) => {
                 count(Stat::Kernels);
@@ -223,6 +216,19 @@ impl Engine {
             Op::Graph(run) => return self.advance_graph(run, seed),
         }
         Ok(Step::Done)
+    }
+
+    /// Lets a launch fail or hang if a test asks for it.
+    fn fault(&self, op: &mut Op) -> Result<(), Code> {
+        if op.kernel().is_some() {
+            settings::take_changes();
+        }
+        match op.kernel().and_then(|kernel| self.lock().faults.on_launch(kernel)) {
+            Some(Fault::Error(code)) => return Err(code),
+            Some(Fault::Hang) => *op = Op::Poll(Arc::new(Mutex::new(|| Ok(false)))),
+            None => {}
+        }
+        Ok(())
     }
 
     /// Does one node, in any order that the graph allows.

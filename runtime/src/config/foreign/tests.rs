@@ -532,7 +532,7 @@ fn steps_of_axolotl_go_before_its_epochs_and_are_divided_by_what_happens_in_each
     let (job, notes) = of("saves_per_epoch: 2\nval_set_size: 0.1\nevals_per_epoch: 5\n");
 
     assert_eq!((job.schedule.max_steps, job.schedule.num_epochs), (Some(10), None));
-    let plan = crate::train::plan::run_plan(&job, 4);
+    let plan = crate::train::run_plan::run_plan(&job, 4);
     assert_eq!((plan.total_steps, plan.save_steps, plan.eval_steps), (10, Some(3), Some(1)));
     assert!(notes.contains("`num_epochs`: Axolotl") && notes.contains("`saves_per_epoch`: beside"), "{notes}");
     let own = of("threads: 1\n").0;

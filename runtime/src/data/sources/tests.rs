@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::JobConfig;
-use crate::train::plan::data_config;
+use crate::train::data_plan::data_config;
 use std::ops::Range;
 
 /// A folder of files with records `{"text": "FILE N"}`, as many as is said.

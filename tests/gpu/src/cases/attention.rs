@@ -245,17 +245,7 @@ fn parts(
         let mut forward = reads.clone();
         let mut backward = [reads.clone(), known.to_vec(), vec![Operand::random(&q, DType::F32, 3)]].concat();
         if carried {
-            // Some queries have seen no key yet.
-            let unseen = |i: usize| i.is_multiple_of(7);
-            let (mut o, mut lse) =
-                (Operand::random(&q, DType::F32, 5), Operand::random(&[n, a.n_heads], DType::F32, 6));
-            for (i, (o, lse)) in o.elements.chunks_mut(a.head_dim).zip(&mut lse.elements).enumerate() {
-                if unseen(i) {
-                    o.fill(0.0);
-                    *lse = f64::NEG_INFINITY;
-                }
-            }
-            forward.extend([o, lse]);
+            forward.extend(carried_results(a, &q, n));
             backward.extend([Operand::random(&q, DType::F32, 7), Operand::random(&kv, DType::F32, 8)]);
         }
         let suffix = if carried { ", carried" } else { "" };
@@ -275,4 +265,16 @@ fn parts(
         ]);
     }
     cases
+}
+
+/// Results of earlier parts: outputs and the logarithms of their sums. Some queries have seen no key yet.
+fn carried_results(a: Attention, q: &[usize], n: usize) -> [Operand; 2] {
+    let (mut o, mut lse) = (Operand::random(q, DType::F32, 5), Operand::random(&[n, a.n_heads], DType::F32, 6));
+    for (i, (o, lse)) in o.elements.chunks_mut(a.head_dim).zip(&mut lse.elements).enumerate() {
+        if i.is_multiple_of(7) {
+            o.fill(0.0);
+            *lse = f64::NEG_INFINITY;
+        }
+    }
+    [o, lse]
 }
