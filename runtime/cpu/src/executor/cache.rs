@@ -1,6 +1,6 @@
 //! Operations of programs that generate text.
 
-use super::instr::{Operands, copy, f32s, heads_of};
+use super::operands::{Operands, copy, f32s, heads_of};
 use crate::kernels::cached_attention::{self, CacheShape};
 use phalanx_device::float::Float;
 use phalanx_strategies::program::CachedAttention;

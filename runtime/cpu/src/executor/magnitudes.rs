@@ -1,14 +1,30 @@
 //! Operations of adapted weights whose rows have trained lengths.
 
-use super::instr::{Operands, copy};
+use super::operands::{Operands, copy, with_element};
 use crate::kernels::magnitude;
 use phalanx_device::float::Float;
-use phalanx_strategies::program::{AdaptedRows, Columns};
+use phalanx_strategies::program::{AdaptedRows, Columns, Op, op};
 
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn row_lengths(&mut self, rows: &AdaptedRows) {
+    pub(super) unsafe fn of_magnitudes(&mut self, op: &Op) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            match op {
+                Op::RowLengths(op::RowLengths(rows)) => self.row_lengths(rows),
+                Op::Magnitude(op::Magnitude(columns)) => {
+                    with_element!(self.writes[0].dtype, T => self.magnitude::<T>(*columns))
+                }
+                Op::MagnitudeBackward(op::MagnitudeBackward { columns, residual }) => {
+                    with_element!(self.writes[0].dtype, T => self.magnitude_backward::<T>(*columns, *residual));
+                }
+                _ => unreachable!("of another family"),
+            }
+        }
+    }
+
+    unsafe fn row_lengths(&mut self, rows: &AdaptedRows) {
         // SAFETY: the result overlaps no operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let [weight, a, b] = [0, 1, 2].map(|i| self.reads[i].slice());
@@ -24,7 +40,7 @@ impl Operands<'_> {
         }
     }
 
-    pub(super) unsafe fn magnitude<T: Float>(&mut self, columns: Columns) {
+    unsafe fn magnitude<T: Float>(&mut self, columns: Columns) {
         // SAFETY: the result may be operand 0, which is not read after `copy`; the vectors do not overlap it.
         unsafe {
             copy(self.reads[0], self.writes[0]);
@@ -33,7 +49,7 @@ impl Operands<'_> {
         }
     }
 
-    pub(super) unsafe fn magnitude_backward<T: Float>(&mut self, columns: Columns, residual: bool) {
+    unsafe fn magnitude_backward<T: Float>(&mut self, columns: Columns, residual: bool) {
         // SAFETY: the gradient of the magnitude may be its carried operand, which is not read after `copy`; nothing else overlaps.
         unsafe {
             if residual {

@@ -7,17 +7,25 @@
 #![allow(unsafe_code)]
 
 mod arena;
+mod attention;
 mod buffer;
 mod cache;
+mod elements;
 mod instr;
+mod losses;
 mod machine;
 mod magnitudes;
+mod norms;
+mod operands;
 mod parts;
 mod product;
 mod scalars;
 mod scratch;
 mod sequences;
 mod sum_plan;
+mod sums;
+mod tables;
+mod updates;
 
 pub(crate) use scratch::scratch_bytes;
 

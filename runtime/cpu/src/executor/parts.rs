@@ -1,7 +1,7 @@
 //! Operations of programs in which several ranks share a model.
 
 use super::buffer::Buffer;
-use super::instr::{MAX_OPERANDS, Operands, copy, f32s, heads_of};
+use super::operands::{MAX_OPERANDS, Operands, copy, f32s, heads_of};
 use super::sum_plan::SumPlan;
 use crate::kernels::attention_part::Indexes;
 use crate::kernels::attention_shape::PartShape;

@@ -1,7 +1,7 @@
 //! Bytes of scratch of each instruction, for the compiler.
 
 use super::cache::shape_of_cache;
-use super::instr::{heads_of, shape_of};
+use super::operands::{heads_of, shape_of};
 use super::parts::{index_bytes, shape_of_part};
 use super::product::product_scratch;
 use crate::kernels::attention_part::{attention_part_backward_scratch_len, attention_part_scratch_len};

@@ -1,6 +1,6 @@
 //! Operations of objectives that compare sequences.
 
-use super::instr::{Operands, copy};
+use super::operands::{Operands, copy};
 use crate::kernels::log_probs;
 use half::{bf16, f16};
 use phalanx_device::float::Float;
