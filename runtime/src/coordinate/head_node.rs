@@ -1,13 +1,14 @@
 //! Coordinator and node in one process: for a job on this machine alone, or on the first of several machines.
 
 use crate::config::JobConfig;
-use crate::control::{Bell, Control};
+use crate::control::Control;
 use crate::control_place::CONTROL;
 use crate::coordinate::listening::{admission, listen_alone};
 use crate::coordinate::sentence::{self, sentence};
-use crate::coordinate::serve::{Coordinated, Coordinating, CoordinatorEvent, serve};
+use crate::coordinate::serve::{Coordinating, CoordinatorEvent, serve};
 use crate::coordinate::serving::Serve;
 use crate::coordinate::term::begin_alone;
+use crate::coordinate::together::{Over, together};
 use crate::error::JobError;
 use crate::error::control_plane::ControlPlaneError;
 use crate::events::{Event, Report};
@@ -16,26 +17,22 @@ use crate::node::bootstrap::JobBootstrap;
 use crate::node::enrolment::enter;
 use crate::node::folder::NodeFolder;
 use crate::node::join::{JoinAs, join};
-use crate::node::leave::Leave;
 use crate::node::node_loop::Outcome;
 use crate::node::part::Part;
 use crate::train::inputs::RunInputs;
 use crate::train::output_lock::OutputLock;
 use crate::train::plan::ModelPlan;
-use crate::train::saving::Saving;
 use phalanx_actors::control::ControlThread;
 use phalanx_actors::events::What;
 use phalanx_actors::transport::Downlink;
 use phalanx_actors::transport::in_process::{Pair, connect};
 use phalanx_actors::trust::join::JoinString;
 use phalanx_actors::trust::name::{Name, Role};
-use phalanx_strategies::elastic::coordinator::status::Status;
 use phalanx_strategies::elastic::identity::{Incarnation, NodeId};
 use phalanx_strategies::elastic::incident::Why;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Settings of this machine's ranks.
 #[derive(Clone, Debug)]
@@ -146,82 +143,6 @@ pub(crate) fn lead_alone(
 /// Capacity of the queue between coordinator and supervisor in one process.
 const WAITING_MAX: usize = 64;
 
-/// The end of the coordination, once it has ended: the nodes that were notified of it.
-#[derive(Debug, Default)]
-struct Over(OnceLock<Vec<NodeId>>);
-
-impl Over {
-    /// Whether the node stays: a notified node exits by itself, after its ranks.
-    fn leave(&self, node: NodeId) -> Leave {
-        match self.0.get() {
-            Some(notified) if !notified.contains(&node) => Leave::Now,
-            _ => Leave::Stay,
-        }
-    }
-}
-
-/// Tells the node that the coordination has ended, even by a panic.
-struct TellsOver<'a>(&'a Over);
-
-impl Drop for TellsOver<'_> {
-    fn drop(&mut self) {
-        // Unless it was set with the notified nodes.
-        let _ = self.0.0.set(Vec::new());
-    }
-}
-
-/// Runs a node and the coordinator of its job concurrently, and returns the outcome of the job. The end of the node rings the
-/// coordinator's bell.
-fn together(
-    config: &JobConfig,
-    bell: &Bell,
-    take_part: impl FnOnce(&Over, &mut (dyn FnMut(&Event) + Send)) -> Result<Outcome, JobError> + Send,
-    coordinate: impl FnOnce(&dyn Fn() -> bool, &dyn Fn(&Event)) -> Coordinated,
-    on_event: &mut (dyn FnMut(&Event) + Send),
-) -> Result<Report, JobError> {
-    let on_event = Mutex::new(on_event);
-    // Two threads emit events; a panic of the callback poisons the lock, which stays usable.
-    let tell = |event: &Event| on_event.lock().unwrap_or_else(PoisonError::into_inner)(event);
-    let [has_succeeded, has_ended] = [const { AtomicBool::new(false) }; 2];
-    let over = Over::default();
-    let (status, node) = std::thread::scope(|scope| {
-        let node = scope.spawn(|| {
-            let _end = Raise { flag: &has_ended, bell };
-            let outcome = take_part(&over, &mut |event| tell(event));
-            has_succeeded.store(outcome.is_ok(), Ordering::Release);
-            outcome
-        });
-        let tells_over = TellsOver(&over);
-        let is_abandoned = || has_ended.load(Ordering::Acquire) && !has_succeeded.load(Ordering::Acquire);
-        let Coordinated { status, notified } = coordinate(&is_abandoned, &tell);
-        // Nobody has set it before.
-        let _ = over.0.set(notified);
-        drop(tells_over);
-        (status, node.join())
-    });
-    // A local failure is the cause of the job's failure.
-    let Outcome { report, failure } = node.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    match (report, status) {
-        (_, Err(error)) => Err(failure.unwrap_or(error)),
-        (Some(report), Ok(_)) => Ok(report),
-        (None, Ok(Some(status))) => report_of(config, &status),
-        (None, Ok(None)) => Err(JobError::JobFailed("another coordinator has taken over".into())),
-    }
-}
-
-/// Sets the flag and rings the bell when dropped, even during a panic.
-struct Raise<'a> {
-    flag: &'a AtomicBool,
-    bell: &'a Bell,
-}
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.flag.store(true, Ordering::Release);
-        self.bell.ring();
-    }
-}
-
 fn take_part(
     config: &JobConfig,
     here: LocalNode,
@@ -246,14 +167,4 @@ fn take_part(
     let (n_slots, advertise, program) = (here.n_slots, here.advertise, here.program);
     let how = JoinAs { join: string, credential, folder, n_slots, advertise, program };
     join(how, &|| over.leave(node), on_event)
-}
-
-/// The report of a job whose leader was on another machine.
-pub(super) fn report_of(config: &JobConfig, status: &Status) -> Result<Report, JobError> {
-    let output = &config.output;
-    let saving = Saving::new(config, Vec::new());
-    let (checkpoint, _) = saving.find(&crate::config::output::Resume::Auto, config.elastic.verify_steps)?;
-    let finished = !status.requests.stop;
-    let model_dir = finished.then(|| output.folder().join("model"));
-    Ok(Report { steps: status.checkpoint.step.0, finished, last: None, checkpoint, model_dir })
 }

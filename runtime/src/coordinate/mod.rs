@@ -25,3 +25,4 @@ mod silent_stop;
 mod standby;
 mod survivors;
 mod term;
+mod together;

@@ -3,7 +3,7 @@
 
 use super::document_layout::Piece;
 use super::packing::Packing;
-use super::prepare::PrepareError;
+use super::prepare_error::PrepareError;
 use super::rows::{Layout, Part, RowStore, Rows, Weight};
 use phalanx_strategies::sampler::Permutation;
 use std::sync::Arc;

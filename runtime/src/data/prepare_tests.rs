@@ -1,15 +1,20 @@
 //! Tests of [`super`], from files to filled batches; in their own file because of their length.
 
 use super::*;
+use crate::config::datasets::DatasetType;
 use crate::config::datasets::ExcessLength;
 use crate::config::split::Split;
 use crate::data::columns::{Columns, IGNORED};
+use crate::data::config::DatasetConfig;
+use crate::data::rows::RowShape;
+use crate::data::sources::SourceError;
 use crate::data::token_cache::cache_path;
-use crate::data::tokenize::Stopped;
+use crate::data::tokenize::{Progress, Stopped, TokenizeError};
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::program::Column;
 use phalanx_strategies::rng::CounterRng;
 use std::cell::Cell;
+use std::path::PathBuf;
 
 struct Files {
     dir: tempfile::TempDir,

@@ -13,7 +13,7 @@ use phalanx_strategies::sampler::Permutation;
 use super::columns::Columns;
 use super::document_layout::Piece;
 use super::packing::Packing;
-use super::prepare::PrepareError;
+use super::prepare_error::PrepareError;
 use super::stream::Stream;
 use super::token_cache_format::TokenCacheError;
 use super::token_reader::TokenReader;

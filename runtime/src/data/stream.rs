@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use phalanx_strategies::sampler::Permutation;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::prepare::{PrepareError, Preparer};
+use super::prepare_error::PrepareError;
+use super::preparer::Preparer;
 use super::rows::RowStore;
 use super::tokenize::OnProgress;
 

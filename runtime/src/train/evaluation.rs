@@ -8,6 +8,7 @@ use crate::error::JobError;
 use phalanx_device::{Machine, OpaqueModel, Run};
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::mesh::Axis;
+use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::objective::{Counts, Objective, Report, Sums, Unit};
 use phalanx_strategies::program::Role;
 use phalanx_strategies::rng::CounterRng;
@@ -92,4 +93,32 @@ impl Evaluator<'_> {
         }
         Ok(Some(found))
     }
+}
+
+/// The loss over `rows` on one rank, with the weights in the machine. After each microbatch, `done` is called with the number of rows
+/// so far.
+///
+/// # Errors
+/// When the token cache cannot be read, or the device has failed.
+pub(super) fn evaluated_alone(
+    compiled: &Compiled,
+    machine: &mut dyn Machine,
+    (objective, batch): (&Objective, BatchShape),
+    rows: &Rows,
+    done: &mut dyn FnMut(usize),
+) -> Result<Evaluation, JobError> {
+    let evaluator = Evaluator {
+        compiled,
+        machine,
+        models: &mut [],
+        staging: &mut Staging::of(&[compiled], batch, 1),
+        team: &mut Team::alone(),
+        objective,
+        n_samples: batch.n_rows / objective.rows_per_sample(),
+    };
+    let found = evaluator.over(rows, |n_rows, _| {
+        done(n_rows);
+        Ok(true)
+    })?;
+    Ok(found.expect("it goes on"))
 }

@@ -1,7 +1,7 @@
 //! Training: from a checked configuration to a trained model directory.
 //!
 //! - [`architecture`]: what computes a model.
-//! - [`plan`]: the model of a run, resolved before a buffer exists; `step_plan`: how a step computes; `data_plan`: its data;
+//! - [`plan`]: the model of a run, resolved before a buffer exists; `step_plan`: how a step computes; `data_plan`: its data; `described`: a model of the configuration;
 //!   [`run_plan`]: its length; `programs`: its compiled programs; `fit`: whether they
 //!   fit in memory; `preparation`: the data; `quantised`: weights that cannot be read;
 //!   `adapter_settings`: what an adapter computes; `initial_adapter`: the one that a run continues; `frozen`: parameters that are not trained.
@@ -39,6 +39,7 @@ pub mod best;
 pub(crate) mod catch_up_transfer;
 mod checkpoint_weights;
 pub(crate) mod data_plan;
+mod described;
 pub(crate) mod evaluation;
 pub(crate) mod event_sink;
 pub mod export;

@@ -1,6 +1,7 @@
 //! All parts of a run, resolved from its configuration before a buffer exists.
 
 use super::architecture::{Architecture, User, is_user_defined, parse_model, smallest};
+use super::described::completed;
 use super::grown_rows::Grown;
 use super::step_plan::step_spec;
 use super::{frozen, initial_adapter, located as models, new_token_rows, score_head, vocabulary};
@@ -18,11 +19,11 @@ use phalanx_device::Device;
 use phalanx_storage::hf::source::{TensorSource, read_json};
 use phalanx_strategies::compile::StepSpec;
 use phalanx_strategies::mesh::Mesh;
-use phalanx_strategies::model::{BatchShape, Family, HfConfig, ModelConfig, SCORE};
+use phalanx_strategies::model::{BatchShape, SCORE};
 use phalanx_strategies::objective::Objective;
 use phalanx_strategies::passes::precision::Precision;
 use phalanx_strategies::program::{Param, Program};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -305,36 +306,6 @@ pub(crate) fn ignored_dropout(hf_config: &Value) -> Option<String> {
     let asked: Vec<&str> = keys.iter().filter(asked).copied().collect();
     let keys = asked.join(", ");
     (!asked.is_empty()).then(|| format!("the model's {keys} is not applied: training here is without dropout"))
-}
-
-/// A described model, completed from its tokenizer and with the keys that readers of an export expect.
-fn completed(mut described: Value, tokenizer: &Tokenizer) -> Value {
-    if let Some(keys) = described.as_object_mut() {
-        let mut default = |key: &str, value: Option<Value>| {
-            if let (false, Some(value)) = (keys.contains_key(key), value) {
-                keys.insert(key.into(), value);
-            }
-        };
-        default("vocab_size", Some(json!(tokenizer.vocab_size())));
-        default("bos_token_id", tokenizer.bos_id().map(|id| json!(id)));
-        default("eos_token_id", tokenizer.eos_id().map(|id| json!(id)));
-        default("torch_dtype", Some(json!("float32")));
-        // A model from scratch has no padding token; the one that transformers assumes for a family may be outside a
-        // smaller vocabulary.
-        default("pad_token_id", Some(Value::Null));
-    }
-    let hf = serde_json::from_value::<HfConfig>(described.clone()).ok();
-    let family = hf.as_ref().and_then(|hf| Family::of(hf).ok());
-    if let (Some(family), Some(keys)) = (family, described.as_object_mut()) {
-        keys.entry("architectures").or_insert_with(|| json!([family.architecture]));
-        // Of some families, transformers assumes another number, whatever that of all heads is.
-        const KV_HEADS: &str = "num_key_value_heads";
-        let model = hf.and_then(|hf| ModelConfig::try_from(&hf).ok());
-        if let Some(model) = model.filter(|_| family.keys.iter().any(|keys| keys.contains(&KV_HEADS))) {
-            keys.entry(KV_HEADS).or_insert_with(|| json!(model.n_kv_heads));
-        }
-    }
-    described
 }
 
 fn check_vocabulary(model: &Architecture, tokenizer: &Tokenizer) -> Result<(), JobError> {

@@ -1,9 +1,13 @@
 //! Checkpoints of a run: what belongs to its state, and which checkpoint it resumes from.
 
+mod contents;
 pub(crate) mod elsewhere;
 pub(crate) mod places;
+mod restore;
 pub(crate) mod resuming;
 
+pub(crate) use self::contents::Contents;
+use self::contents::{SavedBox, copy_to};
 use self::elsewhere::SavedElsewhere;
 use self::places::Places;
 use super::background::{Ballot, Ongoing, Waited};
@@ -11,10 +15,7 @@ use super::best::Best;
 use super::inputs::RunInputs;
 use super::planted::flip_bit;
 use super::recorded_generation::RecordedGeneration;
-use super::restoring::{self, read};
 use super::run_files::{INPUTS_JSON, JOB_YAML};
-use super::same_run::changes;
-use super::state_copy::StateCopy;
 use super::team::Team;
 use super::verification::Compared;
 use super::weights::{self, Tensor};
@@ -22,8 +23,8 @@ use crate::config::JobConfig;
 use crate::config::output::{Resume, is_url};
 use crate::error::JobError;
 use crate::error::export::ExportError;
+use phalanx_device::Machine;
 use phalanx_device::progress_counter::ProgressCounter;
-use phalanx_device::{CollectiveError, Machine};
 use phalanx_storage::checkpoint::background::{EndedSave, Snapshot};
 use phalanx_storage::checkpoint::catalog::{Keep, list};
 use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
@@ -34,14 +35,11 @@ use phalanx_storage::checkpoint::given_up::Beginning;
 use phalanx_storage::checkpoint::piece::Piece;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::checkpoint::writer::{CheckpointWriter, WriterRank};
-use phalanx_storage::hf::dtype::Dtype;
-use phalanx_strategies::boxes::TensorBox;
 use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::elastic::progress::At;
 use phalanx_strategies::loss_scale::LossScale;
 use phalanx_strategies::mesh::Axis;
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,36 +96,6 @@ pub(crate) struct Saving {
 /// Reads the latest generation before a run; `None` if it is not known now.
 type Before = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
 
-/// Which parameters the checkpoints of a run hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Contents {
-    /// All.
-    All,
-    /// Those that are trained; `base_model` holds the others, and its digests are in the checkpoint.
-    Trained,
-}
-
-impl Contents {
-    pub(crate) fn of(config: &JobConfig) -> Contents {
-        if config.model.begins_with_base() { Contents::Trained } else { Contents::All }
-    }
-
-    fn has(self, tensor: &Tensor) -> bool {
-        self == Contents::All || tensor.trainable
-    }
-
-    /// The boxes that a rank saves.
-    fn saved(self, c: &Compiled) -> impl Iterator<Item = Tensor> {
-        let parameters = weights::saved_parameters(c).into_iter().filter(move |tensor| self.has(tensor));
-        parameters.chain(weights::saved_optimizer_state(c))
-    }
-
-    /// Bytes of a rank's copy of its state while a checkpoint is written beside training.
-    pub(crate) fn snapshot_bytes(self, c: &Compiled) -> usize {
-        self.saved(c).map(|t| t.held.n_elements() * size_of::<f32>()).sum()
-    }
-}
-
 /// A save that has ended.
 #[derive(Debug)]
 pub(crate) struct SaveOutcome {
@@ -143,25 +111,6 @@ pub(crate) struct SaveOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stalled {
     pub(crate) step: u64,
-}
-
-/// A box of a tensor as it goes into a checkpoint.
-struct SavedBox<'a> {
-    name: String,
-    /// Shape of the whole tensor.
-    shape: Vec<usize>,
-    region: TensorBox,
-    values: Cow<'a, [f32]>,
-    /// The fingerprint of these elements in the state, if known.
-    fingerprint: Option<u64>,
-}
-
-impl SavedBox<'_> {
-    fn piece(&self) -> Piece<'_> {
-        let TensorBox { offset, extent: shape } = &self.region;
-        let (bytes, fingerprint) = (bytemuck::cast_slice(&self.values), self.fingerprint);
-        Piece { name: &self.name, dtype: Dtype::F32, global_shape: &self.shape, offset, shape, bytes, fingerprint }
-    }
 }
 
 impl Saving {
@@ -518,160 +467,6 @@ impl Saving {
         let state = serde_json::to_vec_pretty(state).map_err(ExportError::Encode)?;
         Ok([(STATE.to_string(), state)].into_iter().chain(self.extras.iter().cloned()).collect())
     }
-
-    /// Fills the state that a program's updates change from a checkpoint of this job.
-    pub(crate) fn restore_updated(&self, path: &Path, machine: &mut dyn Machine, c: &Compiled) -> Result<(), JobError> {
-        let checkpoint = Checkpoint::open_lazily(path)?;
-        Ok(weights::updated_state(c).iter().try_for_each(|tensor| {
-            self.progress_counter.tick();
-            read(&checkpoint, tensor, machine, c)
-        })?)
-    }
-
-    /// Fills the state that checkpoints of this run hold, in a machine that has the weights of the base model.
-    ///
-    /// # Errors
-    /// When the checkpoint is of another run, or cannot be read.
-    pub(crate) fn restore(
-        &self,
-        path: &Path,
-        machine: &mut dyn Machine,
-        c: &Compiled,
-    ) -> Result<(TrainerState, Vec<String>), JobError> {
-        // Each rank verifies what it reads; the whole checkpoint was verified when it was chosen.
-        let checkpoint = Checkpoint::open_lazily(path)?;
-        let mismatch = |reason: String| JobError::Mismatch { path: path.to_owned(), reason };
-        let unfit = |reason: String| self.unfit(&checkpoint, reason);
-        let parameters = weights::parameters(c).into_iter().filter(|tensor| self.contents.has(tensor));
-        for tensor in parameters.chain(weights::optimizer_state(c)) {
-            self.progress_counter.tick();
-            let found = &checkpoint.tensor(&tensor.name).map_err(|e| unfit(e.to_string()))?.shape;
-            if restoring::form(&checkpoint, &tensor, c)?.is_none() {
-                let (name, ours) = (&tensor.name, &tensor.shape);
-                return Err(unfit(format!("`{name}` has shape {found:?}, but this run needs {ours:?}")));
-            }
-            read(&checkpoint, &tensor, machine, c).map_err(|error| match error {
-                CheckpointError::Request { .. } => mismatch(error.to_string()),
-                error => error.into(),
-            })?;
-        }
-        self.check_frozen(&checkpoint, machine, c)?;
-        let state = checkpoint.extra(STATE)?;
-        let state: TrainerState = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
-        Ok((state, self.check_run(&checkpoint)?))
-    }
-
-    /// Why a checkpoint without the tensors of this run cannot be continued: the keys that have changed say it best.
-    fn unfit(&self, checkpoint: &Checkpoint, reason: String) -> JobError {
-        let reason = match self.check_run(checkpoint) {
-            Err(of_another_run) => return of_another_run,
-            Ok(changed) if changed.is_empty() => reason,
-            Ok(changed) => format!(
-                "{reason}; changed since it was saved: {}; to begin with its weights alone, export it, with --merge \
-                 if it has adapters, and name the export as `base_model`",
-                changed.join(", ")
-            ),
-        };
-        JobError::Mismatch { path: checkpoint.id().path.clone(), reason }
-    }
-
-    /// The latest generation of all checkpoints that are there; a file in their place matters when one is saved.
-    pub(crate) fn last_generation(&self) -> Result<u64, CheckpointError> {
-        let earlier = if self.places.root.is_file() { Vec::new() } else { list(&self.places.root)? };
-        Ok(earlier.iter().map(|id| id.generation).max().unwrap_or_default())
-    }
-
-    /// Returns the keys of the configuration that have changed since a checkpoint was saved, and what that means for its data.
-    ///
-    /// # Errors
-    /// When the checkpoint is of another run, as far as this one has said what it is.
-    pub(crate) fn check_run(&self, checkpoint: &Checkpoint) -> Result<Vec<String>, JobError> {
-        let other_rows = self.check_inputs(checkpoint)?;
-        let Some(now) = self.own_extra(JOB_YAML) else { return Ok(Vec::new()) };
-        let then = checkpoint.extra(JOB_YAML).unwrap_or_default();
-        let mut changes = changes(&then, now);
-        if let Some(changed) = changes.of_another_run {
-            let (path, has_state) = (checkpoint.id().path.clone(), !changes.other_state);
-            return Err(JobError::AnotherRun { path, changed, has_state });
-        }
-        changes.notable.extend([other_rows, changes.place_in_data(checkpoint.id().step)].into_iter().flatten());
-        Ok(changes.notable)
-    }
-
-    /// Refuses a checkpoint whose run has trained a weight that this run leaves as `base_model` has it. Early versions saved the
-    /// weights of the base model too.
-    fn check_frozen(&self, checkpoint: &Checkpoint, machine: &dyn Machine, c: &Compiled) -> Result<(), JobError> {
-        for tensor in weights::parameters(c).iter().filter(|tensor| !self.contents.has(tensor)) {
-            if checkpoint.tensor(&tensor.name).is_err() {
-                continue;
-            }
-            self.progress_counter.tick();
-            if !restoring::is_equal(checkpoint, tensor, machine, c)? {
-                let reason = format!(
-                    "its run trained `{}`, which this run leaves as `base_model` has it; export the checkpoint, with --merge \
-                     if it has adapters, and name the export as `base_model`",
-                    tensor.name
-                );
-                return Err(JobError::Mismatch { path: checkpoint.id().path.clone(), reason });
-            }
-        }
-        Ok(())
-    }
-
-    /// Refuses a checkpoint of a run on other data or on another base model; tells if the data has another number of rows. Checkpoints
-    /// of early versions have no digests.
-    fn check_inputs(&self, checkpoint: &Checkpoint) -> Result<Option<String>, JobError> {
-        let mismatch = |reason: String| JobError::Mismatch { path: checkpoint.id().path.clone(), reason };
-        let invalid = |error: serde_json::Error| mismatch(format!("{INPUTS_JSON}: {error}"));
-        if !checkpoint.extras().any(|name| name == INPUTS_JSON) {
-            return Ok(None);
-        }
-        let Some(now) = self.own_extra(INPUTS_JSON) else { return Ok(None) };
-        let now: RunInputs = serde_json::from_slice(now).map_err(invalid)?;
-        let then = checkpoint.extra(INPUTS_JSON)?;
-        let difference = now.difference_from(&then).map_err(invalid)?;
-        difference.map_or(Ok(now.other_rows(&then)), |difference| Err(mismatch(difference)))
-    }
-
-    fn own_extra(&self, wanted: &str) -> Option<&[u8]> {
-        self.extras.iter().find(|(name, _)| name == wanted).map(|(_, bytes)| bytes.as_slice())
-    }
-}
-
-/// Adds this rank's state to a snapshot: at once from host memory; from the memory of a device through the copy that is
-/// returned.
-///
-/// # Errors
-/// When the device has failed.
-fn copy_to(
-    snapshot: &mut Snapshot,
-    machine: &dyn Machine,
-    c: &Compiled,
-    contents: Contents,
-    compared: &Compared,
-) -> Result<Option<StateCopy>, JobError> {
-    let mut runs = Vec::new();
-    for tensor in contents.saved(c) {
-        let (name, shape, region) = (tensor.name.clone(), tensor.shape.clone(), tensor.held.region.clone());
-        let fingerprint = compared.fingerprint(&tensor);
-        let header = SavedBox { name, shape, region, values: Cow::Borrowed(&[]), fingerprint };
-        if machine.memory().is_some() {
-            snapshot.add_later(&header.piece(), tensor.held.n_elements() * size_of::<f32>());
-            runs.extend(weights::sources(machine, c, &tensor).map(|run| run.span()));
-        } else {
-            snapshot.add_from(&header.piece(), |append| {
-                weights::visit(machine, c, &tensor, |run| append(bytemuck::cast_slice(run)));
-            });
-        }
-    }
-    if runs.is_empty() {
-        return Ok(None);
-    }
-    #[allow(unsafe_code)] // The copy outlives the borrow of the machine.
-    // SAFETY: only updates change saved state while a run trains; before the state is written otherwise, a run ends, which
-    // ends the copy.
-    let copy = unsafe { StateCopy::begin(runs) }.map_err(CollectiveError::from)?;
-    Ok(Some(copy))
 }
 
 const fn writer_rank(team: &Team) -> WriterRank {

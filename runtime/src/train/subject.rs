@@ -2,14 +2,12 @@
 
 use super::architecture::Architecture;
 use super::checkpoint_weights::{CheckpointWeights, Packed, base_directory};
-use super::evaluation::{Evaluation, Evaluator};
+use super::evaluation::{Evaluation, evaluated_alone};
 use super::export::{packed_tensors, parse_job};
 use super::model_source::{ModelSource, forward_spec};
 use super::run_files::{CONFIG_JSON, JOB_YAML};
 use super::run_folder::{best_instead_of, note_of_older_model};
 use super::saving::places::{Places, newest_in, newest_of_run};
-use super::staging::Staging;
-use super::team::Team;
 use super::{score_head, step_plan};
 use crate::config::JobConfig;
 use crate::config::output::{folder_of, is_url};
@@ -231,20 +229,7 @@ impl Subject {
                 weights.load(&mut *machine, &compiled, &Packed::new())?;
             }
         }
-        let evaluator = Evaluator {
-            compiled: &compiled,
-            machine: &mut *machine,
-            models: &mut [],
-            staging: &mut Staging::of(&[&compiled], batch, 1),
-            team: &mut Team::alone(),
-            objective: &objective,
-            n_samples,
-        };
-        let found = evaluator.over(rows, |n_rows, _| {
-            done(n_rows);
-            Ok(true)
-        })?;
-        Ok(found.expect("it goes on"))
+        evaluated_alone(&compiled, &mut *machine, (&objective, batch), rows, &mut done)
     }
 }
 

@@ -1,27 +1,9 @@
 //! The head of a model: what it computes from the output of the last norm.
 
+use super::output::{Hidden, Output};
 use super::{Family, ForwardBuilder, HfConfig, ModelConfig, ModelError, Tensor};
 use crate::program::formula::Expr;
 use crate::program::{Column, Hyper, Init, Program};
-
-/// The output of the last norm.
-#[derive(Clone, Copy, Debug)]
-pub struct Hidden {
-    /// `[N, C]`.
-    pub states: Tensor,
-    /// The table of the embedding, `[V, C]`, which a head may share.
-    pub table: Tensor,
-}
-
-/// What a head gives for each token.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Output {
-    /// Logits of the next token, `[N, V]`.
-    #[default]
-    Logits,
-    /// One number, `[N, 1]`; that of the last token of a text is its score. In transformers, a classifier of sequences with one label.
-    Score,
-}
 
 /// The end of the class names of classifiers in transformers.
 const CLASSIFIER: &str = "ForSequenceClassification";

@@ -18,6 +18,7 @@ mod head;
 mod llama;
 mod mistral;
 mod olmo2;
+mod output;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -26,8 +27,9 @@ pub use builder::{ForwardBuilder, Tensor};
 pub use config::{ModelConfig, Multipliers, NormPlacement, QkNorm};
 pub use error::ModelError;
 pub use family::{Family, keys};
-pub use head::{Hidden, Output, SCORE};
+pub use head::SCORE;
 pub use hf_config::HfConfig;
+pub use output::{Hidden, Output};
 pub use rope::RopeScaling;
 
 /// Every supported family.

@@ -3,8 +3,8 @@
 //! No separate instruction sums partial gradients where an adjoint can accumulate: the adjoint takes the partial sum as
 //! its residual.
 
-use super::{Add, Await, Op, Start};
-use crate::program::{Collective, DType, Kind, Phase, Program, Site, ValueId};
+use super::Op;
+use crate::program::{DType, Kind, Phase, Program, Site, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An operation that only occurs in programs that are already differentiated.
@@ -98,7 +98,7 @@ impl Adjoints {
                 if [partial, g].iter().any(|x| self.out.value(*x).dtype == DType::F32) {
                     self.set_dtype(sum, DType::F32);
                 }
-                self.emit(Add, vec![partial, g], &[sum]);
+                self.add(partial, g, sum);
                 sum
             }
         };
@@ -135,11 +135,5 @@ impl Adjoints {
     /// Appends an instruction.
     pub(super) fn emit(&mut self, op: impl Into<Op>, reads: Vec<ValueId>, writes: &[ValueId]) {
         self.out.push(op.into(), reads, writes.to_vec(), self.site);
-    }
-
-    /// Appends a collective and its await.
-    pub(super) fn emit_collective(&mut self, c: Collective, reads: Vec<ValueId>, writes: Vec<ValueId>) {
-        self.emit(Start(c), reads, &writes);
-        self.emit(Await(c), writes, &[]);
     }
 }

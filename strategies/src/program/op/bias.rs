@@ -1,7 +1,7 @@
 //! Biases: vectors that are added to every row.
 
-use super::Columns;
 use super::adjoints::{Adjoints, NoAdjoint};
+use super::columns::Columns;
 use super::operation::Operation;
 use super::signature::{Signature, columns};
 use super::width::Width;

@@ -192,3 +192,11 @@ impl Operation for Enter {
         if is_wide { 0..n_reads } else { 0..0 }
     }
 }
+
+impl Adjoints {
+    /// Appends a collective and its await.
+    pub(super) fn emit_collective(&mut self, c: Collective, reads: Vec<ValueId>, writes: Vec<ValueId>) {
+        self.emit(Start(c), reads, &writes);
+        self.emit(Await(c), writes, &[]);
+    }
+}

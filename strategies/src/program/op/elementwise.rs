@@ -95,3 +95,10 @@ impl Operation for Cast {
         Ok(())
     }
 }
+
+impl Adjoints {
+    /// Appends a sum of two gradients.
+    pub(super) fn add(&mut self, a: ValueId, b: ValueId, sum: ValueId) {
+        self.emit(Add, vec![a, b], &[sum]);
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::adjoints::{Adjoints, NoAdjoint};
 use super::bias::adjoint_of_bias;
+use super::columns::Columns;
 use super::cost::{Cost, bytes, touched_bytes};
 use super::operation::Operation;
 use super::shares::{Pieces, Reading, Share, inside};
@@ -36,15 +37,6 @@ impl Compute {
             other => other,
         }
     }
-}
-
-/// A run of columns of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Columns {
-    /// First column.
-    pub start: usize,
-    /// Number of columns.
-    pub len: usize,
 }
 
 /// `[a, b, (bias), (residual)] -> [c]`: `c = residual + alpha * op(a) op(b) + bias`.

@@ -1,13 +1,14 @@
 //! What the rest of the compiler asks an operation.
 
+use super::Op;
 use super::adjoints::{Adjoints, Loss, NoAdjoint};
+use super::attention_shape::Attention;
 use super::cost::{Cost, touched_bytes};
 use super::recomputation::Recomputation;
 use super::shares::{Pieces, Ranks, Reading, Region, Share, Unshared};
 use super::signature::Signature;
 use super::weight_use::WeightUse;
 use super::width::Width;
-use super::{Attention, Op};
 use crate::program::{DType, Instr, Program, ValueId};
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! Operands and results of an instruction, and the checks that the signatures of operations consist of.
 
-use super::Columns;
+use super::columns::Columns;
 use crate::mesh::MeshRank;
 use crate::program::{DType, Hyper, Value};
 
