@@ -62,7 +62,6 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let args = args.gathered()?;
     args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
@@ -279,30 +278,6 @@ impl Estimate<'_> {
 }
 
 impl Args {
-    /// Takes flags of this command from among the overrides after the file.
-    fn gathered(&self) -> Result<Args, JobError> {
-        let job = JobArgs { config: self.job.config.clone(), overrides: Vec::new() };
-        let (trace, gpu, measured) = (self.trace.clone(), self.gpu.clone(), self.measured.clone());
-        let mut all = Args { json: self.json, trace, gpu, measured, remeasure: self.remeasure, job };
-        let mut words = self.job.overrides.iter();
-        while let Some(word) = words.next() {
-            let (key, joined) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v.to_owned())));
-            let mut value = || {
-                let missing = || CommandError::NoValue { word: key.to_owned() };
-                joined.clone().or_else(|| words.next().cloned()).ok_or_else(missing)
-            };
-            match key {
-                "--json" => all.json = true,
-                "--remeasure" => all.remeasure = true,
-                "--trace" => all.trace = Some(value()?.into()),
-                "--gpu" => all.gpu = Some(value()?),
-                "--measured" => all.measured = Some(value()?.into()),
-                _ => all.job.overrides.push(word.clone()),
-            }
-        }
-        Ok(all)
-    }
-
     /// The GPUs whose figures decide; `None` if the device of the job is measured here and now.
     fn gpus(&self, config: &JobConfig) -> Result<Option<Gpus>, JobError> {
         let is_absent = || config.precision.device == DeviceChoice::Cuda && devices::gpu().is_err();

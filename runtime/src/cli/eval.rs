@@ -46,29 +46,6 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// Takes flags of this command from among the overrides after the file.
-    fn gathered(&self) -> Result<Args, CommandError> {
-        let job = JobArgs { config: self.job.config.clone(), overrides: Vec::new() };
-        let mut all = Args { model: self.model.clone(), json: self.json, job };
-        let mut words = self.job.overrides.iter();
-        while let Some(word) = words.next() {
-            match word.split_once('=').map_or((word.as_str(), None), |(key, value)| (key, Some(value))) {
-                ("--json", None) => all.json = true,
-                ("--model", Some(value)) => all.model = Some(value.into()),
-                ("--model", None) => {
-                    let missing = || CommandError::NoValue { word: word.clone() };
-                    all.model = Some(words.next().ok_or_else(missing)?.into());
-                }
-                _ => {
-                    all.job.overrides.push(word.clone());
-                    // A value may look like a flag.
-                    all.job.overrides.extend(words.next().filter(|_| !word.contains('=')).cloned());
-                }
-            }
-        }
-        Ok(all)
-    }
-
     /// The job, and the folder that stands in the place of its file: a run knows its job.
     fn load(&self) -> Result<(JobConfig, Option<PathBuf>), JobError> {
         let dir = &self.job.config;
@@ -83,7 +60,6 @@ impl Args {
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
-    let args = args.gathered()?;
     let (mut config, folder) = args.load()?;
     // All rows are evaluated.
     config.data.streaming = false;
@@ -204,24 +180,5 @@ impl Outcome<'_> {
         table.add_row(["time".into(), human_duration(Duration::from_secs_f64(self.seconds))]);
         right(&mut table, &[1]);
         table.to_string()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn args(overrides: &[&str]) -> Args {
-        let overrides = overrides.iter().map(|word| (*word).to_owned()).collect();
-        Args { model: None, json: false, job: JobArgs { config: "my.yaml".into(), overrides } }
-    }
-
-    #[test]
-    fn flags_may_follow_the_file_and_keys_of_the_section_model_stay_overrides() {
-        let found = args(&["--model.hidden_size", "64", "--model", "m", "--json", "--seed=7"]).gathered().unwrap();
-
-        assert_eq!((found.model, found.json), (Some("m".into()), true));
-        assert_eq!(found.job.overrides, ["--model.hidden_size", "64", "--seed=7"]);
-        assert!(args(&["--model"]).gathered().is_err());
     }
 }

@@ -4,14 +4,17 @@ use super::say;
 use crate::config::datasets::DatasetType;
 use crate::config::error::ConfigError;
 use crate::config::foreign::import::Imported;
+use crate::config::pair_form::PairForm;
+use crate::config::preference::Rl;
 use crate::config::reference::reference_markdown;
 use crate::config::starter::{self, Extent, Start};
 use crate::config::{JobConfig, foreign, read_text};
+use crate::data::recognised::Recognised;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::shell::quoted;
-use crate::train::located;
+use crate::train::{located, plan};
 use serde_yaml_ng::{Mapping, Value};
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -31,7 +34,8 @@ pub(super) struct Args {
     /// Dataset file to train on.
     #[arg(long)]
     dataset: Option<PathBuf>,
-    /// Type of the dataset: completion, alpaca or chat_template.
+    /// Type of the dataset: completion, alpaca, chat_template, sharegpt, or preference for pairs of answers and labelled ones [default: by
+    /// the columns of its first record].
     #[arg(long, alias = "dataset_type")]
     dataset_type: Option<String>,
     /// Configuration to convert: of Axolotl, LLaMA-Factory, TRL, Accelerate (YAML), DeepSpeed (JSON) or torchtitan (TOML), or
@@ -71,6 +75,10 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
     };
     let mut given = imported.as_ref().map(|imported| imported.keys.clone()).unwrap_or_default();
     given.extend(wanted);
+    // A file that is converted may say what is trained on pairs.
+    if let Some(rl) = answers.rl.filter(|_| !given.contains_key("reward_model")) {
+        given.entry("rl".into()).or_insert(rl.word().into());
+    }
     let names_only = imported.as_ref().is_some_and(|imported| imported.is_of_trainer);
     let start = imported.as_ref().is_none_or(|imported| !imported.is_whole).then(|| answers.start(names_only));
     let title = match &imported {
@@ -105,7 +113,7 @@ impl Args {
             keys.insert("base_model".into(), base_model.to_string_lossy().into());
         }
         if let Some(dataset) = &self.dataset {
-            let kind = self.dataset_type.clone().unwrap_or_else(|| guessed_type(dataset).into());
+            let kind = self.dataset_type.clone().unwrap_or_else(|| guessed_type(dataset, recognised(dataset)));
             let entry = [("path", dataset.to_string_lossy().into_owned()), ("type", kind)];
             let entry: Mapping = entry.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
             keys.insert("datasets".into(), vec![Value::Mapping(entry)].into());
@@ -114,10 +122,27 @@ impl Args {
     }
 }
 
-/// The type of data that files with this ending mostly have.
-fn guessed_type(dataset: &Path) -> &'static str {
+/// The types that a starter file can have.
+const KINDS: [DatasetType; 5] = [
+    DatasetType::Completion,
+    DatasetType::Alpaca,
+    DatasetType::ChatTemplate,
+    DatasetType::Sharegpt,
+    DatasetType::Preference(PairForm::Columns),
+];
+
+/// What the first record of a data set tells, if it can be read.
+fn recognised(dataset: &Path) -> Option<Recognised> {
+    let text = starter::starter_yaml(None, dataset, DatasetType::Completion);
+    let job = JobConfig::from_yaml_str(&text, &[]).ok()?;
+    Recognised::of(plan::data_config(&job).ok()?.datasets.first()?)
+}
+
+/// The type of a data set, else that which files with this ending mostly have.
+fn guessed_type(dataset: &Path, recognised: Option<Recognised>) -> String {
     let is_json = dataset.extension().is_some_and(|e| e == "jsonl" || e == "json");
-    if is_json { "alpaca" } else { "completion" }
+    let by_ending = if is_json { DatasetType::Alpaca } else { DatasetType::Completion };
+    recognised.map_or(by_ending, |found| found.kind).word()
 }
 
 /// Reads the configuration of another tool; files that it names are looked up beside it too. The keys in `wanted` go before those
@@ -128,7 +153,8 @@ fn import(path: &Path, wanted: &Mapping) -> Result<Imported, JobError> {
     let yaml = |value: &Value| serde_yaml_ng::to_string(value).unwrap_or_default();
     let overrides: Vec<(String, String)> =
         wanted.iter().map(|(key, value)| (key.as_str().unwrap_or_default().to_owned(), yaml(value))).collect();
-    Ok(foreign::import::import(path, &overrides, &read)?)
+    let pairs_at = |dataset: &Path| recognised(dataset).and_then(|found| found.rl);
+    Ok(foreign::import::import(path, &overrides, &read, &pairs_at)?)
 }
 
 /// What the user wants, from options and from answers on standard input; after its end, defaults.
@@ -136,6 +162,9 @@ struct Answers {
     base_model: Option<PathBuf>,
     dataset: PathBuf,
     dataset_type: DatasetType,
+    /// What is trained on pairs.
+    rl: Option<Rl>,
+    has_messages: bool,
     ranks: Option<usize>,
     lora: bool,
 }
@@ -148,16 +177,17 @@ impl Answers {
             (!answer.is_empty()).then(|| answer.into())
         });
         let dataset = args.dataset.clone().unwrap_or_else(|| answer("Dataset file to train on", "data.txt").into());
+        let recognised = recognised(&dataset);
         let kind = args.dataset_type.clone();
         let kind = kind.unwrap_or_else(|| {
-            answer("Type of the dataset (completion, alpaca, chat_template)", guessed_type(&dataset))
+            let question = "Type of the dataset (completion, alpaca, chat_template, sharegpt, preference)";
+            answer(question, &guessed_type(&dataset, recognised))
         });
-        let dataset_type = match kind.as_str() {
-            "completion" => DatasetType::Completion,
-            "alpaca" => DatasetType::Alpaca,
-            "chat_template" => DatasetType::ChatTemplate,
-            other => return Err(CommandError::DatasetType { found: other.into() }.into()),
-        };
+        let dataset_type = KINDS.into_iter().find(|known| known.word() == kind);
+        let dataset_type = dataset_type.ok_or(CommandError::DatasetType { found: kind })?;
+        let rl = dataset_type.is_pair().then(|| recognised.and_then(|found| found.rl).unwrap_or(Rl::Dpo));
+        let has_messages = dataset_type.is_conversation()
+            || dataset_type.is_pair() && recognised.is_some_and(|found| found.has_messages);
         let ranks = match args.ranks {
             Some(ranks) => Some(ranks),
             None => {
@@ -177,7 +207,7 @@ impl Answers {
             "lora" => true,
             _ => return Err(CommandError::Goal { found: goal }.into()),
         };
-        Ok(Answers { base_model, dataset, dataset_type, ranks: ranks.filter(|n| *n != 1), lora })
+        Ok(Answers { base_model, dataset, dataset_type, rl, has_messages, ranks: ranks.filter(|n| *n != 1), lora })
     }
 
     fn start(&self, names_only: bool) -> Start<'_> {
@@ -196,7 +226,7 @@ impl Answers {
             keys.insert("adapter".into(), "lora".into());
             keys.insert("lora_target_linear".into(), true.into());
         }
-        if self.dataset_type == DatasetType::ChatTemplate && !self.has_template() {
+        if self.has_messages && !self.has_template() {
             keys.insert("chat_template".into(), "chatml".into());
         }
         keys

@@ -12,6 +12,7 @@ mod eval;
 mod event_lines;
 mod export;
 mod fetch;
+mod flags_behind;
 mod forecast;
 mod generate;
 mod init;
@@ -145,9 +146,6 @@ impl JobArgs {
         while let Some(word) = words.next() {
             let named = || word.clone();
             let key = word.strip_prefix("--").ok_or_else(|| CommandError::NoOverride { word: named() })?;
-            if ["slurm", "torchrun", "json", "events"].contains(&key) {
-                return Err(CommandError::FlagAfterFile { word: named() });
-            }
             let (key, value) = match key.split_once('=') {
                 Some((key, value)) => (key.to_string(), value.to_string()),
                 None => (key.to_string(), words.next().ok_or_else(|| CommandError::NoValue { word: named() })?.clone()),
@@ -198,7 +196,8 @@ pub fn main(commit: Option<&'static str>) -> ExitCode {
     process_limits::prepare_process();
     let build = Build { commit };
     let program = rank_process();
-    let cli = command().try_get_matches().and_then(|found| Cli::from_arg_matches(&found));
+    let words = flags_behind::in_front(std::env::args_os(), &command());
+    let cli = command().try_get_matches_from(words).and_then(|found| Cli::from_arg_matches(&found));
     let cli = cli.unwrap_or_else(|error| match error.kind() {
         ErrorKind::DisplayVersion => {
             say(format_args!("phalanx {build}"));

@@ -76,13 +76,13 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), JobError> {
-    let args = args.gathered()?.checked()?;
+    let args = args.checked()?;
     args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let config = args.job.load()?;
     let tokenizer = plan::tokenizer(&config)?;
     let choice = if args.gpu == CPU { DeviceChoice::Cpu } else { DeviceChoice::Cuda };
     let plan = plan::model_plan_on(&config, &tokenizer, || devices::planned(choice))?;
-    let planner = Planner::new(&args, &config, plan)?;
+    let planner = Planner::new(args, &config, plan)?;
     let options = Options {
         world_size: (args.nodes * planner.gpus.hardware.devices_per_node) as usize,
         micro_batch_max: args.micro_batch_max,
@@ -120,55 +120,8 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
 }
 
 impl Args {
-    /// Takes flags of this command from among the overrides after the file.
-    fn gathered(&self) -> Result<Args, CommandError> {
-        let mut all = Args {
-            gpu: self.gpu.clone(),
-            measured: self.measured.clone(),
-            trace: self.trace.clone(),
-            job: JobArgs { config: self.job.config.clone(), overrides: Vec::new() },
-            ..*self
-        };
-        let mut words = self.job.overrides.iter();
-        while let Some(word) = words.next() {
-            let (key, joined) = word.split_once('=').map_or((word.as_str(), None), |(k, v)| (k, Some(v.to_string())));
-            let switch = match key {
-                "--json" => Some(&mut all.json),
-                "--remeasure" => Some(&mut all.remeasure),
-                _ => None,
-            };
-            if let Some(switch) = switch {
-                *switch = true;
-                continue;
-            }
-            if !FLAGS.contains(&key) {
-                all.job.overrides.push(word.clone());
-                // The value of an override may look like a flag.
-                all.job.overrides.extend(joined.is_none().then(|| words.next().cloned()).flatten());
-                continue;
-            }
-            let missing = || CommandError::NoValue { word: key.into() };
-            let value = joined.or_else(|| words.next().cloned()).ok_or_else(missing)?;
-            let no_number = |_| CommandError::NotANumber { flag: key.into(), value: value.clone() };
-            let number = || value.parse::<u32>().map_err(no_number);
-            match key {
-                "--nodes" => all.nodes = number()?,
-                "--gpus-per-node" => all.gpus_per_node = Some(number()?),
-                "--top" => all.top = number()? as usize,
-                "--evaluate" => all.evaluate = number()? as usize,
-                "--micro-batch-max" => all.micro_batch_max = number()? as usize,
-                "--trace" => all.trace = Some(value.into()),
-                "--measured" => all.measured = Some(value.into()),
-                _ => all.gpu = value,
-            }
-        }
-        Ok(all)
-    }
-}
-
-impl Args {
     /// Rejects numbers of machines, devices or rows that cannot be planned.
-    fn checked(self) -> Result<Args, CommandError> {
+    fn checked(&self) -> Result<&Args, CommandError> {
         let numbers = [
             ("--nodes", self.nodes as usize),
             ("--gpus-per-node", self.gpus_per_node.unwrap_or(1) as usize),
@@ -189,10 +142,6 @@ impl Args {
 
 /// Hardware that is measured here and now.
 const CPU: &str = "cpu";
-
-/// Flags with a value.
-const FLAGS: [&str; 8] =
-    ["--nodes", "--gpus-per-node", "--gpu", "--measured", "--top", "--evaluate", "--micro-batch-max", "--trace"];
 
 /// Maximum number of ranks in a search.
 const RANKS_MAX: usize = 1 << 16;

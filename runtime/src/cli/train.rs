@@ -10,13 +10,16 @@ use crate::api::embed::program::RankProgram;
 use crate::api::sampling::Sampling;
 use crate::api::start;
 use crate::api::start::Ranks;
+use crate::config::JobConfig;
 use crate::config::output::Resume;
 use crate::console::Console;
 use crate::coordinate::rendezvous::Rendezvous;
+use crate::data::recognised;
 use crate::error::JobError;
 use crate::events::{Event, Report, Started};
 use crate::shell::quoted;
 use crate::train::model_source::ModelSource;
+use crate::train::plan;
 use crate::train::progress::{Progress, Tokenising};
 use crate::units::{human_bytes, human_count};
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
@@ -120,8 +123,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         lines.say(line);
         return Ok(Ended::of(report.finished, control.stops()));
     }
-    let has_chats = config.data.datasets.iter().any(|dataset| dataset.r#type.is_conversation());
-    farewell(&report, args, resumes_the_newest, has_chats, console);
+    farewell(&report, args, resumes_the_newest, command_to_try(&config), console);
     let ended = Ended::of(report.finished, control.stops());
     if let (Some((prompt, n_tokens)), Some(dir)) =
         (sample, report.model_dir.filter(|dir| dir.join("config.json").exists()))
@@ -195,12 +197,19 @@ fn introduce(s: &Started, console: &Console) {
     }
 }
 
-fn farewell(report: &Report, args: &Args, resumes_the_newest: bool, has_chats: bool, console: &Console) {
+/// The command that shows what the model has learnt; none for a model that writes no text.
+fn command_to_try(config: &JobConfig) -> Option<&'static str> {
+    let data = plan::data_config(config);
+    let has_chats = data.is_ok_and(|data| data.datasets.iter().any(recognised::has_messages));
+    (!config.reward.reward_model).then_some(if has_chats { "chat" } else { "generate" })
+}
+
+fn farewell(report: &Report, args: &Args, resumes_the_newest: bool, to_try: Option<&str>, console: &Console) {
     if let Some(dir) = &report.model_dir {
         console.say(format_args!("model in {}", dir.display()));
         // A user-defined model exists only in its program.
-        if ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists()) {
-            let command = if has_chats { "chat" } else { "generate" };
+        let is_there = ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists());
+        if let Some(command) = to_try.filter(|_| is_there) {
             console.say(format_args!("try it with:  phalanx {command} {} --prompt '…'", quoted(dir)));
         }
     }

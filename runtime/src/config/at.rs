@@ -1,6 +1,6 @@
 //! Where a setting was found.
 
-use crate::config::described::describe;
+use crate::config::described::{asks_for_nothing, describe};
 use crate::config::error::{ConfigError, all};
 use crate::config::lines::Segment;
 use crate::config::source::Source;
@@ -33,6 +33,11 @@ impl<'a> At<'a> {
         let mut path = self.path.clone();
         path.push(segment);
         At { source: self.source, path }
+    }
+
+    /// Whether the file sets a key at its top.
+    pub(crate) fn file_sets(&self, key: &str) -> bool {
+        self.source.keys.get(key).is_some_and(|value| !asks_for_nothing(value))
     }
 
     /// The error for a value that is not accepted at this position.

@@ -86,8 +86,16 @@ impl Setting for DatasetType {
         let word = value.as_str().unwrap_or_default();
         let known = WORDS.iter().find(|(known, _)| *known == word).map(|(_, kind)| *kind);
         let pair = || PairForm::of(word).map(Self::Preference);
+        let is_for_pairs = ["rl", "reward_model"].iter().any(|key| at.file_sets(key));
         match known.or_else(|| NamedPrompt::of(word).map(Self::Prompt)).or_else(pair) {
             Some(kind) => Ok(kind),
+            None if is_for_pairs => Err(at.mismatch(
+                value,
+                format!(
+                    "one of {}; for other columns, name them in a section under `type`, with field_prompt, field_chosen and field_rejected",
+                    PairForm::words().join(", ")
+                ),
+            )),
             None => Err(match NamedPrompt::absent(word) {
                 Some(instead) => {
                     ConfigError::Refused { key: at.to_string().into(), found: describe(value), instead: instead.into() }

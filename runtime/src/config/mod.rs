@@ -153,6 +153,8 @@ impl JobConfig {
             let note = "`lora_dropout` is not applied with `rl`: both answers are compared without noise, as in TRL";
             job.notes.push(note.into());
         }
+        let is_rate_set = keys.get("learning_rate").is_some_and(|rate| !rate.is_null());
+        job.notes.extend(job.preference.note_of_rate(is_rate_set));
         // Relations between sections are checked only if each section is valid.
         if errors.is_empty() {
             errors.keep(job.validate());

@@ -79,6 +79,11 @@ impl PairForm {
         })
     }
 
+    /// Whether a chat template renders every pair, whatever its columns have.
+    pub(crate) fn is_conversation(self) -> bool {
+        matches!(self, Self::Messages | Self::Conversations | Self::Asked | Self::Answers)
+    }
+
     /// Its first word.
     pub(crate) fn word(self) -> String {
         match self {

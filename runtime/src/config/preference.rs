@@ -18,7 +18,7 @@ section! {
         /// trained.
         pub rl: Option<Rl> = None;
         /// How closely the model stays to the one that it begins with; of cpo and simpo, the scale of differences.
-        pub rl_beta: f64 = 0.1 => POSITIVE;
+        pub rl_beta ["dpo_beta"]: f64 = 0.1 => POSITIVE;
         /// Function of the log-ratios of both answers that dpo minimises, by TRL's names.
         pub dpo_loss_type: DpoLoss = DpoLoss::Sigmoid;
         /// Probability with which the answers of a pair are taken to be exchanged, for the losses sigmoid, robust and exo_pair.
@@ -143,8 +143,20 @@ impl PreferenceSection {
         ];
         let is_unused = |fits: &[Rl]| self.rl.is_none_or(|rl| !fits.contains(&rl));
         if let Some((key, _, fits)) = given.iter().find(|(_, given, fits)| *given && is_unused(fits)) {
-            let words: Vec<&str> = fits.iter().map(|rl| rl.word()).collect();
-            let why = format!("the key belongs to `rl: {}`; set it, or remove the key", words.join("` and `rl: "));
+            let why = match fits {
+                [first @ .., last] if !first.is_empty() => {
+                    let first: Vec<&str> = first.iter().map(|rl| rl.word()).collect();
+                    let last = last.word();
+                    format!(
+                        "the key belongs to `rl: {}` or `{last}`; set one of them, or remove the key",
+                        first.join("`, `")
+                    )
+                }
+                only => {
+                    let word = only.first().map_or("", |rl| rl.word());
+                    format!("the key belongs to `rl: {word}`; set it, or remove the key")
+                }
+            };
             return Err(ConfigError::Conflict { first: (*key).into(), second: "rl".into(), why });
         }
         let Objective::Dpo(dpo) = self.objective() else { return Ok(()) };
@@ -162,6 +174,15 @@ impl PreferenceSection {
             return Err(ConfigError::Missing { key: "dpo_label_smoothing".into(), why: why.into() });
         }
         Ok(())
+    }
+
+    /// What the user should know of a rate that is a default.
+    pub(super) fn note_of_rate(&self, is_rate_set: bool) -> Option<String> {
+        let rl = self.rl.filter(|_| !is_rate_set)?;
+        Some(format!(
+            "`learning_rate` is not set, and its default is for texts; with `rl: {}`, rates between 1e-6 and 5e-6 are usual",
+            rl.word()
+        ))
     }
 
     /// Checks what pairs need of data and adapters.
@@ -238,7 +259,11 @@ mod tests {
     fn what_does_not_fit_pairs_is_refused_with_what_would() {
         for (keys, expected) in [
             ("", "set `rl: dpo` or `reward_model: true` to train on them"),
-            ("rl: orpo\nrl_beta: 0.5\n", "the key belongs to `rl: dpo` and `rl: ipo` and `rl: cpo` and `rl: simpo`"),
+            (
+                "rl: orpo\nrl_beta: 0.5\n",
+                "the key belongs to `rl: dpo`, `ipo`, `cpo`, `simpo` or `kto`; set one of them, or remove the key",
+            ),
+            ("rl: orpo\ndpo_beta: 0.5\n", "`dpo_beta` (line 7) conflicts"),
             ("rl: simpo\nsample_packing: true\n", "each answer of a pair has a row of its own"),
             ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),
             ("rl: kto\nmicro_batch_size: 1\n", "set `micro_batch_size: 2` or more"),
@@ -258,6 +283,75 @@ mod tests {
 
             assert!(refused.contains(expected), "{keys}: {refused}");
         }
+    }
+
+    #[test]
+    fn losses_in_the_words_of_axolotl_and_trl_are_one_loss_and_a_likelihood() {
+        let of = |keys: &str| of(&format!("{LORA}rl: dpo\n{keys}"));
+        for (keys, loss, alpha) in [
+            ("dpo_loss_type: [ipo]\n", DpoLoss::Ipo, None),
+            ("dpo_loss_type: [hinge]\ndpo_loss_weights: [1]\n", DpoLoss::Hinge, None),
+            ("dpo_loss_type: [sigmoid, sft]\n", DpoLoss::Sigmoid, Some(1.0)),
+            ("dpo_loss_weights: [0.5, 1.0]\ndpo_loss_type: [sft, robust]\n", DpoLoss::Robust, Some(0.5)),
+            ("dpo_loss_weights: [1.0]\n", DpoLoss::Sigmoid, None),
+        ] {
+            let job = of(keys).unwrap();
+
+            assert_eq!((job.preference.dpo_loss_type, job.preference.rpo_alpha), (loss, alpha), "{keys}");
+            let key = keys.split(':').next().unwrap();
+            assert!(job.notes.iter().any(|note| note.contains(key)), "{keys}: {:?}", job.notes);
+        }
+        for (keys, expected) in [
+            ("dpo_loss_type: [sigmoid, hinge]\n", "name one loss"),
+            ("dpo_loss_type: [sft]\n", "name one loss"),
+            ("dpo_loss_type: [sigmoid, sft]\ndpo_loss_weights: [1]\n", "a number for each of the 2 losses"),
+            ("dpo_loss_type: [sigmoid, sft]\ndpo_loss_weights: [0.5, 1]\n", "the loss has the weight 1"),
+            ("dpo_loss_type: [sigmoid, sft]\nrpo_alpha: 0.1\n", "keep one of the two"),
+            ("dpo_loss_type: [aot]\n", "must be one of sigmoid, hinge"),
+        ] {
+            let refused = of(keys).unwrap_err().to_string();
+
+            assert!(refused.contains(expected), "{keys}: {refused}");
+        }
+    }
+
+    #[test]
+    fn scale_of_differences_has_the_names_of_axolotl() {
+        for (keys, beta) in [("rl: dpo\ndpo_beta: 0.3\n", 0.3), ("rl: dpo\ntrl: {beta: 0.4}\n", 0.4)] {
+            assert_eq!(of(keys).unwrap().preference.rl_beta, beta, "{keys}");
+        }
+        assert_eq!(of("rl: orpo\ntrl: {beta: 0.4}\n").unwrap().preference.orpo_alpha, Some(0.4));
+        for keys in ["trl: {beta: 0.4}\nrl_beta: 0.5\n", "trl: {beta: 0.4, use_vllm: true}\n"] {
+            assert!(of(&format!("rl: dpo\n{keys}")).unwrap_err().to_string().contains("`trl` (line"), "{keys}");
+        }
+    }
+
+    #[test]
+    fn rate_that_is_not_set_is_told() {
+        let is_told =
+            |keys: &str| of(keys).unwrap().notes.iter().any(|note| note.starts_with("`learning_rate` is not"));
+
+        assert!(is_told("rl: orpo\n") && !is_told("rl: orpo\nlearning_rate: 5e-5\n"));
+    }
+
+    #[test]
+    fn pairs_in_a_list_of_texts_are_refused_by_its_name() {
+        for keys in ["rl: orpo\npretraining_dataset: a\n", "pretraining_dataset: [{path: a, type: preference}]\n"] {
+            let refused = JobConfig::from_yaml_str(&format!("base_model: m\nmax_steps: 1\n{keys}"), &[]).unwrap_err();
+
+            assert!(refused.to_string().contains("`pretraining_dataset` (line"), "{refused}");
+            assert!(refused.to_string().contains("in `datasets`, with `streaming: true`"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn unknown_type_with_rl_names_those_of_pairs_only() {
+        let text = "base_model: m\nmax_steps: 1\nrl: dpo\ndatasets: [{path: a, type: zephyr.nectar}]\n";
+
+        let refused = JobConfig::from_yaml_str(text, &[]).unwrap_err().to_string();
+
+        assert!(refused.contains("field_chosen") && refused.contains("preference"), "{refused}");
+        assert!(!refused.contains("alpaca") && !refused.contains("field_instruction"), "{refused}");
     }
 
     #[test]

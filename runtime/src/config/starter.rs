@@ -111,18 +111,34 @@ fn set_value(key: &str, start: &Start<'_>, given: &Mapping) -> Option<String> {
         ("tokenizer", None) => "tokenizer: bytes\n".into(),
         ("datasets", _) => format!("datasets:\n  - path: {}\n    type: {}\n", quoted(dataset), kind.word()),
         ("sequence_len", _) => "sequence_len: 256\n".into(),
+        // Each answer has a row of its own.
+        ("sample_packing", _) if is_of_pairs(given) => return None,
         ("sample_packing", _) => "sample_packing: true\n".into(),
         ("micro_batch_size", _) => "micro_batch_size: 8\n".into(),
         ("num_epochs", _) => "num_epochs: 1\n".into(),
-        // Adapters begin at zero and have few weights: they learn at rates that would ruin a whole model.
-        ("learning_rate", Some(_)) if given.contains_key("adapter") => "learning_rate: 2e-4\n".into(),
-        ("learning_rate", Some(_)) => "learning_rate: 5e-5\n".into(),
-        ("learning_rate", None) => "learning_rate: 1e-3\n".into(),
+        ("learning_rate", base_model) => format!("learning_rate: {}\n", rate(base_model.is_some(), given)),
         ("warmup_ratio", _) => "warmup_ratio: 0.03\n".into(),
         ("output_dir", _) => "output_dir: ./outputs\n".into(),
         ("elastic", _) => elastic(),
         _ => return None,
     })
+}
+
+/// Whether answers are compared.
+fn is_of_pairs(given: &Mapping) -> bool {
+    given.contains_key("rl")
+}
+
+/// Adapters begin at zero and have few weights: they learn at rates that would ruin a whole model. Pairs take lower rates than texts,
+/// because answers become unlikely faster than likely.
+fn rate(has_base_model: bool, given: &Mapping) -> &'static str {
+    match (has_base_model, is_of_pairs(given), given.contains_key("adapter")) {
+        (false, ..) => "1e-3",
+        (true, true, true) => "5e-6",
+        (true, true, false) => "1e-6",
+        (true, false, true) => "2e-4",
+        (true, false, false) => "5e-5",
+    }
 }
 
 /// The section as a comment, followed by the effect of each of its keys.

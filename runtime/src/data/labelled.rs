@@ -34,7 +34,10 @@ pub(super) fn answers(
         let rejected = samples.pop().map(|sample| labelled(sample, false));
         return Ok(samples.into_iter().chain(rejected).collect());
     }
-    let (answer, label) = (field_of(record, completion)?, field_of(record, label)?);
+    // The last message of a conversation may be what is labelled.
+    let is_last = fields.form == PairForm::Messages && !has(completion) && has(&fields.prompt);
+    let (answer, label) =
+        (field_of(record, if is_last { &fields.prompt } else { completion })?, field_of(record, label)?);
     let is_desirable = match label {
         Value::Bool(label) => *label,
         Value::Number(n) if n.as_f64() == Some(1.0) => true,
@@ -48,6 +51,7 @@ pub(super) fn answers(
     let sample = match fields.form {
         PairForm::Framed(frame, question) => framed(record, answer, frame, question)?,
         PairForm::Formats => formatted(record, answer, fields)?,
+        PairForm::Messages if is_last => last_message(record, answer, fields, chat)?,
         PairForm::Columns | PairForm::Messages | PairForm::Conversations | PairForm::Asked | PairForm::Answers => {
             column(record, answer, fields, chat)?
         }
@@ -113,6 +117,19 @@ fn formatted(record: &Value, answer: &Value, fields: &PairFields) -> Result<Samp
     let system = record.get(&formats.field_system).and_then(Value::as_str).unwrap_or_default();
     let prompt = filled_by(&formats.prompt_format, &[("prompt", prompt), ("system", system)]);
     Ok(text_of(&prompt, &filled_by(&formats.completion_format, &[("completion", answer)])))
+}
+
+/// A conversation, of which the last message is the answer.
+fn last_message(
+    record: &Value,
+    conversation: &Value,
+    fields: &PairFields,
+    chat: Option<&ConversationReader>,
+) -> Result<Sample, RecordError> {
+    let chat = chat.ok_or_else(|| RecordError::NoTemplate { field: fields.prompt.clone() })?;
+    let mut prompt = messages(&fields.prompt, conversation)?;
+    let answer = prompt.pop().ok_or_else(|| wrong_type(&fields.prompt, "a list with a message", conversation))?;
+    document(record, &prompt, vec![answer], fields, chat)
 }
 
 /// A prompt and its answer, as texts or as messages.
@@ -202,6 +219,16 @@ mod tests {
         let found = marked("preference", &record)[0].replace("\n}", "}\n");
 
         assert_eq!(found, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n{Ho<|im_end|>}\n");
+    }
+
+    #[test]
+    fn last_message_of_a_conversation_may_be_what_is_labelled() {
+        let turns = [("user", "Hi"), ("assistant", "Ho")].map(|(role, text)| json!({ "role": role, "content": text }));
+        let record = json!({ "prompt": turns, "label": true });
+
+        let expected = ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[Ho<|im_end|>]"];
+        assert_eq!(marked("chat_template.default", &record), expected);
+        assert!(samples("chat_template.default", &json!({ "prompt": [], "label": true })).is_err());
     }
 
     #[test]

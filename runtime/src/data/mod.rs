@@ -52,6 +52,7 @@ mod pretokenized;
 mod prompt_completion;
 mod prompts;
 mod reader_differences;
+pub(crate) mod recognised;
 mod segments;
 mod side_tokens;
 mod splitting;

@@ -133,8 +133,15 @@ pub(super) fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// The setting for records of the form that TRL calls prompt-completion.
+/// The setting for records of the forms that TRL calls preference, unpaired preference and prompt-completion.
 pub(super) fn way_out(record: &Value) -> &'static str {
+    let has = |names: [&str; 2]| names.iter().all(|name| record.get(name).is_some());
+    if has(["chosen", "rejected"]) {
+        return "; for pairs in chosen and rejected set `type: preference` and `rl: dpo`";
+    }
+    if has(["completion", "label"]) {
+        return "; for answers that are labelled set `type: preference` and `rl: kto`";
+    }
     match prompt_completion::FIELDS.map(|field| record.get(field)) {
         [Some(prompt), Some(completion)] if [prompt, completion].into_iter().any(prompt_completion::are_messages) => {
             "; for conversations in prompt and completion set `type: chat_template`"

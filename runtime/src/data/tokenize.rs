@@ -211,12 +211,13 @@ impl Unusable {
             }
             other => other,
         };
-        let column = |error: &TokenizeError| match error {
+        // All records of a file have the same columns, and one tokenizer.
+        let of_all = |error: &TokenizeError| match error {
             TokenizeError::Record { reason: RecordError::ColumnType { field, .. }, .. } => Some(field.clone()),
+            TokenizeError::Record { reason: RecordError::NoTemplate { .. }, .. } => Some(String::new()),
             _ => None,
         };
-        // All records of a file have the same columns.
-        if column(&error).is_some() && self.errors.iter().any(|known| column(known) == column(&error)) {
+        if of_all(&error).is_some() && self.errors.iter().any(|known| of_all(known) == of_all(&error)) {
             return;
         }
         if self.errors.len() < Self::N_MAX { self.errors.push(error) } else { self.n_more += 1 }

@@ -13,9 +13,6 @@ pub enum CommandError {
     /// An argument after the file that is not a key.
     #[error("`{word}` is not an override; write `--key value`")]
     NoOverride { word: String },
-    /// A flag of the command among the keys.
-    #[error("`{word}` must come before the YAML file; arguments after the file override its keys")]
-    FlagAfterFile { word: String },
     /// A folder in the place of a job's file.
     #[error(
         "{dir} has no checkpoint that tells the data to evaluate on; name the file of a job, as in `phalanx eval my.yaml --model \
@@ -25,9 +22,6 @@ pub enum CommandError {
     /// A key or flag without a value.
     #[error("`{word}` needs a value")]
     NoValue { word: String },
-    /// A flag that takes a number has another value.
-    #[error("`{flag}` is `{value}`, but must be a number")]
-    NotANumber { flag: String, value: String },
     /// `phalanx fetch` of something that is no name.
     #[error(
         "{name:?} is no name of a model or data set on the Hub, such as HuggingFaceTB/SmolLM2-135M, and no job's YAML file"
@@ -95,7 +89,7 @@ pub enum CommandError {
     #[error("{} already exists; remove it or choose another file", path.display())]
     Exists { path: PathBuf },
     /// An unknown dataset type.
-    #[error("unknown dataset type `{found}`; expected completion, alpaca or chat_template")]
+    #[error("unknown dataset type `{found}`; expected completion, alpaca, chat_template, sharegpt or preference")]
     DatasetType { found: String },
     /// An unknown aim of the training.
     #[error("unknown goal `{found}`; expected full or lora")]

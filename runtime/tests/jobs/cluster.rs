@@ -315,7 +315,7 @@ fn invalid_variables_and_absent_nodes_are_refused_in_one_sentence() {
     run(&["--torchrun"], torchrun(29500, 2, None, 3)).refuses(&["2 ranks, which 3 nodes cannot share evenly"]);
     run(&["--slurm", "--spare-nodes", "2"], slurm(0)).refuses(&["`--spare-nodes` is 2, but there are 2 nodes"]);
     p.train(&["--nnodes", "2", "--dp_shard_size", "2"]).refuses(&["`nnodes` is 2", "--slurm"]);
-    p.run(&["train", "job.yaml", "--max_steps", "3", "--slurm"]).refuses(&["`--slurm` must come before the YAML file"]);
+    p.run(&["train", "job.yaml", "--max_steps", "3", "--slurm"]).refuses(&["SLURM_JOB_ID is not set"]);
     assert!(!p.path("out").exists(), "nothing was written");
     run(&["--slurm", "--join-wait", "0"], slurm(1)).refuses(&["did not appear within 0 s", "node 0 on 127.0.0.1"]);
 }

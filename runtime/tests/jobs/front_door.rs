@@ -283,6 +283,37 @@ fn init_chooses_a_chat_template_for_a_model_that_has_none() {
 }
 
 #[test]
+fn init_recognises_pairs_and_labelled_answers() {
+    let p = Project::new();
+    p.train(&["--max_steps", "2", "--output_dir", "base"]).succeeds();
+    let turn = r#"[{"role": "user", "content": "who holds?"}, {"role": "assistant", "content": "WE"}]"#;
+    let of_messages = format!(r#"{{"chosen": {turn}, "rejected": {}, "messages": {turn}}}"#, turn.replace("WE", "no"));
+    p.write("pairs.jsonl", &"{\"prompt\": \"who\", \"chosen\": \" we\", \"rejected\": \" no\"}\n".repeat(16));
+    p.write("talks.jsonl", &format!("{of_messages}\n").repeat(16));
+    p.write("labels.jsonl", &"{\"prompt\": \"who\", \"completion\": \" we\", \"label\": true}\n".repeat(16));
+    let base = ["--base-model", "base/model", "--goal", "lora"];
+    for (data, more, rl) in [
+        ("pairs.jsonl", &[][..], "rl: dpo"),
+        ("pairs.jsonl", &["--dataset-type", "preference"], "rl: dpo"),
+        ("talks.jsonl", &[], "rl: dpo"),
+        ("labels.jsonl", &[], "rl: kto"),
+    ] {
+        p.run(&[&["init", "new.yaml", "--yes", "--dataset", data][..], &base, more].concat()).succeeds();
+        let text = std::fs::read_to_string(p.path("new.yaml")).unwrap();
+
+        for line in ["    type: preference", rl, "learning_rate: 5e-6"] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+        assert!(!text.contains("sample_packing"), "{text}");
+        p.run(&["train", "new.yaml", "--max_steps", "1", "--sequence_len", "128"]).succeeds();
+        std::fs::remove_dir_all(p.path("outputs")).unwrap();
+        std::fs::remove_file(p.path("new.yaml")).unwrap();
+    }
+    let init = ["init", "new.yaml", "--yes", "--dataset", "pairs.jsonl", "--dataset-type"];
+    p.run(&[&init[..], &["pears"]].concat()).refuses(&["unknown dataset type `pears`", "preference"]);
+}
+
+#[test]
 fn init_asks_for_ranks_and_for_full_or_low_rank_training() {
     let p = Project::new();
     let options = ["--dataset", "text.txt", "--ranks", "2", "--goal", "lora"];

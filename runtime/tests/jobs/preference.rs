@@ -122,3 +122,33 @@ fn pair_whose_answer_is_too_long_is_left_out_with_the_other_one() {
 
     assert!(run.stdout.contains("1 rows"), "{}", run.stdout);
 }
+
+#[test]
+fn run_over_conversations_proposes_to_talk_and_one_without_a_template_is_refused_in_one_line() {
+    let p = pairs("rl: dpo\n");
+    let proposed = |out: &str| {
+        let run = p.train(&["--max_steps", "1", "--output_dir", out]).succeeds();
+        run.stdout.lines().last().unwrap().to_owned()
+    };
+    assert!(proposed("of-texts").contains("phalanx generate"));
+    let turn = |role: &str, text: &str| format!(r#"[{{"role": "{role}", "content": "{text}"}}]"#);
+    let (asked, yes, no) = (turn("user", "who?"), turn("assistant", "we"), turn("assistant", "none"));
+    let record = format!("{{\"prompt\": {asked}, \"chosen\": {yes}, \"rejected\": {no}}}\n");
+    p.write("pairs.jsonl", &record.repeat(16));
+
+    let config = p.path("base/model/tokenizer_config.json");
+    let keys = std::fs::read_to_string(&config).unwrap();
+    let mut without: serde_json::Value = serde_json::from_str(&keys).unwrap();
+    without.as_object_mut().unwrap().remove("chat_template");
+    std::fs::write(&config, without.to_string()).unwrap();
+    let refused = p.train(&["--max_steps", "1"]);
+    assert_eq!(refused.stderr.matches("set `chat_template`").count(), 1, "{}", refused.stderr);
+    std::fs::write(&config, keys).unwrap();
+    let hint = proposed("of-messages");
+    assert!(hint.contains("phalanx chat"), "{hint}");
+    p.write(
+        "job2.yaml",
+        "base_model: DIR/base/model\ndatasets: [{path: DIR/pairs.jsonl, type: chat_template}]\nmax_steps: 1\n",
+    );
+    p.run(&["train", "job2.yaml"]).refuses(&["set `type: preference` and `rl: dpo`"]);
+}

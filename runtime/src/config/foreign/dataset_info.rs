@@ -6,13 +6,14 @@ use std::path::Path;
 use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::{Converted, at};
+use super::hugging_face_preference::Method;
 use super::{ReadFile, axolotl, shown};
 use crate::config::described::asks_for_nothing;
 use crate::config::prompts;
 use crate::config::yaml_1_1::whole;
 
 /// Keys of a description that are read, or that change nothing.
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 19] = [
     "file_name",
     "hf_hub_url",
     "ms_hub_url",
@@ -28,16 +29,18 @@ const KNOWN: [&str; 15] = [
     "columns.response",
     "columns.system",
     "columns.tools",
+    "ranking",
+    "columns.chosen",
+    "columns.rejected",
+    "columns.kto_tag",
 ];
+/// Keys of a description that only pairs and labelled answers have.
+const OF_ANSWERS: [&str; 4] = ["ranking", "columns.chosen", "columns.rejected", "columns.kto_tag"];
 /// Keys of a description that cannot be met, and why.
-const NOT_MET: [(&str, &str); 11] = [
+const NOT_MET: [(&str, &str); 7] = [
     ("folder", "name the files of the folder in `data_files` of its entry in the result"),
-    ("ranking", "there is no preference training"),
     ("script_url", "no code of data sets is run"),
     ("cloud_file_name", "copy the file to this machine"),
-    ("columns.chosen", "there is no preference training"),
-    ("columns.rejected", "there is no preference training"),
-    ("columns.kto_tag", "there is no preference training"),
     ("columns.images", "only text is trained on"),
     ("columns.videos", "only text is trained on"),
     ("columns.audios", "only text is trained on"),
@@ -53,10 +56,19 @@ struct Description<'a> {
     keys: &'a Mapping,
     /// The key of the job that names it.
     key: &'a str,
+    /// What is trained, if not the likelihood of texts.
+    method: Option<Method>,
 }
 
 /// The entry of `datasets` for a data set that `key` of the file names.
-pub(super) fn entry(name: &str, key: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) -> Value {
+pub(super) fn entry(
+    name: &str,
+    key: &str,
+    method: Option<Method>,
+    file: &Mapping,
+    read: &ReadFile<'_>,
+    to: &mut Converted,
+) -> Value {
     let dir = at(file, "dataset_dir").map_or("data".into(), shown);
     let info = Path::new(&dir).join("dataset_info.json");
     let known = read(&info).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
@@ -65,10 +77,10 @@ pub(super) fn entry(name: &str, key: &str, file: &Mapping, read: &ReadFile<'_>, 
             "`{key}`: {} does not describe {name}; set the `path` and the `type` of its entry in the result",
             info.display()
         ));
-        let ours = [("path", name), ("type", "alpaca")];
+        let ours = [("path", name), ("type", if method.is_some() { "preference" } else { "alpaca" })];
         return limited(ours.into_iter().map(|(key, value)| (key.into(), value.into())).collect(), None, file);
     };
-    let description = Description { name, keys, key };
+    let description = Description { name, keys, key, method };
     description.refuse_others(to);
     let text = |key: &str| at(keys, key).map(shown);
     let path = text("hf_hub_url")
@@ -84,7 +96,13 @@ pub(super) fn entry(name: &str, key: &str, file: &Mapping, read: &ReadFile<'_>, 
     ours.extend(text("subset").map(|subset| ("name".into(), subset.into())));
     let is_text = at(file, "stage").is_some_and(|stage| stage == "pt");
     match text("formatting").as_deref().unwrap_or("alpaca") {
-        "sharegpt" | "openai" => description.conversation(&mut ours, to),
+        "sharegpt" | "openai" => {
+            description.conversation(&mut ours, to);
+            if method.is_some() {
+                description.answers_to_messages(&mut ours, to);
+            }
+        }
+        "alpaca" if method.is_some() => description.answers_to_texts(&mut ours, read, to),
         "alpaca" if is_text => {
             ours.insert("type".into(), "completion".into());
             let field = description.column("prompt", "instruction").unwrap_or_else(|| "text".into());
@@ -126,6 +144,9 @@ impl Description<'_> {
         for (key, _) in all.filter(|(_, value)| !asks_for_nothing(value)) {
             match NOT_MET.iter().find(|(name, _)| *name == key) {
                 Some((key, why)) => self.refuse(key, why, to),
+                None if OF_ANSWERS.contains(&key.as_str()) && self.method.is_none() => {
+                    self.refuse(&key, "only `stage: dpo`, `kto` and `rm` train on such answers", to);
+                }
                 None if KNOWN.contains(&key.as_str()) || is_tag(&key) => {}
                 None => self.refuse(&key, "there is no such key", to),
             }
@@ -141,6 +162,60 @@ impl Description<'_> {
         match self.keys.get(section).and_then(Value::as_mapping) {
             Some(given) => at(given, key).map(shown),
             None => Some(default.to_owned()),
+        }
+    }
+
+    /// Conversations in front of two answers, or with a label.
+    fn answers_to_messages(&self, ours: &mut Mapping, to: &mut Converted) {
+        if at(self.keys, "columns.system").is_some() {
+            self.refuse("columns.system", "store the system text as the first message", to);
+        }
+        self.answers(ours, to);
+    }
+
+    /// A prompt as text, in front of two answers: a turn of the chat template, as there.
+    fn answers_to_texts(&self, ours: &mut Mapping, read: &ReadFile<'_>, to: &mut Converted) {
+        for column in ["system", "tools"] {
+            if at(self.keys, &format!("columns.{column}")).is_some() {
+                self.refuse(&format!("columns.{column}"), "store the records as messages", to);
+            }
+        }
+        if self.method == Some(Method::Kto) {
+            return self.refuse("columns.kto_tag", "store the records as messages", to);
+        }
+        let prompt = self.column("prompt", "instruction").unwrap_or_else(|| "instruction".into());
+        ours.insert("field_messages".into(), prompt.clone().into());
+        if let Some(query) = self.column("query", "input") {
+            let path = ours.get("path").map(shown).unwrap_or_default();
+            match has_text(&path, &query, read) {
+                Some(false) => {}
+                Some(true) => {
+                    self.refuse("columns.query", &format!("append the texts of {query} to those of {prompt}"), to);
+                }
+                None => to.notes.push(format!(
+                    "`{}`: if records of {} have a text in {query}, append it to {prompt}: it is not read here",
+                    self.key, self.name
+                )),
+            }
+        }
+        self.answers(ours, to);
+    }
+
+    /// The columns of answers.
+    fn answers(&self, ours: &mut Mapping, to: &mut Converted) {
+        ours.insert("type".into(), "chat_template.default".into());
+        if self.method == Some(Method::Kto) {
+            match self.column("kto_tag", "kto_tag") {
+                Some(tag) if tag == "label" => {}
+                _ => self.refuse("columns.kto_tag", "rename the column to label", to),
+            }
+            return;
+        }
+        for (key, field) in [("chosen", "field_chosen"), ("rejected", "field_rejected")] {
+            match self.column(key, key) {
+                Some(name) => ours.extend((name != key).then(|| (field.into(), name.into()))),
+                None => self.refuse("columns", "it must name `chosen` and `rejected`", to),
+            }
         }
     }
 
@@ -211,6 +286,15 @@ impl Description<'_> {
         let section: Mapping = texts.into_iter().filter_map(|(key, text)| Some((key.into(), text?.into()))).collect();
         ours.insert("type".into(), Value::Mapping(section));
     }
+}
+
+/// Whether a record of a file of JSON has a text in this column; `None` if that cannot be told.
+fn has_text(path: &str, column: &str, read: &ReadFile<'_>) -> Option<bool> {
+    let text = read(Path::new(path)).ok()?;
+    let lines = || text.lines().filter(|line| !line.trim().is_empty()).map(serde_json::from_str).collect();
+    let records: Vec<serde_json::Value> = serde_json::from_str(&text).or_else(|_| lines()).ok()?;
+    let is_text = |record: &serde_json::Value| record[column].as_str().is_some_and(|text| !text.is_empty());
+    Some(records.iter().any(is_text))
 }
 
 /// Only the first records, if the file or the description limits them.

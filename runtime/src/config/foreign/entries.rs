@@ -6,6 +6,7 @@ use super::Outcome::{self, Refused, Said};
 use super::{Draft, Fate, Note, shown};
 use crate::config::described::{asks_for_nothing, describe};
 use crate::config::error::ConfigError;
+use crate::config::pair_form::PairForm;
 use crate::config::yaml_1_1::whole;
 
 /// The lists of data sets.
@@ -98,6 +99,14 @@ fn in_each_entry(key: &str, value: &Value, draft: &mut Draft<'_>) -> Outcome {
 pub(super) fn pretraining_dataset(value: &Value, draft: &mut Draft<'_>) -> Outcome {
     if draft.given("datasets").is_some() {
         return Refused("`datasets` says what to train on, too; keep one of them".into());
+    }
+    let is_of_pairs = |entry: &Value| entry.get("type").is_some_and(|kind| PairForm::of(&shown(kind)).is_some());
+    if ["rl", "reward_model"].iter().any(|key| draft.given(key).is_some_and(|value| !asks_for_nothing(value)))
+        || value.as_sequence().into_iter().flatten().chain([value]).any(is_of_pairs)
+    {
+        return Refused(
+            "its data are texts; name pairs of answers in `datasets`, with `streaming: true` to read them while the job trains".into(),
+        );
     }
     let entries = match value {
         Value::String(path) => Ok(vec![entry(&Mapping::from_iter([("path".into(), path.as_str().into())]))]),

@@ -9,6 +9,7 @@ use super::axolotl::ADAFACTOR;
 use super::convert::Then::{Do, Key, LeftOut, NoEffect, Only, Part};
 use super::convert::{Converted, Rule, at, convert};
 use super::hugging_face_defaults::{default_of, defaults};
+use super::hugging_face_preference::{self as preference, Method, NO_REINFORCEMENT, PairsAt};
 use super::{ReadFile, deepspeed, fsdp, hugging_face_data as data, shown};
 use crate::config::yaml_1_1::{number, truth, whole};
 
@@ -37,7 +38,6 @@ const TRL: [&str; 9] = [
     "completion_only_loss",
 ];
 
-const ONLY_SUPERVISED: &str = "there is no preference or reinforcement training";
 const LORA_BASICS: &str = "adapters have a rank, alpha, targets, dropout, rank-stabilised scale, DoRA and LoRA+ only";
 const NO_OTHER_OPTIMIZER: &str =
     "there is no such optimizer; set `optim` to adamw_torch, adamw_8bit, sgd, lion or adafactor";
@@ -176,7 +176,7 @@ const RULES: &[Rule] = &[
     ("interleave_probs", LeftOut("set `weight` of the entries of `datasets` in the result")),
     ("tokenized_path", Key("dataset_prepared_path")),
     ("tool_format", LeftOut("calls of tools are written by the chat template")),
-    ("loss_type", Do(loss_type)),
+    ("loss_type", Part),
     // What only other kinds of training have.
     ("stage", Do(stage)),
     ("rope_scaling", LeftOut("the model is as its config.json says; change it there")),
@@ -196,27 +196,6 @@ const RULES: &[Rule] = &[
     ("freeze_extra_modules", LeftOut("set `trained_parameters` in the result")),
     ("model_init_kwargs.*", LeftOut("the model is as its config.json says; change it there")),
     ("media_dir", LeftOut(TEXT_ONLY)),
-    ("pref_beta", Only("0.1", ONLY_SUPERVISED)),
-    ("pref_loss", Only("sigmoid", ONLY_SUPERVISED)),
-    ("pref_ftx", Only("0", ONLY_SUPERVISED)),
-    ("dpo_label_smoothing", Only("0", ONLY_SUPERVISED)),
-    ("simpo_gamma", Only("0.5", ONLY_SUPERVISED)),
-    ("ref_model", LeftOut(ONLY_SUPERVISED)),
-    ("reward_model", LeftOut(ONLY_SUPERVISED)),
-    ("ref_model_adapters", LeftOut(ONLY_SUPERVISED)),
-    ("ref_model_quantization_bit", LeftOut(ONLY_SUPERVISED)),
-    ("reward_model_adapters", LeftOut(ONLY_SUPERVISED)),
-    ("reward_model_quantization_bit", LeftOut(ONLY_SUPERVISED)),
-    ("reward_model_type", Only("lora", ONLY_SUPERVISED)),
-    ("pref_bco_weight", LeftOut(ONLY_SUPERVISED)),
-    ("kto_chosen_weight", Only("1", ONLY_SUPERVISED)),
-    ("kto_rejected_weight", Only("1", ONLY_SUPERVISED)),
-    ("ld_alpha", LeftOut(ONLY_SUPERVISED)),
-    ("ppo_buffer_size", Only("1", ONLY_SUPERVISED)),
-    ("ppo_epochs", Only("4", ONLY_SUPERVISED)),
-    ("ppo_score_norm", LeftOut(ONLY_SUPERVISED)),
-    ("ppo_target", Only("6", ONLY_SUPERVISED)),
-    ("ppo_whiten_rewards", LeftOut(ONLY_SUPERVISED)),
     ("predict_with_generate", LeftOut("evaluation computes the loss on held-out samples")),
     ("compute_accuracy", LeftOut("evaluation computes the loss on held-out samples")),
     ("do_predict", LeftOut("evaluation computes the loss on held-out samples")),
@@ -294,9 +273,11 @@ pub(in crate::config) fn synonym(key: &str) -> Option<&'static str> {
 /// A rule for every key.
 fn rules() -> Vec<Rule> {
     let of_adapters = ADAPTER_KEYS.iter().map(|(key, _)| (*key, Part));
+    let of_preference = preference::RULES.iter().copied();
     RULES
         .iter()
         .copied()
+        .chain(of_preference)
         .chain(of_adapters)
         .chain(WITHOUT_EFFECT.split_whitespace().map(|key| (key, NoEffect)))
         .collect()
@@ -309,16 +290,24 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// What the file says, in keys of Phalanx.
-pub(super) fn converted(tool: &str, file: &Mapping, read: &ReadFile<'_>) -> Converted {
+pub(super) fn converted(tool: &str, file: &Mapping, read: &ReadFile<'_>, pairs_at: &PairsAt<'_>) -> Converted {
     let mut converted = Converted::default();
+    let method = Method::of(tool, file, pairs_at, &mut converted);
     defaults(tool, file, &mut converted);
+    if let Some(method) = method {
+        method.defaults(tool, &mut converted);
+    }
     let schedule = sharding(file, read, &mut converted);
     converted.add("", convert(&rules(), file));
     if let Some(schedule) = schedule {
         deepspeed::overrule("lr_scheduler_type", schedule, &mut converted);
     }
     adapters(tool, file, &mut converted);
-    data::datasets(tool, file, read, &mut converted);
+    match method {
+        Some(method) => method.apply(tool, file, &mut converted),
+        None => loss_of_texts(file, &mut converted),
+    }
+    data::datasets(tool, method, file, read, &mut converted);
     overruled(&mut converted);
     converted
 }
@@ -522,7 +511,7 @@ fn use_cpu(value: &Value, _: &Mapping, to: &mut Converted) {
 fn sampling(value: &Value, _: &Mapping, to: &mut Converted) {
     match shown(value).as_str() {
         "sequential" => to.set("shuffle", false),
-        "random" => {}
+        "random" => to.set("shuffle", true),
         _ => to.no_effect.push("train_sampling_strategy".into()),
     }
 }
@@ -589,8 +578,8 @@ const ADAPTER_KEYS: &[(&str, &str)] = &[
 ];
 
 fn task_type(value: &Value, _: &Mapping, to: &mut Converted) {
-    if value != "CAUSAL_LM" {
-        to.leave_out("lora_task_type", "only language models are trained");
+    if value != "CAUSAL_LM" && value != "SEQ_CLS" {
+        to.leave_out("lora_task_type", "only language models and reward models are trained");
     }
 }
 
@@ -620,13 +609,16 @@ fn quantization_method(value: &Value, _: &Mapping, to: &mut Converted) {
 }
 
 fn stage(value: &Value, _: &Mapping, to: &mut Converted) {
-    if !["sft", "pt"].contains(&shown(value).as_str()) {
-        to.leave_out("stage", ONLY_SUPERVISED);
+    match shown(value).as_str() {
+        "sft" | "pt" | "dpo" | "kto" | "rm" => {}
+        "ppo" => to.leave_out("stage", NO_REINFORCEMENT),
+        _ => to.leave_out("stage", "use sft, pt, dpo, kto or rm"),
     }
 }
 
-fn loss_type(value: &Value, _: &Mapping, to: &mut Converted) {
-    if !["nll", "chunked_nll"].contains(&shown(value).as_str()) {
-        to.leave_out("loss_type", "the loss is the cross-entropy of the data");
+fn loss_of_texts(file: &Mapping, to: &mut Converted) {
+    let is_of_texts = |loss: &Value| ["nll", "chunked_nll"].contains(&shown(loss).as_str());
+    if at(file, "loss_type").is_some_and(|loss| !is_of_texts(loss)) {
+        to.leave_out("loss_type", CROSS_ENTROPY);
     }
 }

@@ -3,6 +3,7 @@
 use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::{Converted, at};
+use super::hugging_face_preference::Method;
 use super::{ReadFile, dataset_info, shown};
 use crate::config::named_templates::NamedTemplate;
 use crate::config::yaml_1_1::truth;
@@ -16,19 +17,20 @@ pub(super) fn names(value: &Value) -> Vec<String> {
 }
 
 /// The data sets that the file names.
-pub(super) fn datasets(tool: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) {
+pub(super) fn datasets(tool: &str, method: Option<Method>, file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) {
     if tool == "LLaMA-Factory" {
         for (key, ours) in [("dataset", "datasets"), ("eval_dataset", "test_datasets")] {
             let Some(value) = at(file, key) else { continue };
             let entries: Vec<Value> =
-                names(value).iter().map(|name| dataset_info::entry(name, key, file, read, to)).collect();
+                names(value).iter().map(|name| dataset_info::entry(name, key, method, file, read, to)).collect();
             to.set_from(key, ours, entries);
         }
         return;
     }
+    let records = if method.is_some() { Records::Pairs } else { Records::of(file) };
     match at(file, "datasets") {
         Some(Value::Sequence(mixture)) => {
-            let entries: Vec<Value> = mixture.iter().map(|entry| of_mixture(entry, file, to)).collect();
+            let entries: Vec<Value> = mixture.iter().map(|entry| of_mixture(entry, records, file, to)).collect();
             to.set_from("datasets", "datasets", entries);
         }
         Some(_) => to.leave_out("datasets", "it must be a list of entries with `path`"),
@@ -38,7 +40,7 @@ pub(super) fn datasets(tool: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut
                 let mut entry = Mapping::from_iter([("path".into(), name.clone())]);
                 let given = [("name", at(file, "dataset_config")), ("split", split.filter(|split| *split != "train"))];
                 entry.extend(given.into_iter().filter_map(|(key, value)| Some((key.into(), value?.clone()))));
-                entry.extend(Records::of(file).entry(file));
+                entry.extend(records.entry(file));
                 Value::Mapping(entry)
             };
             to.set_from("dataset_name", "datasets", vec![entry(at(file, "dataset_train_split"))]);
@@ -48,7 +50,7 @@ pub(super) fn datasets(tool: &str, file: &Mapping, read: &ReadFile<'_>, to: &mut
             }
         }
     }
-    Records::of(file).explain(file, to);
+    records.explain(file, to);
 }
 
 /// What the records of a data set of TRL are. TRL looks at the names of the columns; a file says it by keys for one of the kinds only.
@@ -57,6 +59,7 @@ enum Records {
     Text,
     Conversation,
     PromptAndCompletion,
+    Pairs,
 }
 
 impl Records {
@@ -86,6 +89,7 @@ impl Records {
                 std::iter::once(("type".into(), "chat_template".into())).chain(all).collect()
             }
             Self::PromptAndCompletion => Mapping::from_iter([("type".into(), Value::Mapping(texts))]),
+            Self::Pairs => Mapping::from_iter([("type".into(), "preference".into())]),
         }
     }
 
@@ -110,7 +114,7 @@ impl Records {
                     to.notes.push(
                         "the file does not say what the records are: they are taken for conversations with `messages`, or with \
                          `prompt` and `completion`, of which the completion is trained on; for texts, set `type: completion`, \
-                         without `roles_to_train`"
+                         without `roles_to_train`, and for pairs of answers `type: preference` and `rl: dpo`"
                             .into(),
                     );
                 }
@@ -122,6 +126,7 @@ impl Records {
                 to.notes
                     .push("`completion_only_loss`: the records are taken for texts `prompt` and `completion`".into());
             }
+            Self::Pairs => {}
         }
     }
 }
@@ -131,7 +136,7 @@ fn trains_on_answers_only(file: &Mapping) -> bool {
 }
 
 /// An entry of TRL's list of data sets.
-fn of_mixture(entry: &Value, file: &Mapping, to: &mut Converted) -> Value {
+fn of_mixture(entry: &Value, records: Records, file: &Mapping, to: &mut Converted) -> Value {
     let mut ours = Mapping::new();
     for (key, value) in entry.as_mapping().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         let why = match shown(key).as_str() {
@@ -151,7 +156,7 @@ fn of_mixture(entry: &Value, file: &Mapping, to: &mut Converted) -> Value {
         };
         to.leave_out(&format!("datasets.{}", shown(key)), why);
     }
-    ours.extend(Records::of(file).entry(file));
+    ours.extend(records.entry(file));
     Value::Mapping(ours)
 }
 

@@ -1,5 +1,6 @@
 //! Files of LLaMA-Factory, TRL and Hugging Face's trainer become jobs that train the same, or are refused by the name of a key.
 
+use super::PairsAt;
 use super::import::{Imported, import, tool_of};
 use super::tests::{set, shown_keys};
 use crate::config::JobConfig;
@@ -50,16 +51,21 @@ const DATASET_INFO: &str = r#"{
   "orders": {"file_name": "orders.json", "columns": {"prompt": "question", "response": "answer"}}
 }"#;
 
-fn imported(files: &[(&str, &str)]) -> Result<Imported, ConfigError> {
+pub(super) fn imported(files: &[(&str, &str)]) -> Result<Imported, ConfigError> {
+    imported_with(files, &|_| None)
+}
+
+/// The same, with data that are looked at.
+pub(super) fn imported_with(files: &[(&str, &str)], pairs_at: &PairsAt<'_>) -> Result<Imported, ConfigError> {
     let read = |path: &Path| {
         let found = files.iter().find(|(name, _)| path == Path::new(name));
         found.map(|(_, text)| (*text).to_owned()).ok_or_else(|| std::io::ErrorKind::NotFound.into())
     };
-    import(Path::new(files[0].0), &[], &read)
+    import(Path::new(files[0].0), &[], &read, pairs_at)
 }
 
 /// The job that the converted keys describe.
-fn job(imported: &Imported) -> JobConfig {
+pub(super) fn job(imported: &Imported) -> JobConfig {
     JobConfig::from_yaml_str(&starter::file("", &imported.keys, None, Extent::Set), &[]).unwrap()
 }
 
@@ -150,7 +156,7 @@ fn key_that_no_trainer_has_is_refused_with_its_line_and_the_nearest_key() {
 #[test]
 fn what_is_not_done_is_refused_by_the_name_of_its_key() {
     for (line, other, part) in [
-        ("stage: sft", "stage: dpo", "`stage` (line 5) is the string \"dpo\": there is no preference"),
+        ("stage: sft", "stage: ppo", "`stage` (line 5) is the string \"ppo\": there is no reinforcement training"),
         ("finetuning_type: lora", "finetuning_type: freeze", "`finetuning_type` (line 7)"),
         ("bf16: true", "neftune_noise_alpha: 5", "`neftune_noise_alpha` (line 29) is 5"),
         ("bf16: true", "quantization_bit: 3", "`quantization_bit` (line 29) is 3"),
@@ -288,7 +294,7 @@ fn folder_of_llama_factory_is_all_its_files() {
             "data/corpus" => Err(std::io::ErrorKind::IsADirectory.into()),
             _ => Err(std::io::ErrorKind::NotFound.into()),
         };
-        let job = job(&import(Path::new("a.yaml"), &[], &read).unwrap());
+        let job = job(&import(Path::new("a.yaml"), &[], &read, &|_| None).unwrap());
         job.data.datasets[0].data_files.as_ref().map(|files| files.0.clone())
     };
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_yaml_ng::{Mapping, Value};
 
 use super::convert::Converted;
-use super::{ReadFile, accelerate, axolotl, deepspeed, hugging_face, shown, torchtitan, unknown};
+use super::{PairsAt, ReadFile, accelerate, axolotl, deepspeed, hugging_face, shown, torchtitan, unknown};
 use crate::config::described::describe;
 use crate::config::error::{ConfigError, Errors, KeyAt, ValueLocation};
 use crate::config::source::{parse, place_in};
@@ -40,7 +40,7 @@ impl Imported {
 }
 
 /// Reads a file of another tool, known by its ending and its keys, or of Phalanx. `overrides` are keys that go before those of a whole
-/// job in the file.
+/// job in the file; `pairs_at` looks at the data sets that it names.
 ///
 /// # Errors
 /// When the file cannot be read or parsed; for a whole job also when it has unknown or invalid keys.
@@ -48,6 +48,7 @@ pub(crate) fn import(
     path: &Path,
     overrides: &[(String, String)],
     read: &ReadFile<'_>,
+    pairs_at: &PairsAt<'_>,
 ) -> Result<Imported, ConfigError> {
     let unreadable =
         |error: std::io::Error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() };
@@ -62,14 +63,14 @@ pub(crate) fn import(
             let file: Value = serde_json::from_str(&text).map_err(|error| syntax(error.to_string()))?;
             let file = mapping(file)?;
             match hugging_face::tool_of(&file) {
-                Some(tool) => of_trainer(tool, &file, &text, read),
+                Some(tool) => of_trainer(tool, &file, &text, read, pairs_at),
                 None => Ok(part("DeepSpeed", "", deepspeed::alone(&file))),
             }
         }
         _ => {
             let file = parse(&text)?;
             if let Some(tool) = hugging_face::tool_of(&file) {
-                return of_trainer(tool, &file, &text, read);
+                return of_trainer(tool, &file, &text, read, pairs_at);
             }
             if accelerate::is_accelerate(&file) {
                 let file = mapping(resolved(&Value::Mapping(file)))?;
@@ -119,9 +120,15 @@ fn part(tool: &'static str, text: &str, converted: Converted) -> Imported {
 }
 
 /// A job of Hugging Face's trainer. What is not done, and unknown keys, are errors: each changes what is trained.
-fn of_trainer(tool: &'static str, file: &Mapping, text: &str, read: &ReadFile<'_>) -> Result<Imported, ConfigError> {
+fn of_trainer(
+    tool: &'static str,
+    file: &Mapping,
+    text: &str,
+    read: &ReadFile<'_>,
+    pairs_at: &PairsAt<'_>,
+) -> Result<Imported, ConfigError> {
     let resolved = mapping(resolved(&Value::Mapping(file.clone())))?;
-    let converted = hugging_face::converted(tool, &resolved, read);
+    let converted = hugging_face::converted(tool, &resolved, read, pairs_at);
     let lines = lines(text, &converted);
     let mut errors = Errors::default();
     for (key, why) in converted.left_out {

@@ -14,9 +14,13 @@ mod fsdp;
 mod hugging_face;
 mod hugging_face_data;
 mod hugging_face_defaults;
+mod hugging_face_preference;
+#[cfg(test)]
+mod hugging_face_preference_tests;
 #[cfg(test)]
 mod hugging_face_tests;
 pub(crate) mod import;
+mod losses;
 mod reasons;
 mod table;
 #[cfg(test)]
@@ -32,6 +36,7 @@ use super::described::{asks_for_nothing, describe, is_empty};
 use super::error::{ConfigError, KeyAt, ValueLocation};
 use super::yaml_1_1::{number, resolved, truth};
 use convert::Converted;
+pub(crate) use hugging_face_preference::PairsAt;
 use table::{TABLE, VALUES};
 
 /// What becomes of a key.
@@ -212,6 +217,7 @@ pub(crate) fn translate(file: &Mapping, read: &ReadFile<'_>) -> Translation {
         }
     }
     entries::translate(&mut draft.keys, &mut notes, &mut refused);
+    losses::translate(&mut draft.keys, &mut notes, &mut refused);
     Translation { keys: draft.keys, notes, refused }
 }
 

@@ -4,7 +4,7 @@ use super::Verdict::{NoEffect, Only, Refused, Translated, Word};
 use super::entries::{dataset_shard_idx, dataset_shard_num, pretraining_dataset};
 use super::reasons::{MODEL_CONFIG, NO_EXPERTS};
 use super::translations::*;
-use super::{Row, Words};
+use super::{Row, Words, losses};
 
 /// Words for values of keys that Phalanx reads.
 pub(super) const VALUES: &[Words] = &[
@@ -50,8 +50,8 @@ const MULTIMODAL: &str = "only text is trained on";
 
 const ONLY_SUPERVISED: &str =
     "there is no reinforcement training, and preference tuning has no such key; remove the line";
-const ONLY_LANGUAGE_MODELS: &str =
-    "only language models and reward models of whole answers are trained; remove the line";
+const ONLY_WHOLE_ANSWERS: &str = "steps of an answer get no rewards; for a model that rewards whole answers, use `reward_model: true` with \
+                                  pairs instead, and remove the line";
 const NOT_QUANTIZED: &str =
     "only `load_in_4bit` and `load_in_8bit` quantize weights, beside adapters; use one of them, or remove the line";
 const LORA_BASICS: &str =
@@ -314,12 +314,9 @@ pub(super) const TABLE: &[Row] = &[
     Row { keys: &["selective_checkpointing"], verdict: Translated(selective_checkpointing) },
     Row {
         keys: &[
-            "trl",
             "vllm",
             "ebft",
             "dpo_use_weighting",
-            "dpo_loss_weights",
-            "dpo_beta",
             "dpo_generate_during_eval",
             "dpo_norm_loss",
             "max_prompt_len",
@@ -340,7 +337,9 @@ pub(super) const TABLE: &[Row] = &[
         ],
         verdict: Refused(ONLY_SUPERVISED),
     },
-    Row { keys: &["process_reward_model"], verdict: Refused(ONLY_LANGUAGE_MODELS) },
+    Row { keys: &["trl"], verdict: Translated(losses::trl) },
+    Row { keys: &["dpo_loss_weights"], verdict: Translated(losses::dpo_loss_weights) },
+    Row { keys: &["process_reward_model"], verdict: Refused(ONLY_WHOLE_ANSWERS) },
     Row {
         keys: &[
             "gptq",

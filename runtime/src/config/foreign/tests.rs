@@ -302,7 +302,7 @@ fn imported(files: &[(&str, &str)]) -> import::Imported {
         let found = files.iter().find(|(name, _)| path == Path::new(name));
         found.map(|(_, text)| (*text).to_owned()).ok_or_else(|| std::io::ErrorKind::NotFound.into())
     };
-    import::import(Path::new(files[0].0), &[], &read).unwrap()
+    import::import(Path::new(files[0].0), &[], &read, &|_| None).unwrap()
 }
 
 pub(super) fn shown_keys(imported: &import::Imported) -> BTreeSet<String> {
