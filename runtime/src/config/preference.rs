@@ -263,7 +263,7 @@ mod tests {
                 "rl: orpo\nrl_beta: 0.5\n",
                 "the key belongs to `rl: dpo`, `ipo`, `cpo`, `simpo` or `kto`; set one of them, or remove the key",
             ),
-            ("rl: orpo\ndpo_beta: 0.5\n", "`dpo_beta` (line 7) conflicts"),
+            ("rl: orpo\ndpo_beta: 0.5\n", "`rl_beta` (line 7) conflicts"),
             ("rl: simpo\nsample_packing: true\n", "each answer of a pair has a row of its own"),
             ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),
             ("rl: kto\nmicro_batch_size: 1\n", "set `micro_batch_size: 2` or more"),

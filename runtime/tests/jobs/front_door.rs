@@ -305,7 +305,7 @@ fn init_recognises_pairs_and_labelled_answers() {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
         assert!(!text.contains("sample_packing"), "{text}");
-        p.run(&["train", "new.yaml", "--max_steps", "1", "--sequence_len", "128"]).succeeds();
+        p.run(&["train", "new.yaml", "--max_steps", "1", "--sequence_len", "64"]).succeeds();
         std::fs::remove_dir_all(p.path("outputs")).unwrap();
         std::fs::remove_file(p.path("new.yaml")).unwrap();
     }

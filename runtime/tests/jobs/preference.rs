@@ -148,7 +148,7 @@ fn run_over_conversations_proposes_to_talk_and_one_without_a_template_is_refused
     assert!(hint.contains("phalanx chat"), "{hint}");
     p.write(
         "job2.yaml",
-        "base_model: DIR/base/model\ndatasets: [{path: DIR/pairs.jsonl, type: chat_template}]\nmax_steps: 1\n",
+        "base_model: DIR/base/model\ndatasets: [{path: DIR/pairs.jsonl, type: chat_template}]\nsequence_len: 48\nmax_steps: 1\n",
     );
     p.run(&["train", "job2.yaml"]).refuses(&["set `type: preference` and `rl: dpo`"]);
 }

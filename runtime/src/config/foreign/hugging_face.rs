@@ -254,7 +254,7 @@ pub(super) fn tool_of(file: &Mapping) -> Option<&'static str> {
     if !has(&MARKS) || has(&["base_model"]) {
         return None;
     }
-    Some(match (has(&LLAMA_FACTORY), has(&TRL)) {
+    Some(match (has(&LLAMA_FACTORY), has(&TRL) || preference::is_of_trl(file)) {
         (true, _) => "LLaMA-Factory",
         (_, true) => "TRL",
         _ => "Hugging Face's trainer",

@@ -217,7 +217,7 @@ impl Method {
             to.set("shuffle", false);
         }
         if tool == "TRL" {
-            to.set("learning_rate", if self == Reward { 1e-4 } else { 1e-6 });
+            to.set("learning_rate", self.rate_of_trl());
         }
         // Scores of texts that are cut would be those of other texts.
         if self == Reward && tool == "TRL" {
@@ -225,9 +225,17 @@ impl Method {
         }
     }
 
+    const fn rate_of_trl(self) -> f64 {
+        if let Reward = self { 1e-4 } else { 1e-6 }
+    }
+
     /// Sets what is trained, with its numbers.
     pub(super) fn apply(self, tool: &str, file: &Mapping, to: &mut Converted) {
         to.keys.remove("lora_dropout");
+        let lowest = at(file, "lr_scheduler_kwargs.min_lr").and_then(number);
+        if let Some(lowest) = lowest.filter(|_| tool == "TRL" && at(file, "learning_rate").is_none()) {
+            to.set("cosine_min_lr_ratio", lowest / self.rate_of_trl());
+        }
         for key in ["max_prompt_length", "max_completion_length"].into_iter().filter(|key| at(file, key).is_some()) {
             to.notes.push(format!(
                 "`{key}`: prompts and answers are not cut by themselves here; a pair of more than `sequence_len` tokens loses the ends of its \
@@ -337,6 +345,11 @@ impl Method {
 }
 
 const OTHERS: &str = "for those of CPO, SimPO, ORPO, KTO and reward models, set `rl` or `reward_model` in the result";
+
+/// Whether a file has a key that only TRL's trainers on answers have.
+pub(super) fn is_of_trl(file: &Mapping) -> bool {
+    !owners(file).is_empty()
+}
 
 /// The keys of a file that only some trainers have.
 fn owners(file: &Mapping) -> Vec<(&'static str, &'static [Method])> {

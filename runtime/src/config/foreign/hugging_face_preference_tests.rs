@@ -14,14 +14,14 @@ fn trl(keys: &str) -> Imported {
 #[test]
 fn keys_of_trl_tell_the_trainer_and_become_its_numbers() {
     for (keys, expected) in [
-        ("beta: 0.05\n", &["rl: dpo", "rl_beta: 0.05", "learning_rate: 0.000001"][..]),
+        ("beta: 0.05\n", &["rl: dpo", "rl_beta: 0.05", "learning_rate: 1e-6"][..]),
         ("beta: 0.05\nloss_type: [sigmoid]\n", &["rl: dpo", "dpo_loss_type: sigmoid"]),
         ("loss_type: [sigmoid, sft]\nloss_weights: [1.0, 0.2]\n", &["rl: dpo", "rpo_alpha: 0.2"]),
         (
             "loss_type: robust\nlabel_smoothing: 0.1\n",
             &["rl: dpo", "dpo_loss_type: robust", "dpo_label_smoothing: 0.1"],
         ),
-        ("precompute_ref_log_probs: true\nlearning_rate: 2e-6\n", &["rl: dpo", "learning_rate: 0.000002"]),
+        ("precompute_ref_log_probs: true\nlearning_rate: 2e-6\n", &["rl: dpo", "learning_rate: 2e-6"]),
         (
             "desirable_weight: 1.5\nbeta: 0.2\n",
             &["rl: kto", "rl_beta: 0.2", "kto_desirable_weight: 1.5", "shuffle: false"],
@@ -54,10 +54,20 @@ fn file_that_fits_several_trainers_of_trl_is_taken_for_dpo_and_says_so() {
 }
 
 #[test]
+fn rate_that_is_left_out_is_that_of_the_trainer() {
+    let schedule = "beta: 0.1\nlr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-7}\n";
+    assert!(shown_keys(&trl(schedule)).contains("cosine_min_lr_ratio: 0.1"), "{:?}", shown_keys(&trl(schedule)));
+    let json = r#"{"per_device_train_batch_size": 4, "beta": 0.1, "precompute_ref_log_probs": false}"#;
+    let saved = imported(&[("a.json", json)]).unwrap();
+    assert_eq!(saved.tool, "TRL");
+    assert!(shown_keys(&saved).is_superset(&set(&["rl: dpo", "learning_rate: 1e-6"])));
+}
+
+#[test]
 fn data_tell_what_a_file_without_keys_trains() {
     let of = |keys: &str, rl: Option<Rl>| imported_with(&[("a.yaml", &format!("{TRL}{keys}"))], &|_| rl).unwrap();
     let pairs = of("", Some(Rl::Dpo));
-    assert!(shown_keys(&pairs).is_superset(&set(&["rl: dpo", "learning_rate: 0.000001"])));
+    assert!(shown_keys(&pairs).is_superset(&set(&["rl: dpo", "learning_rate: 1e-6"])));
     assert!(pairs.notes.join("\n").contains("the data have pairs of answers"));
     assert!(shown_keys(&of("", Some(Rl::Kto))).contains("rl: kto"));
     assert!(shown_keys(&of("beta: 0.2\n", Some(Rl::Kto))).contains("rl: kto"));
