@@ -309,6 +309,14 @@ fn init_recognises_pairs_and_labelled_answers() {
         std::fs::remove_dir_all(p.path("outputs")).unwrap();
         std::fs::remove_file(p.path("new.yaml")).unwrap();
     }
+    // The questions of a terminal propose what the data are.
+    let child =
+        p.command(&["init", "asked.yaml"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap();
+    child.stdin.take().unwrap().write_all(b"base/model\nlabels.jsonl\n\n1\nlora\n").unwrap();
+    let asked = Run::of(child.wait_with_output().unwrap()).succeeds();
+    assert!(asked.stderr.contains("sharegpt, preference) [preference]"), "{}", asked.stderr);
+    assert!(std::fs::read_to_string(p.path("asked.yaml")).unwrap().contains("rl: kto"));
     let init = ["init", "new.yaml", "--yes", "--dataset", "pairs.jsonl", "--dataset-type"];
     p.run(&[&init[..], &["pears"]].concat()).refuses(&["unknown dataset type `pears`", "preference"]);
 }

@@ -146,6 +146,7 @@ fn run_over_conversations_proposes_to_talk_and_one_without_a_template_is_refused
     std::fs::write(&config, keys).unwrap();
     let hint = proposed("of-messages");
     assert!(hint.contains("phalanx chat"), "{hint}");
+    p.write("pairs.jsonl", &record);
     p.write(
         "job2.yaml",
         "base_model: DIR/base/model\ndatasets: [{path: DIR/pairs.jsonl, type: chat_template}]\nsequence_len: 48\nmax_steps: 1\n",

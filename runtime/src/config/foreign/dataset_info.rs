@@ -94,31 +94,7 @@ pub(super) fn entry(
     to.notes.extend(plain.map(|path| axolotl::LINES.replace("FILE", &path)));
     ours.extend(text("split").map(|split| ("split".into(), split.into())));
     ours.extend(text("subset").map(|subset| ("name".into(), subset.into())));
-    let is_text = at(file, "stage").is_some_and(|stage| stage == "pt");
-    match text("formatting").as_deref().unwrap_or("alpaca") {
-        "sharegpt" | "openai" => {
-            description.conversation(&mut ours, to);
-            if method.is_some() {
-                description.answers_to_messages(&mut ours, to);
-            }
-        }
-        "alpaca" if method.is_some() => description.answers_to_texts(&mut ours, read, to),
-        "alpaca" if is_text => {
-            ours.insert("type".into(), "completion".into());
-            let field = description.column("prompt", "instruction").unwrap_or_else(|| "text".into());
-            ours.extend((field != "text").then(|| ("field".into(), field.into())));
-        }
-        "alpaca" => {
-            if let Some(template) = at(file, "template").map(shown) {
-                to.notes.push(format!(
-                    "`template`: the instructions of {name} get Alpaca's prompt here instead of the turns of {template}; for those \
-                     turns, store the records as messages"
-                ));
-            }
-            description.instruction(&mut ours, to);
-        }
-        other => description.refuse("formatting", &format!("{other} is none of alpaca, sharegpt and openai"), to),
-    }
+    description.type_of_records(&mut ours, file, read, to);
     let n_samples = at(keys, "num_samples").and_then(whole);
     if let Some(n) = n_samples {
         to.notes.push(format!("`{key}`: of {name}, the first {n} records are read, instead of {n} random ones; if it has fewer, LLaMA-Factory repeats some of them: set `weight` for that"));
@@ -127,6 +103,36 @@ pub(super) fn entry(
 }
 
 impl Description<'_> {
+    /// How records become samples.
+    fn type_of_records(&self, ours: &mut Mapping, file: &Mapping, read: &ReadFile<'_>, to: &mut Converted) {
+        let is_text = at(file, "stage").is_some_and(|stage| stage == "pt");
+        match at(self.keys, "formatting").map(shown).as_deref().unwrap_or("alpaca") {
+            "sharegpt" | "openai" => {
+                self.conversation(ours, to);
+                if self.method.is_some() {
+                    self.answers_to_messages(ours, to);
+                }
+            }
+            "alpaca" if self.method.is_some() => self.answers_to_texts(ours, read, to),
+            "alpaca" if is_text => {
+                ours.insert("type".into(), "completion".into());
+                let field = self.column("prompt", "instruction").unwrap_or_else(|| "text".into());
+                ours.extend((field != "text").then(|| ("field".into(), field.into())));
+            }
+            "alpaca" => {
+                if let Some(template) = at(file, "template").map(shown) {
+                    to.notes.push(format!(
+                        "`template`: the instructions of {} get Alpaca's prompt here instead of the turns of {template}; for those \
+                         turns, store the records as messages",
+                        self.name
+                    ));
+                }
+                self.instruction(ours, to);
+            }
+            other => self.refuse("formatting", &format!("{other} is none of alpaca, sharegpt and openai"), to),
+        }
+    }
+
     fn refuse(&self, key: &str, why: &str, to: &mut Converted) {
         to.leave_out(self.key, format!("`{key}` of {} in dataset_info.json cannot be met: {why}", self.name));
     }
@@ -243,7 +249,8 @@ impl Description<'_> {
         ours.extend(tools.map(|name| ("field_tools".into(), name.into())));
         // Here a system text beside the messages has this name, and so have tools.
         for (column, field) in [("columns.system", "system"), ("columns.tools", "tools")] {
-            if at(self.keys, column).is_none() {
+            let is_read = field == "tools" || self.method.is_none();
+            if is_read && at(self.keys, column).is_none() {
                 to.notes.push(format!(
                     "`{}`: if records of {} have a field `{field}`, it is part of the conversation here; LLaMA-Factory reads it only if \
                      `{column}` names it",

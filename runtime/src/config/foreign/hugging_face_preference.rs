@@ -382,7 +382,9 @@ fn losses(file: &Mapping, to: &mut Converted) {
                     _ => to.no_effect.push("label_smoothing".into()),
                 }
             }
-            to.set_from("loss_type", "dpo_loss_type", loss);
+            if losses.is_some() {
+                to.set_from("loss_type", "dpo_loss_type", loss);
+            }
             if let Some(alpha) = alpha {
                 to.set_from("loss_weights", "rpo_alpha", alpha);
             }

@@ -133,6 +133,8 @@ fn stages_of_llama_factory_become_jobs_over_answers() {
         assert_eq!(job.data.datasets[0].r#type.word(), "chat_template.default", "{keys}");
         assert_eq!(job.preference.dpo_loss_type == DpoLoss::Ipo, keys.contains("ipo"), "{keys}");
     }
+    let talks = factory("stage: dpo\ndataset: talks\n", texts).unwrap().notes.join("\n");
+    assert!(talks.contains("a field `tools`") && !talks.contains("a field `system`"), "{talks}");
     let job = job(&factory("stage: dpo\ndataset: texts\n", texts).unwrap());
     let dataset = &job.data.datasets[0];
     assert_eq!(
