@@ -14,7 +14,8 @@ use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::shell::quoted;
-use crate::train::{located, plan};
+use crate::train::data_plan;
+use crate::train::located;
 use serde_yaml_ng::{Mapping, Value};
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -135,7 +136,7 @@ const KINDS: [DatasetType; 5] = [
 fn recognised(dataset: &Path) -> Option<Recognised> {
     let text = starter::starter_yaml(None, dataset, DatasetType::Completion);
     let job = JobConfig::from_yaml_str(&text, &[]).ok()?;
-    Recognised::of(plan::data_config(&job).ok()?.datasets.first()?)
+    Recognised::of(data_plan::data_config(&job).ok()?.datasets.first()?)
 }
 
 /// The type of a data set, else that which files with this ending mostly have.

@@ -18,8 +18,8 @@ use crate::data::recognised;
 use crate::error::JobError;
 use crate::events::{Event, Report, Started};
 use crate::shell::quoted;
+use crate::train::data_plan;
 use crate::train::model_source::ModelSource;
-use crate::train::plan;
 use crate::train::progress::{Progress, Tokenising};
 use crate::units::{human_bytes, human_count};
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
@@ -199,7 +199,7 @@ fn introduce(s: &Started, console: &Console) {
 
 /// The command that shows what the model has learnt; none for a model that writes no text.
 fn command_to_try(config: &JobConfig) -> Option<&'static str> {
-    let data = plan::data_config(config);
+    let data = data_plan::data_config(config);
     let has_chats = data.is_ok_and(|data| data.datasets.iter().any(recognised::has_messages));
     (!config.reward.reward_model).then_some(if has_chats { "chat" } else { "generate" })
 }
