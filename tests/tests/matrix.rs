@@ -296,7 +296,7 @@ fn scores_train_as_on_one_rank_under_every_pair_of_choices() -> Result<()> {
     ];
     let cells = pairwise(8).into_iter().filter(|(shape, _)| *shape == Shape::Llama).map(|(_, cell)| cell).collect();
     check(&Task { shape: Shape::Llama, extra: WHOLE }, &chain(cells), &SCORES)?;
-    let tokens_cut = [Cell { sequence_parallel: true, ..mesh(1, 1, 1, 2, 3) }, mesh(2, 1, 2, 1, 2)];
+    let tokens_cut = [Cell { sequence_parallel: true, ..mesh(1, 1, 1, 2, 2) }, mesh(2, 1, 2, 1, 2)];
     check(&Task { shape: Shape::Gpt2, extra: ADAPTED }, &[&few_cells()[..], &tokens_cut].concat(), &SCORES)
 }
 

@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     config.data.streaming = false;
     let base_model = config.model.base_model.as_deref();
     let (subject, skipped) = match args.model.as_ref().or(folder.as_ref()) {
-        Some(path) => Subject::find(path, base_model, &config.preference.objective())?,
+        Some(path) => Subject::find(path, base_model, &config.objective())?,
         None => Subject::trained_by(&config)?,
     };
     let note = |line: &str| if args.json { console.err().say(line) } else { console.say(line) };

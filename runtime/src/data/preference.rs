@@ -309,6 +309,7 @@ mod tests {
     use crate::data::config::DatasetConfig;
     use crate::data::record::RecordReader;
     use serde_json::json;
+    use std::ops::Range;
 
     fn samples(record: &Value, has_template: bool) -> Result<Vec<Sample>, RecordError> {
         let dataset = DatasetConfig {
@@ -339,6 +340,23 @@ mod tests {
         let record = json!({ "prompt": "Sky?", "chosen": " Blue.", "rejected": " Green." });
 
         assert_eq!(marked(&record), ["Sky?[ Blue.]", "Sky?[ Green.]"]);
+    }
+
+    #[test]
+    fn whole_texts_of_a_reward_model_count_and_its_pairs_have_no_margin() {
+        let of = |record: &Value| {
+            let pair = Some(PairFields { whole: true, ..PairFields::default() });
+            let dataset = DatasetConfig { pair, ..DatasetConfig::new("", DatasetType::Preference(PairForm::Columns)) };
+            RecordReader::new(&dataset, false, || Ok(None)).unwrap().samples(record)
+        };
+        let mut record = json!({ "prompt": "Sky?", "chosen": " Blue.", "rejected": " Green.", "margin": null });
+
+        let samples = of(&record).unwrap();
+        record["margin"] = json!(0.5);
+
+        let Sample::Answer { document, .. } = &samples[0] else { panic!("{samples:?}") };
+        assert_eq!(document.trained.iter().map(Range::len).collect::<Vec<_>>(), [document.text.len()]);
+        assert_eq!(of(&record), Err(RecordError::Margin));
     }
 
     #[test]

@@ -144,6 +144,9 @@ impl RecordReader {
                 if fields.labelled {
                     return labelled::answers(record, fields, chat);
                 }
+                if fields.whole && record.get("margin").is_some_and(|margin| !margin.is_null()) {
+                    return Err(RecordError::Margin);
+                }
                 let pair = preference::pair(record, fields, chat)?;
                 return Ok(if fields.whole { preference::whole(pair) } else { pair });
             }

@@ -51,6 +51,9 @@ pub enum RecordError {
          train on the text alone, remove the field"
     )]
     Media { field: String },
+    /// How much better an answer is.
+    #[error("field \"margin\" of a pair is not used by reward models here, while TRL subtracts it; remove the field")]
+    Margin,
     /// The offsets of parts to train on refer to the content as it is in the data.
     #[error(
         "the content of message {number} is not in the text that the chat template makes of it, so its parts to train on cannot be located"

@@ -75,7 +75,7 @@ fn dataset_config(d: &datasets::DatasetConfig, config: &JobConfig) -> data::Data
         weight: d.weight,
         field: d.field.clone(),
         prompt: d.prompt.as_ref().map(PromptSection::prompt),
-        pair: pair_fields(d, &config.preference.objective()),
+        pair: pair_fields(d, &config.objective()),
         conversation: conversation_config(d, &job.eot_tokens),
         template: template_config(d, job),
     }
@@ -98,7 +98,7 @@ fn pair_fields(d: &datasets::DatasetConfig, objective: &Objective) -> Option<Pai
         chosen,
         rejected,
         labelled: objective.second_row() == Some(SecondRow::Mismatched),
-        bounds_conversations: !(objective.has_reference() || objective.has_scores()) || form != PairForm::Columns,
+        bounds_conversations: !objective.has_scores() && (!objective.has_reference() || form != PairForm::Columns),
         aligned: objective.has_reference(),
         whole: objective.has_scores(),
     })

@@ -7,25 +7,29 @@ use crate::config::pair_form::{PairForm, PairSection};
 use crate::data::document::Sample;
 use crate::data::prepare::template_sources;
 use crate::data::record::RecordReader;
+use crate::data::tokenizer::Tokenizer;
 use serde_json::Value;
+use std::ops::Range;
 use std::path::Path;
 
-/// The reader of a data set of this description.
-fn reader(case: &Value, dir: &Path) -> RecordReader {
+/// The tokenizer, and the reader of a data set of this description; `objective` is the key that names one.
+fn reader(case: &Value, dir: &Path, objective: &str) -> (Tokenizer, RecordReader) {
     let data = dir.join("data.jsonl");
     std::fs::write(&data, "{}").unwrap();
     let mut dataset = case["dataset"].clone();
     dataset["path"] = data.display().to_string().into();
     let template = case["chat_template"].as_str().unwrap_or("chatml");
     let text = format!(
-        "base_model: {}\nmax_steps: 1\nrl: orpo\nchat_template: {template}\ndatasets: [{dataset}]\n",
+        "base_model: {}\nmax_steps: 1\n{objective}\nchat_template: {template}\ndatasets: [{dataset}]\n",
         phalanx_needs::reference("models/tiny-qwen3").display()
     );
     let job = JobConfig::from_yaml_str(&text, &[]).unwrap();
     let tokenizer = tokenizer(&job).unwrap();
     let dataset = data_config(&job).unwrap().datasets.remove(0);
     let source = template_sources(&dataset.template, &tokenizer, &data).unwrap();
-    RecordReader::new(&dataset, false, || Ok(Some((tokenizer.parse_template(&source.plain)?, None)))).unwrap()
+    let template = || Ok(Some((tokenizer.parse_template(&source.plain)?, None)));
+    let reader = RecordReader::new(&dataset, false, template).unwrap();
+    (tokenizer, reader)
 }
 
 /// Prompt and answer of a document.
@@ -53,7 +57,7 @@ fn types_of_pairs_make_the_texts_of_axolotl() {
             continue;
         }
         let dir = tempfile::tempdir().unwrap();
-        let reader = reader(case, dir.path());
+        let (_, reader) = reader(case, dir.path(), "rl: orpo");
         for (row, made) in case["rows"].as_array().unwrap().iter().zip(case["made"].as_array().unwrap()) {
             if made.get("error").is_some() {
                 continue;
@@ -68,4 +72,27 @@ fn types_of_pairs_make_the_texts_of_axolotl() {
         }
     }
     assert!(n_compared > 50, "{n_compared}");
+}
+
+/// The whole conversation counts, with what the template writes and nothing else.
+#[test]
+fn conversations_of_reward_models_have_the_tokens_of_axolotl() {
+    let file = std::fs::read(phalanx_needs::reference("preference/texts.json")).unwrap();
+    let texts: Value = serde_json::from_slice(&file).unwrap();
+    let mut n_compared = 0;
+    for case in texts["cases"].as_array().unwrap().iter().filter(|case| case["rl"] == "reward") {
+        let dir = tempfile::tempdir().unwrap();
+        let (tokenizer, reader) = reader(case, dir.path(), "reward_model: true");
+        for (row, made) in case["rows"].as_array().unwrap().iter().zip(case["made"].as_array().unwrap()) {
+            for (sample, key) in reader.samples(row).unwrap().into_iter().zip(["chosen_ids", "rejected_ids"]) {
+                let Sample::Answer { document, .. } = sample else { panic!("{sample:?} is no text") };
+                let ids = tokenizer.encode(&document.text).unwrap();
+                assert_eq!(serde_json::json!(ids), made[key], "{row}");
+                let lengths: Vec<usize> = document.trained.iter().map(Range::len).collect();
+                assert!(!document.bounded && lengths == [document.text.len()], "{document:?}");
+                n_compared += 1;
+            }
+        }
+    }
+    assert_eq!(n_compared, 8);
 }

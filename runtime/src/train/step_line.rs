@@ -55,7 +55,9 @@ pub(crate) fn step_line(m: &StepMetrics, pace: &Pace, columns: usize) -> String 
 
 /// How well pairs are told apart, if that is trained.
 pub(crate) fn of_pairs(scalars: &BTreeMap<String, f64>) -> Option<String> {
-    let [accuracy, margin] = ["rewards/accuracies", "rewards/margins"].map(|name| scalars.get(name).copied());
+    // Those of a reward model have the names of TRL's trainer of such models.
+    let names = [["rewards/accuracies", "accuracy"], ["rewards/margins", "margin"]];
+    let [accuracy, margin] = names.map(|names| names.iter().find_map(|name| scalars.get(*name).copied()));
     Some(format!("accuracy {:.2}  margin {:.3}", accuracy?, margin?))
 }
 

@@ -91,7 +91,7 @@ impl Subject {
     /// # Errors
     /// When there is none yet.
     pub(crate) fn trained_by(job: &JobConfig) -> Result<(Subject, Vec<String>), JobError> {
-        let (exported, objective) = (job.output.folder().join("model"), job.preference.objective());
+        let (exported, objective) = (job.output.folder().join("model"), job.objective());
         if !objective.has_reference()
             && ["config.json", ADAPTER_CONFIG].iter().any(|name| exported.join(name).symlink_metadata().is_ok())
         {
