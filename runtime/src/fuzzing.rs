@@ -70,9 +70,9 @@ pub fn documents(record: &serde_json::Value) -> Vec<(String, Vec<std::ops::Range
     texts.collect()
 }
 
-/// Reads the body of a request to `phalanx serve`, as a completion and as a chat: its number of prompts, of continuations of each,
-/// and of stop texts, or the answer that refuses it.
-pub fn served(body: &[u8]) -> [Result<[usize; 3], serde_json::Value>; 2] {
+/// Reads the body of a request to `phalanx serve`, as a completion, as a chat and as texts to score: its number of prompts, of
+/// continuations of each, and of stop texts, or the answer that refuses it.
+pub fn served(body: &[u8]) -> [Result<[usize; 3], serde_json::Value>; 3] {
     crate::serve::read_requests(body)
 }
 

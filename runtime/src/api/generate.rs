@@ -131,6 +131,11 @@ impl Generator {
         self.keeps_prefix = true;
     }
 
+    /// From now on, nothing of earlier texts is used.
+    pub(super) fn forget(&mut self) {
+        self.cached.clear();
+    }
+
     /// Logits `[V]` of the token that follows `ids`. If all of `ids` but the last were in an earlier call, only the last one is
     /// computed.
     ///

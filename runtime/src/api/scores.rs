@@ -18,6 +18,7 @@ pub struct Scorer {
     model: Generator,
     /// The id that fills rows, which is no part of a text's end.
     pad_id: Option<u32>,
+    label: String,
 }
 
 impl Scorer {
@@ -27,8 +28,10 @@ impl Scorer {
             return Err(GenerateError::NoScores { dir: source.dir().to_owned() }.into());
         }
         let model = Generator::load_any(device, source, max_len)?;
-        let pad_id = source.config()?["pad_token_id"].as_u64().and_then(|id| u32::try_from(id).ok());
-        Ok(Scorer { model, pad_id })
+        let config = source.config()?;
+        let pad_id = config["pad_token_id"].as_u64().and_then(|id| u32::try_from(id).ok());
+        let label = config["id2label"]["0"].as_str().unwrap_or("LABEL_0").to_owned();
+        Ok(Scorer { model, pad_id, label })
     }
 
     /// The model's tokenizer.
@@ -41,12 +44,24 @@ impl Scorer {
         self.model.max_len()
     }
 
+    /// The name of the score in `config.json`.
+    pub(crate) fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Refuses tokens that have no score.
+    pub(crate) fn check(&self, ids: &[u32]) -> Result<(), JobError> {
+        Ok(self.model.check(ids)?)
+    }
+
     /// The score of a text: that of its last token other than padding, as in training and in transformers.
     ///
     /// # Errors
     /// When `ids` is empty or longer than [`Scorer::max_len`], or a token has no embedding.
     pub fn score(&mut self, ids: &[u32]) -> Result<f32, JobError> {
-        self.model.check(ids)?;
+        self.check(ids)?;
+        // So that it does not depend on earlier texts, not even in its last bits.
+        self.model.forget();
         let last = ids.iter().rposition(|id| Some(*id) != self.pad_id).unwrap_or(0);
         Ok(self.model.logits(&ids[..=last])?[0])
     }

@@ -6,6 +6,7 @@ use super::report_note;
 use super::signals::on_signal;
 use crate::api::generate::with_model;
 use crate::api::sampling::Sampling;
+use crate::api::scores::with_scorer_on;
 use crate::config::precision::DeviceChoice;
 use crate::console::Console;
 use crate::data::end_of_turn;
@@ -13,7 +14,8 @@ use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
 use crate::error::generate::GenerateError;
-use crate::serve::{Settings, Stop, Templates, serve};
+use crate::serve::{Served, Settings, Stop, Templates, serve};
+use phalanx_strategies::model::Output;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
@@ -24,6 +26,7 @@ pub(super) const HELP: &str = "Examples:
   phalanx serve outputs/model
   phalanx serve outputs/adapter --listen 127.0.0.1:8080 --max-len 8192
   phalanx serve outputs/model --listen 0.0.0.0:8000 --api-key-file key.txt
+  phalanx serve outputs/reward-model                 # scores; see /classify
 
 Requests are answered one after the other:
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
@@ -77,9 +80,11 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     tokenizer.notes().iter().for_each(|note| report_note(note));
     let templates = templates(&tokenizer, args.chat_template.as_deref())?;
     let name = args.name.clone().unwrap_or_else(|| args.model.model.display().to_string());
+    let gives_scores = source.model()?.output == Output::Score;
     let generation = source.generation_config()?;
     let sampling = Sampling::of_api(&generation);
-    Sampling::unfollowed(&generation).iter().for_each(|note| report_note(note));
+    let unfollowed = Sampling::unfollowed(&generation);
+    unfollowed.iter().filter(|_| !gives_scores).for_each(|note| report_note(note));
     let settings = Settings { name, sampling, templates, key, queue_len: args.queue.into() };
     // Bound before the model is loaded, so that an address in use is reported at once.
     let listener = TcpListener::bind(address).map_err(|source| CommandError::Listen { address, source })?;
@@ -87,11 +92,22 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let stop = Arc::new(Stop::default());
     let of_signal = Arc::clone(&stop);
     on_signal(move || of_signal.stop(), || false)?;
-    with_model(DeviceChoice::Auto, &source, args.max_len.get(), args.model.threads, |generator| {
-        let longest = generator.max_len();
-        console.say(format_args!("{} on http://{address}/v1, texts of at most {longest} tokens", settings.name));
-        Ok(serve(generator, listener, settings, &stop)?)
-    })?;
+    let (device, max_len, n_threads) = (DeviceChoice::Auto, args.max_len.get(), args.model.threads);
+    let named = settings.name.clone();
+    let say = |path: &str, longest: usize| {
+        console.say(format_args!("{named} on http://{address}{path}, texts of at most {longest} tokens"));
+    };
+    if gives_scores {
+        with_scorer_on(device, &source, max_len, n_threads, |scorer| {
+            say("/classify", scorer.max_len());
+            Ok(serve(Served::Scores(scorer), listener, settings, &stop)?)
+        })?;
+    } else {
+        with_model(device, &source, max_len, n_threads, |generator| {
+            say("/v1", generator.max_len());
+            Ok(serve(Served::Texts(generator), listener, settings, &stop)?)
+        })?;
+    }
     console.say("stopped");
     Ok(())
 }

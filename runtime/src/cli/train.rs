@@ -197,20 +197,36 @@ fn introduce(s: &Started, console: &Console) {
     }
 }
 
-/// The command that shows what the model has learnt; none for a model that writes no text.
-fn command_to_try(config: &JobConfig) -> Option<&'static str> {
+/// The command that shows what the model has learnt.
+fn command_to_try(config: &JobConfig) -> Next {
+    if config.reward.reward_model {
+        return Next::Serve;
+    }
     let data = data_plan::data_config(config);
     let has_chats = data.is_ok_and(|data| data.datasets.iter().any(recognised::has_messages));
-    (!config.reward.reward_model).then_some(if has_chats { "chat" } else { "generate" })
+    if has_chats { Next::Chat } else { Next::Generate }
 }
 
-fn farewell(report: &Report, args: &Args, resumes_the_newest: bool, to_try: Option<&str>, console: &Console) {
+/// The command that shows what a trained model does.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Chat,
+    Generate,
+    /// It gives scores.
+    Serve,
+}
+
+fn farewell(report: &Report, args: &Args, resumes_the_newest: bool, next: Next, console: &Console) {
     if let Some(dir) = &report.model_dir {
         console.say(format_args!("model in {}", dir.display()));
         // A user-defined model exists only in its program.
-        let is_there = ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists());
-        if let Some(command) = to_try.filter(|_| is_there) {
-            console.say(format_args!("try it with:  phalanx {command} {} --prompt '…'", quoted(dir)));
+        if ["config.json", ADAPTER_CONFIG].iter().any(|name| dir.join(name).exists()) {
+            let (command, rest) = match next {
+                Next::Chat => ("chat", " --prompt '…'"),
+                Next::Generate => ("generate", " --prompt '…'"),
+                Next::Serve => ("serve", ""),
+            };
+            console.say(format_args!("try it with:  phalanx {command} {}{rest}", quoted(dir)));
         }
     }
     if !report.finished {

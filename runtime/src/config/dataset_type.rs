@@ -76,7 +76,7 @@ impl Setting for DatasetType {
         let words = WORDS.iter().map(|(word, _)| *word).chain(NamedPrompt::names().filter(|name| *name != "alpaca"));
         let words: Vec<&str> = words.collect();
         format!(
-            "one of {}; formats of instructions may have :instruct, :chat, :chatml or :phi behind them; with `rl` one of {}",
+            "one of {}; formats of instructions may have :instruct, :chat, :chatml or :phi behind them; with `rl` or `reward_model` one of {}",
             words.join(", "),
             PairForm::words().join(", ")
         )

@@ -42,6 +42,9 @@ pub enum ExportError {
     /// llama.cpp has no such model, or another order of its rows.
     #[error("a model of family {family} cannot be written to a GGUF file; supported are {known}")]
     GgufFamily { family: String, known: String },
+    /// A reward model.
+    #[error("a reward model cannot be written to a GGUF file; export a directory for transformers, without `--gguf`")]
+    GgufScores,
     /// A tensor that this family does not have in llama.cpp.
     #[error("the tensor {tensor} has no place in a GGUF file")]
     GgufTensor { tensor: String },

@@ -88,6 +88,14 @@ impl Fields {
         }
     }
 
+    /// Refuses a request to another model than that of this name.
+    pub(super) fn check_model(&mut self, name: &str) -> Result<(), Refusal> {
+        match self.text("model")?.filter(|model| model != name) {
+            Some(model) => Err(Refusal::unknown_model(&model, name)),
+            None => Ok(()),
+        }
+    }
+
     /// Leaves out fields that change nothing in the answer of any server of one model.
     pub(super) fn ignore(&mut self, names: &[&str]) {
         names.iter().for_each(|name| drop(self.0.remove(*name)));

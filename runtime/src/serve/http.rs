@@ -4,6 +4,7 @@ use super::answer::{Events, Gathered, Header, Shape};
 use super::connections::{Activity, Answering, Connections, Place, Watched};
 use super::refusal::Refusal;
 use super::request::{Offer, Request};
+use super::scoring::{ScoreRequest, ScoreWork};
 use super::worker::{Part, Work};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Bytes, Frame, Incoming};
@@ -21,7 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinSet;
 
 /// Most bytes of a request's body.
@@ -39,12 +40,18 @@ const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long answers under way may take after the server was told to stop.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Where requests wait for the model, and which ones it answers.
+pub(super) enum Queue {
+    Texts(Sender<Work>),
+    Scores(Sender<ScoreWork>),
+}
+
 /// What all connections share.
 pub(super) struct Front {
     pub(super) offer: Offer,
     /// Hash of the key that requests need, if they need one.
     pub(super) key: Option<blake3::Hash>,
-    pub(super) queue: Sender<Work>,
+    pub(super) queue: Queue,
     /// Most waiting requests.
     pub(super) queue_len: usize,
     /// Room for answers that are not read yet.
@@ -180,14 +187,14 @@ impl Front {
         self.authorise(request.headers(), request.uri().host())?;
         let path = request.uri().path().to_owned();
         let wanted = match path.as_str() {
-            "/v1/completions" | "/v1/chat/completions" => Method::POST,
+            "/v1/completions" | "/v1/chat/completions" | CLASSIFY => Method::POST,
             "/v1/models" | "/health" => Method::GET,
             path if path.starts_with("/v1/models/") => Method::GET,
             _ => {
                 let path: String = path.chars().take(80).collect();
                 return Err(Refusal::of_path(
                     404,
-                    format!("there is no {path}; see /v1/models, /v1/completions and /v1/chat/completions"),
+                    format!("there is no {path}; see /v1/models, /v1/completions, /v1/chat/completions and {CLASSIFY}"),
                 ));
             }
         };
@@ -201,6 +208,7 @@ impl Front {
             "/v1/models" => Ok(of_json(&json!({"object": "list", "data": [self.model()]}))),
             "/v1/completions" => self.complete(request, Shape::Completion, activity).await,
             "/v1/chat/completions" => self.complete(request, Shape::Chat, activity).await,
+            CLASSIFY => self.classify(request, activity).await,
             path => {
                 let given = path.strip_prefix("/v1/models/").unwrap_or_default();
                 // Clients write the slashes of a name as %2F.
@@ -241,25 +249,18 @@ impl Front {
         shape: Shape,
         activity: &Arc<Activity>,
     ) -> Result<Response<Content>, Refusal> {
-        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
-            return Err(Refusal::of_body(415, "the request needs the header `Content-Type: application/json`"));
-        }
-        let body = body(request.into_body()).await?;
+        let Queue::Texts(queue) = &self.queue else {
+            return Err(Refusal::other_task("this model gives scores and no texts; ask /classify for scores"));
+        };
+        let body = json_body(request).await?;
         let request = match shape {
             Shape::Completion => Request::completion(&body, &self.offer)?,
             Shape::Chat => Request::chat(&body, &self.offer)?,
         };
         drop(body);
-        let room = Arc::clone(&self.room).try_acquire_owned().map_err(|_| Refusal::busy(self.queue_len))?;
         let header = self.header(shape);
         let (answer, mut parts) = channel(self.n_parts_max(&request));
-        let work = Work { request: request.clone(), answer };
-        self.queue.try_send(work).map_err(|error| match error {
-            TrySendError::Full(_) => Refusal::busy(self.queue_len),
-            TrySendError::Closed(_) => Refusal::stopping(),
-        })?;
-        let answering = activity.answering(room);
+        let answering = self.enqueue(queue, Work { request: request.clone(), answer }, activity)?;
         if request.stream {
             let first = parts.recv().await.ok_or_else(Refusal::stopping)?;
             if let Part::Refused(refusal) = first {
@@ -271,13 +272,37 @@ impl Front {
         loop {
             let part = parts.recv().await.ok_or_else(Refusal::stopping)?;
             if let Some(whole) = gathered.take(part) {
-                let mut answer = of_json(&whole?);
-                if let Content::Whole(_, to_drop) = answer.body_mut() {
-                    *to_drop = Some(answering);
-                }
-                return Ok(answer);
+                return Ok(whole_answer(&whole?, answering));
             }
         }
+    }
+
+    async fn classify(
+        &self,
+        request: hyper::Request<Incoming>,
+        activity: &Arc<Activity>,
+    ) -> Result<Response<Content>, Refusal> {
+        let Queue::Scores(queue) = &self.queue else {
+            return Err(Refusal::other_task(
+                "this model gives texts and no scores; serve a model that was trained with `reward_model: true`",
+            ));
+        };
+        let request = ScoreRequest::of(&json_body(request).await?, &self.offer.name)?;
+        let (answer, scores) = oneshot::channel();
+        let answering = self.enqueue(queue, ScoreWork { request, answer }, activity)?;
+        let scores = scores.await.map_err(|_| Refusal::stopping())??;
+        let (created, id) = self.stamp("classify");
+        Ok(whole_answer(&scores.json(&id, created, &self.offer.name), answering))
+    }
+
+    /// Hands a request over to the model, if there is room for it and for its answer.
+    fn enqueue<T>(&self, queue: &Sender<T>, work: T, activity: &Arc<Activity>) -> Result<Answering, Refusal> {
+        let room = Arc::clone(&self.room).try_acquire_owned().map_err(|_| Refusal::busy(self.queue_len))?;
+        queue.try_send(work).map_err(|error| match error {
+            TrySendError::Full(_) => Refusal::busy(self.queue_len),
+            TrySendError::Closed(_) => Refusal::stopping(),
+        })?;
+        Ok(activity.answering(room))
     }
 
     /// The answer waits in memory if its client reads slowly: every part has a place, and there are few tokens in all.
@@ -287,11 +312,28 @@ impl Front {
     }
 
     fn header(&self, shape: Shape) -> Header {
+        let (created, id) = self.stamp(if shape == Shape::Chat { "chatcmpl" } else { "cmpl" });
+        Header { shape, id, created, model: self.offer.name.clone() }
+    }
+
+    /// The time, and a name for the next answer.
+    fn stamp(&self, prefix: &str) -> (u64, String) {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let number = self.n_requests.fetch_add(1, Ordering::Relaxed);
-        let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
-        Header { shape, id: format!("{prefix}-{created:x}-{number:x}"), created, model: self.offer.name.clone() }
+        (created, format!("{prefix}-{created:x}-{number:x}"))
     }
+}
+
+/// The path of scores, which is vLLM's.
+const CLASSIFY: &str = "/classify";
+
+/// The body of a request that says that it is JSON.
+async fn json_body(request: hyper::Request<Incoming>) -> Result<Bytes, Refusal> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+        return Err(Refusal::of_body(415, "the request needs the header `Content-Type: application/json`"));
+    }
+    body(request.into_body()).await
 }
 
 /// The body of a request, within its limits.
@@ -310,6 +352,15 @@ async fn body(body: Incoming) -> Result<Bytes, Refusal> {
 fn of_json(value: &Value) -> Response<Content> {
     let mut answer = Response::new(Content::Whole(Some(value.to_string().into()), None));
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+}
+
+/// An answer that is complete.
+fn whole_answer(value: &Value, answering: Answering) -> Response<Content> {
+    let mut answer = of_json(value);
+    if let Content::Whole(_, to_drop) = answer.body_mut() {
+        *to_drop = Some(answering);
+    }
     answer
 }
 

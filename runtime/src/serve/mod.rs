@@ -1,7 +1,7 @@
-//! A trained model behind OpenAI's HTTP API: models, completions with likelihoods, and chats.
+//! A trained model behind OpenAI's HTTP API: models, completions with likelihoods, and chats; or a reward model behind vLLM's: scores.
 //!
 //! - `http`: routes, keys, limits. `connections`: who keeps a connection when there are too many. `request`, `fields`: what a client asks, checked. `refusal`: why not.
-//! - `worker`: the model's side, one request after the other. `answer`: what a client gets.
+//! - `worker`: the model's side, one request after the other. `answer`: what a client gets. `scoring`: all of that for scores.
 //!
 //! Invariants:
 //! - `SERVE-1` Nothing that a client sends is kept without a limit: bytes of heads and bodies, connections, waiting requests,
@@ -20,13 +20,15 @@ mod fields;
 mod http;
 mod refusal;
 mod request;
+mod scoring;
 mod worker;
 
-use self::http::Front;
+use self::http::{Front, Queue};
 use self::request::Offer;
 pub(crate) use self::worker::Templates;
 use crate::api::generate::Generator;
 use crate::api::sampling::Sampling;
+use crate::api::scores::Scorer;
 use crate::error::command::CommandError;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -44,6 +46,23 @@ pub(crate) struct Settings {
     pub(crate) key: Option<String>,
     /// Most waiting requests.
     pub(crate) queue_len: usize,
+}
+
+/// The model of a server.
+pub(crate) enum Served<'a> {
+    /// One that continues texts.
+    Texts(&'a mut Generator),
+    /// One that gives them scores.
+    Scores(&'a mut Scorer),
+}
+
+impl Served<'_> {
+    fn max_len(&self) -> usize {
+        match self {
+            Served::Texts(generator) => generator.max_len(),
+            Served::Scores(scorer) => scorer.max_len(),
+        }
+    }
 }
 
 /// Tells a server to stop.
@@ -66,15 +85,15 @@ impl Stop {
 /// # Errors
 /// When the system has no more sockets or threads.
 pub(crate) fn serve(
-    generator: &mut Generator,
+    model: Served<'_>,
     listener: TcpListener,
     settings: Settings,
     stop: &Stop,
 ) -> Result<(), CommandError> {
     let Settings { name, sampling, templates, key, queue_len } = settings;
-    let (queue, waiting) = mpsc::channel(queue_len);
-    let front = Front {
-        offer: Offer { name, sampling, max_len: generator.max_len() },
+    let offer = Offer { name, sampling, max_len: model.max_len() };
+    let front = |queue| Front {
+        offer,
         key: key.map(|key| blake3::hash(key.as_bytes())),
         queue,
         queue_len,
@@ -82,25 +101,45 @@ pub(crate) fn serve(
         n_requests: AtomicU64::new(1),
     };
     let told = Arc::clone(&stop.told);
-    let http = move || http::serve(listener, front, &told);
-    let http = std::thread::Builder::new().name("http".into()).spawn(http).map_err(CommandError::Serve)?;
-    worker::work(generator, &templates, waiting, &stop.is_stopping);
+    let start = |front| {
+        let http = move || http::serve(listener, front, &told);
+        std::thread::Builder::new().name("http".into()).spawn(http).map_err(CommandError::Serve)
+    };
+    let http = match model {
+        Served::Texts(generator) => {
+            let (queue, waiting) = mpsc::channel(queue_len);
+            let http = start(front(Queue::Texts(queue)))?;
+            worker::work(generator, &templates, waiting, &stop.is_stopping);
+            http
+        }
+        Served::Scores(scorer) => {
+            let (queue, waiting) = mpsc::channel(queue_len);
+            let http = start(front(Queue::Scores(queue)))?;
+            scoring::work(scorer, &templates, waiting, &stop.is_stopping);
+            http
+        }
+    };
     match http.join() {
         Ok(ended) => ended.map_err(CommandError::Serve),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
-/// A body as a completion and as a chat, for fuzzing: its number of prompts, of continuations of each, and of stop texts, or the
+/// A body as a completion, as a chat and as texts to score, for fuzzing: its number of prompts, of continuations of each, and of stop texts, or the
 /// answer that refuses it.
 #[cfg(feature = "fuzzing")]
-pub(crate) fn read_requests(body: &[u8]) -> [Result<[usize; 3], serde_json::Value>; 2] {
+pub(crate) fn read_requests(body: &[u8]) -> [Result<[usize; 3], serde_json::Value>; 3] {
     use self::request::Request;
     let offer = Offer { name: "m".into(), sampling: Sampling::GREEDY, max_len: 64 };
-    [Request::completion(body, &offer), Request::chat(body, &offer)].map(|read| match read {
+    let [completion, chat] = [Request::completion(body, &offer), Request::chat(body, &offer)].map(|read| match read {
         Ok(request) => Ok([request.prompts.len(), request.n, request.completion.stop.len()]),
         Err(refusal) => Err(refusal.json()),
-    })
+    });
+    let scores = match scoring::ScoreRequest::of(body, "m") {
+        Ok(request) => Ok([request.texts.len(), 1, 0]),
+        Err(refusal) => Err(refusal.json()),
+    };
+    [completion, chat, scores]
 }
 
 #[cfg(test)]

@@ -44,6 +44,11 @@ impl Refusal {
         Refusal::new(status, "invalid_request_error", message)
     }
 
+    /// Scores are asked for, but the model gives texts, or the other way round.
+    pub(super) fn other_task(message: &'static str) -> Refusal {
+        Refusal::of_path(400, message.into())
+    }
+
     /// The server has another model.
     pub(super) fn unknown_model(found: &str, name: &str) -> Refusal {
         let found: String = found.chars().take(80).collect();

@@ -68,7 +68,7 @@ const STOP_BYTES_MAX: usize = 1024;
 const MAX_TOKENS_DEFAULT: usize = 16;
 
 /// Fields of OpenAI's that only its own service uses.
-const WITHOUT_EFFECT: [&str; 8] = [
+pub(super) const WITHOUT_EFFECT: [&str; 8] = [
     "user",
     "metadata",
     "store",
@@ -86,12 +86,13 @@ impl Request {
     /// Names the first field that is unknown, has a wrong value, or asks for something that the server does not do.
     pub(super) fn completion(body: &[u8], offer: &Offer) -> Result<Request, Refusal> {
         let mut fields = Fields::of(body)?;
-        let prompts = prompts(&fields.take("prompt").ok_or_else(|| {
+        let given = fields.take("prompt").ok_or_else(|| {
             Refusal::of_field(
                 "prompt",
                 "`prompt` is missing; it is a text, a list of texts, token ids, or a list of such lists",
             )
-        })?)?;
+        })?;
+        let prompts = prompts("prompt", &given)?;
         let limit = fields.whole("max_tokens", 0..=u64::MAX)?;
         let n_top = fields.whole("logprobs", 0..=TOP_MAX)?;
         let echo = fields.flag("echo")?;
@@ -154,9 +155,7 @@ impl Request {
 
     /// The fields of both kinds.
     fn shared(fields: &mut Fields, prompts: Vec<Prompt>, offer: &Offer) -> Result<Request, Refusal> {
-        if let Some(model) = fields.text("model")?.filter(|model| *model != offer.name) {
-            return Err(Refusal::unknown_model(&model, &offer.name));
-        }
+        fields.check_model(&offer.name)?;
         fields.ignore(&WITHOUT_EFFECT);
         let n = fields.whole("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
         let stop = stops(fields.take("stop"))?;
@@ -239,7 +238,7 @@ fn stops(value: Option<Value>) -> Result<Vec<String>, Refusal> {
 }
 
 /// A text, a list of texts, token ids, or a list of such lists.
-fn prompts(value: &Value) -> Result<Vec<Prompt>, Refusal> {
+pub(super) fn prompts(field: &str, value: &Value) -> Result<Vec<Prompt>, Refusal> {
     let wanted = "a text, a list of texts, token ids, or a list of such lists, and not empty";
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     let one = |value: &Value| match value {
@@ -251,14 +250,14 @@ fn prompts(value: &Value) -> Result<Vec<Prompt>, Refusal> {
         Value::Array(items) if items.first().is_some_and(|item| !item.is_number()) => {
             if items.len() > PROMPTS_MAX {
                 let n = items.len();
-                let message = format!("`prompt` has {n} prompts, but may have at most {PROMPTS_MAX}");
-                return Err(Refusal::of_field("prompt", message));
+                let message = format!("`{field}` has {n} texts, but may have at most {PROMPTS_MAX}");
+                return Err(Refusal::of_field(field, message));
             }
             items.iter().map(one).collect::<Option<_>>()
         }
         value => one(value).map(|prompt| vec![prompt]),
     };
-    all.ok_or_else(|| mismatch("prompt", value, wanted))
+    all.ok_or_else(|| mismatch(field, value, wanted))
 }
 
 /// Descriptions of functions, which the chat template shows to the model. A call of one is text of the answer: nothing parses it, so
@@ -285,7 +284,7 @@ fn tools(tools: Option<Value>, choice: Option<&Value>) -> Result<Option<Value>, 
     Ok((!items.is_empty()).then_some(tools))
 }
 
-fn messages(value: Option<Value>) -> Result<Vec<Message>, Refusal> {
+pub(super) fn messages(value: Option<Value>) -> Result<Vec<Message>, Refusal> {
     let wanted = "a list of at least one message, each with a role and a content";
     let missing = || Refusal::of_field("messages", format!("`messages` is missing; it is {wanted}"));
     let value = value.ok_or_else(missing)?;

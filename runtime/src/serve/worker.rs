@@ -4,7 +4,7 @@ use super::refusal::Refusal;
 use super::request::{Prompt, Request};
 use crate::api::completion::{Chosen, Finish, Likely, likelihoods};
 use crate::api::generate::Generator;
-use crate::data::chat_template::Conversation;
+use crate::data::chat_template::{ChatTemplate, Conversation};
 use crate::data::end_of_turn::EndOfTurn;
 use crate::data::text_stream::TextStream;
 use crate::data::token_pieces::TokenPieces;
@@ -95,22 +95,47 @@ pub(crate) struct Templates {
 
 impl Templates {
     fn render(&self, tokenizer: &Tokenizer, conversation: &Conversation, needs_tools: bool) -> Result<String, Refusal> {
-        let refused = |error: &dyn std::fmt::Display| Refusal::of_field("messages", error.to_string());
+        let template = self.of(tokenizer, conversation)?.for_answers();
+        if needs_tools && conversation.tools.is_some() && !template.mentions("tools") {
+            return Err(not_rendered("tools", "tools"));
+        }
+        check_calls(&template, conversation)?;
+        template.render(conversation, true).map_err(|error| refused(&error))
+    }
+
+    /// The text of a conversation with its answer, as in training, unless the answer is still to come.
+    pub(super) fn whole(
+        &self,
+        tokenizer: &Tokenizer,
+        conversation: &Conversation,
+        asks_for_answer: bool,
+    ) -> Result<String, Refusal> {
+        let template = self.of(tokenizer, conversation)?;
+        check_calls(&template, conversation)?;
+        template.render(conversation, asks_for_answer).map_err(|error| refused(&error))
+    }
+
+    fn of(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Result<ChatTemplate, Refusal> {
         let with_tools = self.with_tools.as_ref().filter(|_| conversation.tools.is_some());
         let Some(source) = with_tools.or(self.plain.as_ref()) else {
             return Err(refused(
                 &"the model has no chat template; start the server with --chat-template, for example chatml",
             ));
         };
-        let template = tokenizer.parse_template(source).map_err(|error| refused(&error))?.for_answers();
-        if needs_tools && conversation.tools.is_some() && !template.mentions("tools") {
-            return Err(not_rendered("tools", "tools"));
-        }
-        let has_calls = conversation.messages.iter().any(|message| message.0.contains_key("tool_calls"));
-        if has_calls && !template.renders("tool_calls") {
-            return Err(not_rendered("messages", "tool_calls"));
-        }
-        template.render(conversation, true).map_err(|error| refused(&error))
+        tokenizer.parse_template(source).map_err(|error| refused(&error))
+    }
+}
+
+fn refused(error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::of_field("messages", error.to_string())
+}
+
+/// Refuses calls that the template leaves out.
+fn check_calls(template: &ChatTemplate, conversation: &Conversation) -> Result<(), Refusal> {
+    let has_calls = conversation.messages.iter().any(|message| message.0.contains_key("tool_calls"));
+    match has_calls && !template.renders("tool_calls") {
+        true => Err(not_rendered("messages", "tool_calls")),
+        false => Ok(()),
     }
 }
 

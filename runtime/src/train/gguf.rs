@@ -11,7 +11,7 @@ use crate::error::export::ExportError;
 use phalanx_device::Machine;
 use phalanx_storage::gguf::{Encoding, GgufTensor, Meta, write_gguf};
 use phalanx_strategies::compile::Compiled;
-use phalanx_strategies::model::{ModelConfig, RopeScaling};
+use phalanx_strategies::model::{ModelConfig, Output, RopeScaling};
 use std::path::Path;
 
 /// Families that are written, and the names of their architectures in llama.cpp.
@@ -47,6 +47,9 @@ pub(crate) fn export_gguf(
 ) -> Result<(), JobError> {
     if path.extension().is_none_or(|e| e != "gguf") {
         return Err(ExportError::NotGguf { path: path.to_owned() }.into());
+    }
+    if model.output == Output::Score {
+        return Err(ExportError::GgufScores.into());
     }
     let family = model.family.model_type;
     let known = || ARCHITECTURES.map(|(family, _)| family).join(", ");

@@ -34,6 +34,7 @@ mod ranks;
 mod replacements;
 mod reshape;
 mod resume;
+mod reward;
 mod serve;
 mod shared_store;
 mod starved;

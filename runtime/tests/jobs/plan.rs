@@ -59,19 +59,36 @@ fn allocated(p: &Project, job: &str) -> Vec<u64> {
 #[test]
 fn estimate_equals_the_allocation_of_the_fullest_rank() {
     let p = Project::new();
-    for job in JOBS {
-        let estimate = json(p.run(&[&["estimate", "job.yaml", "--json", "--threads", "1"], &words(job)[..]].concat()));
+    JOBS.iter().for_each(|job| assert_estimated(&p, job));
+}
 
-        let bytes = allocated(&p, job);
-
-        let ranks = estimate["ranks"].as_u64().unwrap() as usize;
-        let fullest = estimate["fullest_rank"].as_u64().unwrap() as usize;
-        assert_eq!(bytes.len(), ranks, "{job}");
-        assert_eq!(estimate["peak_memory_bytes"].as_u64(), bytes.iter().copied().max(), "{job}: {bytes:?}");
-        assert_eq!(bytes[fullest], *bytes.iter().max().unwrap(), "{job}: {bytes:?}");
-        let parts: u64 = estimate["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
-        assert_eq!(parts, bytes[fullest], "{job}: the categories add up to the peak");
+/// Scores have a head of one row, which adapters do not freeze.
+#[test]
+fn estimate_of_a_reward_model_equals_the_allocation_of_the_fullest_rank() {
+    let p = crate::preference::pairs("reward_model: true\n");
+    for job in [
+        "--bf16 true --eval_steps 2",
+        "--adapter lora --lora_r 4 --lora_target_linear true --gradient_checkpointing full",
+        "--dp_shard_size 3 --center_rewards_coefficient 0.1",
+        "--pipeline_parallel_size 2 --tensor_parallel_size 2 --sequence_parallel true --gradient_accumulation_steps 4",
+        "--context_parallel_size 2 --dp_replicate_size 2",
+    ] {
+        assert_estimated(&p, job);
     }
+}
+
+fn assert_estimated(p: &Project, job: &str) {
+    let estimate = json(p.run(&[&["estimate", "job.yaml", "--json", "--threads", "1"], &words(job)[..]].concat()));
+
+    let bytes = allocated(p, job);
+
+    let ranks = estimate["ranks"].as_u64().unwrap() as usize;
+    let fullest = estimate["fullest_rank"].as_u64().unwrap() as usize;
+    assert_eq!(bytes.len(), ranks, "{job}");
+    assert_eq!(estimate["peak_memory_bytes"].as_u64(), bytes.iter().copied().max(), "{job}: {bytes:?}");
+    assert_eq!(bytes[fullest], *bytes.iter().max().unwrap(), "{job}: {bytes:?}");
+    let parts: u64 = estimate["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
+    assert_eq!(parts, bytes[fullest], "{job}: the categories add up to the peak");
 }
 
 #[test]

@@ -10,8 +10,11 @@ const WHOLE: &str = "rl: dpo\n";
 /// The answers one by one, with a copy of what is trained.
 const LABELLED: &str = "rl: kto\ntrained_parameters: [\".*layers.1.*\", lm_head]\n";
 
+/// The scores of answers, by the whole model.
+const SCORES: &str = "reward_model: true\ncenter_rewards_coefficient: 0.01\n";
+
 /// A project whose job trains on pairs.
-fn pairs(keys: &str) -> Project {
+pub(crate) fn pairs(keys: &str) -> Project {
     let p = Project::new();
     p.train(&["--max_steps", "5", "--output_dir", "base"]).succeeds();
     let pair = |i: u32| {
@@ -41,7 +44,7 @@ fn weights(p: &Project, out: &str) -> Vec<u8> {
 }
 
 /// The lines of steps and evaluations, without what a clock measures.
-fn numbers(p: &Project, out: &str) -> Vec<serde_json::Value> {
+pub(crate) fn numbers(p: &Project, out: &str) -> Vec<serde_json::Value> {
     let lines = std::fs::read_to_string(p.path(out).join("metrics.jsonl")).unwrap();
     let kept = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -63,6 +66,11 @@ fn twenty_kills_beside_a_sharded_copy_of_the_model_change_no_bit_of_weights_and_
 #[test]
 fn twenty_kills_of_a_run_over_labelled_answers_change_no_bit_of_weights_and_metrics() {
     kills_change_no_bit(&pairs(LABELLED));
+}
+
+#[test]
+fn twenty_kills_of_a_sharded_reward_model_change_no_bit_of_weights_and_metrics() {
+    kills_change_no_bit(&pairs(SCORES));
 }
 
 fn kills_change_no_bit(p: &Project) {

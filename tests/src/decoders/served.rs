@@ -30,6 +30,8 @@ fn seeds() -> Vec<Vec<u8>> {
         json!({"prompt": ["a", "b"], "stream": true, "stream_options": {"include_usage": true}, "top_k": -1}),
         json!({"messages": messages, "max_completion_tokens": 3, "logprobs": true, "top_logprobs": 2}),
         json!({"messages": messages, "chat_template_kwargs": {"enable_thinking": false}, "response_format": {"type": "text"}}),
+        json!({"input": ["a", "b"], "use_activation": false, "add_special_tokens": false}),
+        json!({"messages": messages, "add_generation_prompt": true, "activation": false}),
     ]
     .map(|body| body.to_string().into_bytes())
     .to_vec()

@@ -3,6 +3,7 @@
 
 pub mod job;
 pub mod s3;
+pub mod server;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
