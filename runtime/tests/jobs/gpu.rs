@@ -5,23 +5,23 @@ use phalanx_softgpu::Installation;
 use std::path::Path;
 use std::process::Command;
 
-fn software_gpu() -> Installation {
+pub(crate) fn software_gpu() -> Installation {
     Installation::new().expect("the software GPU is built with the tests")
 }
 
 /// `phalanx train job.yaml` on the libraries of this folder.
-fn train(p: &Project, libraries: &Path, overrides: &[&str]) -> Command {
+pub(crate) fn train(p: &Project, libraries: &Path, overrides: &[&str]) -> Command {
     let mut command = p.command(&[&["train", "job.yaml"], overrides].concat());
     command.env("PHALANX_CUDA_LIBS", libraries).env("XDG_CACHE_HOME", p.path("cache"));
     command
 }
 
-fn run(command: &mut Command) -> Run {
+pub(crate) fn run(command: &mut Command) -> Run {
     Run::of(command.output().expect("the binary is built"))
 }
 
 /// The losses of a run.
-fn losses(p: &Project, out: &str) -> Vec<f64> {
+pub(crate) fn losses(p: &Project, out: &str) -> Vec<f64> {
     p.metrics(out).into_iter().map(|(_, loss, _)| f64::from_bits(loss)).collect()
 }
 

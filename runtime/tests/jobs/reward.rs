@@ -1,5 +1,6 @@
 //! Reward models: their evaluations and memory, their scores over HTTP, and what they cannot do.
 
+use crate::gpu::{losses, run, software_gpu, train};
 use crate::preference::{numbers, pairs};
 use crate::support::Project;
 use crate::support::server::{JSON, Server};
@@ -150,4 +151,25 @@ fn each_kind_of_model_refuses_what_the_other_one_answers() {
     }
     p.run(&["export", "out/model", "m.gguf", "--gguf", "f16"])
         .refuses(&["a reward model cannot be written to a GGUF file"]);
+}
+
+/// One rank, and two that share every row, of which one has its last token.
+#[test]
+fn reward_model_trains_on_gpus_with_the_losses_of_the_cpu() {
+    let (p, gpu) = (pairs(WHOLE), software_gpu());
+    for ranks in ["1", "2"] {
+        let train_on = |device: &str| {
+            let out = p.path(&format!("{device}-{ranks}")).display().to_string();
+            let keys = ["--device", device, "--max_steps", "3", "--output_dir", &out, "--context_parallel_size", ranks];
+            run(&mut train(&p, gpu.dir(), &keys)).succeeds();
+            losses(&p, &out)
+        };
+
+        let (found, expected) = (train_on("cuda"), train_on("cpu"));
+
+        assert_eq!((expected.len(), found.len()), (3, 3));
+        for (y, x) in expected.iter().zip(&found) {
+            assert!((x - y).abs() < 2e-5 * y, "{ranks}: {found:?} on GPUs, {expected:?} on CPUs");
+        }
+    }
 }
