@@ -16,7 +16,7 @@ fn read(changes: Value) -> Result<AdapterSettings, String> {
 fn setting_that_changes_what_an_adapter_computes_is_refused_by_key_and_value() {
     let refused = [
         ("peft_type", json!("IA3")),
-        ("task_type", json!("SEQ_CLS")),
+        ("task_type", json!("TOKEN_CLS")),
         ("init_lora_weights", json!("pissa")),
         ("init_lora_weights", json!("pissa_niter_16")),
         ("init_lora_weights", json!("OLoRA")),
