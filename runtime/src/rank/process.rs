@@ -181,5 +181,5 @@ fn start_watch(model: &ModelPlan, watch: &DeviceWatch, timing: &Timing) -> Resul
         return Ok(());
     }
     let Timing { suspicion, first_step, .. } = *timing;
-    Ok(watch.clone().start(Patience { first_step, stuck: suspicion })?)
+    watch.clone().start(Patience { first_step, stuck: suspicion })
 }
