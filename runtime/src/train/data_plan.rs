@@ -1,12 +1,13 @@
 //! The data of a job, as the data module reads it.
 
 use super::pattern::matching;
-use super::vocabulary::template_config;
 use crate::config::JobConfig;
+use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::dataset_type::PromptSection;
 use crate::config::datasets::{self, DatasetType, ValSetSize};
 use crate::config::pair_form::PairForm;
 use crate::data::config::{DataConfig, PairFields};
+use crate::data::recognised::has_messages;
 use crate::data::{config as data, sources};
 use crate::error::JobError;
 use phalanx_storage::home::expanded;
@@ -18,11 +19,7 @@ use std::path::PathBuf;
 pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
     let d = &config.data;
     let expanded = |entries: &[datasets::DatasetConfig]| {
-        let entry = |dataset| {
-            let path = located(dataset)?;
-            Ok(data::DatasetConfig { files: matching(&path)?, path, ..dataset_config(dataset, config) })
-        };
-        entries.iter().map(entry).collect::<Result<Vec<_>, JobError>>()
+        entries.iter().map(|dataset| expanded_config(dataset, config)).collect::<Result<Vec<_>, JobError>>()
     };
     Ok(DataConfig {
         datasets: expanded(&d.datasets)?,
@@ -48,6 +45,20 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
             .filter(|_| d.streaming)
             .map(|steps| steps.saturating_mul(config.sequences_per_step() as u64)),
     })
+}
+
+fn expanded_config(dataset: &datasets::DatasetConfig, config: &JobConfig) -> Result<data::DatasetConfig, JobError> {
+    let path = located(dataset)?;
+    Ok(data::DatasetConfig { files: matching(&path)?, path, ..dataset_config(dataset, config) })
+}
+
+/// The data sets whose records a chat template renders; of pairs in columns, the first record tells.
+pub(super) fn conversations(config: &JobConfig) -> Vec<&datasets::DatasetConfig> {
+    let is_rendered = |dataset: &&datasets::DatasetConfig| match dataset.r#type {
+        DatasetType::Preference(_) => expanded_config(dataset, config).is_ok_and(|found| has_messages(&found)),
+        kind => kind.is_conversation(),
+    };
+    config.data.datasets.iter().filter(is_rendered).collect()
 }
 
 /// Where a data set is: at its path, or in the cache of the Hub.
@@ -135,4 +146,13 @@ fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> da
             train_on_eot: d.train_on_eot.of_its_own(),
         },
     }
+}
+
+/// A data set with a template of its own uses nothing of the job's.
+pub(super) fn template_config(d: &datasets::DatasetConfig, job: &datasets::DataSection) -> data::TemplateConfig {
+    let (choice, jinja) = match (d.chat_template, &d.chat_template_jinja) {
+        (None, None) => (job.chat_template, &job.chat_template_jinja),
+        (choice, jinja) => (choice.unwrap_or(ChatTemplateChoice::Jinja), jinja),
+    };
+    data::TemplateConfig { choice, jinja: jinja.clone(), variables: job.chat_template_kwargs.0.clone() }
 }

@@ -197,14 +197,14 @@ fn generation_config(
 /// The tokens that end a turn in the job's data: those of the configuration, and those of its chat templates.
 fn ends_of_turns(config: &JobConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>, JobError> {
     let data = &config.data;
-    let conversations = || data.datasets.iter().filter(|dataset| dataset.r#type.is_conversation());
-    let mut ends: Vec<u32> = match conversations().next() {
+    let conversations = data_plan::conversations(config);
+    let mut ends: Vec<u32> = match conversations.first() {
         // A text is no token just because the vocabulary spells one so.
         Some(_) => data.eot_tokens.iter().filter_map(|text| single_token(tokenizer, text)).collect(),
         None => Vec::new(),
     };
-    for dataset in conversations() {
-        let sources = template_sources(&vocabulary::template_config(dataset, data), tokenizer, &dataset.path)?;
+    for dataset in conversations {
+        let sources = template_sources(&data_plan::template_config(dataset, data), tokenizer, &dataset.path)?;
         for source in std::iter::once(sources.plain).chain(sources.with_tools) {
             let template = tokenizer.parse_template(&source).map_err(GenerateError::Template)?;
             let template = template.with_variables(data.chat_template_kwargs.0.clone());

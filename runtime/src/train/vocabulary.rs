@@ -1,10 +1,10 @@
 //! The tokens that a job adds to its tokenizer, and what that means for its model.
 
+use super::data_plan::{conversations, template_config};
 use super::grown_rows::Grown;
+use crate::config::JobConfig;
 use crate::config::chat_template::ChatTemplateChoice;
-use crate::config::datasets::{DataSection, DatasetConfig};
-use crate::config::{JobConfig, datasets};
-use crate::data::config as data;
+use crate::config::datasets::DatasetConfig;
 use crate::data::exact_json;
 use crate::data::prepare::{TemplateSources, read_template, template_sources};
 use crate::data::token_changes::TokenChanges;
@@ -103,10 +103,9 @@ fn note_of_date(config: &JobConfig, tokenizer: &Tokenizer) -> Option<String> {
 
 /// The chat templates of the job's conversations.
 fn templates(config: &JobConfig, tokenizer: &Tokenizer) -> BTreeSet<TemplateSources> {
-    let conversations = config.data.datasets.iter().filter(|entry| entry.r#type.is_conversation());
     let source =
         |entry: &DatasetConfig| template_sources(&template_config(entry, &config.data), tokenizer, &entry.path).ok();
-    conversations.filter_map(source).collect()
+    conversations(config).into_iter().filter_map(source).collect()
 }
 
 /// A sentence if the data sets have several chat templates: an exported model has one.
@@ -182,15 +181,6 @@ pub(super) fn set_ids(config: &JobConfig, json: &mut Value, tokenizer: &Tokenize
             json[format!("{role}_id")] = json!(id);
         }
     }
-}
-
-/// A data set with a template of its own uses nothing of the job's.
-pub(super) fn template_config(d: &datasets::DatasetConfig, job: &DataSection) -> data::TemplateConfig {
-    let (choice, jinja) = match (d.chat_template, &d.chat_template_jinja) {
-        (None, None) => (job.chat_template, &job.chat_template_jinja),
-        (choice, jinja) => (choice.unwrap_or(ChatTemplateChoice::Jinja), jinja),
-    };
-    data::TemplateConfig { choice, jinja: jinja.clone(), variables: job.chat_template_kwargs.0.clone() }
 }
 
 #[cfg(test)]

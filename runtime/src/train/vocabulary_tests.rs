@@ -241,3 +241,23 @@ fn template_of_the_data_sets_is_exported_if_there_is_one() {
     assert_eq!(one, (source("gemma"), false));
     assert!(several.1 && several.0 != source("gemma") && several.0 != source("llama3"));
 }
+
+/// Of pairs, the first record tells whether a template renders them.
+#[test]
+fn template_of_pairs_of_messages_is_exported_and_that_of_pairs_of_texts_is_not() {
+    let base = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let exported_with = |answer: Value| {
+        let path = dir.path().join("pairs.jsonl");
+        std::fs::write(&path, json!({ "prompt": answer, "chosen": answer, "rejected": answer }).to_string()).unwrap();
+        let dataset = format!("{{path: {}, type: preference, chat_template: chatml}}", path.display());
+        let model = phalanx_needs::reference("models/tiny-llama2");
+        let text = format!("base_model: {}\nmax_steps: 1\nrl: orpo\ndatasets: [{dataset}]\n", model.display());
+        let job = JobConfig::from_yaml_str(&text, &[]).unwrap();
+        exported(&job, &base).unwrap().chat_template().map(str::to_owned)
+    };
+
+    let of_messages = exported_with(json!([{ "role": "user", "content": "a" }]));
+    assert!(of_messages.is_some_and(|template| template.contains("<|im_start|>")));
+    assert_eq!(exported_with(json!("a")), None);
+}
