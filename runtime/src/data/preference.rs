@@ -181,8 +181,8 @@ fn of_question(
         let text = value.as_str().ok_or_else(|| wrong_type(name, "text", value))?;
         Ok::<_, RecordError>(chat.map(|chat| chat.message_of(role, text)))
     };
-    // As in Axolotl, an empty system text is none: templates without a system role would refuse it.
-    let system = record.get(SYSTEM).filter(|system| !system.is_null() && *system != "");
+    // An empty system text is a system message, as in Axolotl.
+    let system = record.get(SYSTEM).filter(|system| !system.is_null());
     let system = system.map(|system| turn("system", SYSTEM, system)).transpose()?.flatten();
     let question = turn("user", &fields.prompt, field_of(record, &fields.prompt)?)?;
     let prompt = Value::Array(system.into_iter().chain(question).collect());

@@ -96,17 +96,3 @@ fn conversations_of_reward_models_have_the_tokens_of_axolotl() {
     }
     assert_eq!(n_compared, 8);
 }
-
-#[test]
-fn empty_system_text_of_a_reward_model_is_none() {
-    let dir = tempfile::tempdir().unwrap();
-    let case = serde_json::json!({ "dataset": { "type": "bradley_terry.chat_template" } });
-    let (_, reader) = reader(&case, dir.path(), "reward_model: true");
-    let texts = |system: Value| {
-        let row = serde_json::json!({ "system": system, "input": "a", "chosen": "b", "rejected": "c" });
-        reader.samples(&row).unwrap().into_iter().map(divided).collect::<Vec<_>>()
-    };
-
-    assert_eq!(texts("".into()), texts(Value::Null));
-    assert_ne!(texts("Be kind.".into()), texts(Value::Null));
-}
