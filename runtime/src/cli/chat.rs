@@ -11,7 +11,7 @@ use crate::config::precision::DeviceChoice;
 use crate::data::chat_template::{ChatTemplate, Conversation, Message};
 use crate::data::end_of_turn::{self, EndOfTurn};
 use crate::data::exact_json;
-use crate::data::prepare::TEMPLATE_BYTES_MAX;
+use crate::data::template_sources::TEMPLATE_BYTES_MAX;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;

@@ -148,9 +148,9 @@ impl JobConfig {
             notes: source.notes(),
         };
         job.schedule.end_after_an_epoch();
-        if job.preference.rl.is_some() && job.adapter.lora_dropout > 0.0 {
+        if job.objective() != Objective::Supervised && job.adapter.lora_dropout > 0.0 {
             job.adapter.lora_dropout = 0.0;
-            let note = "`lora_dropout` is not applied with `rl`: both answers are compared without noise, as in TRL";
+            let note = "`lora_dropout` is not applied with `rl` or `reward_model`: both answers are compared without noise, as in TRL";
             job.notes.push(note.into());
         }
         let is_rate_set = keys.get("learning_rate").is_some_and(|rate| !rate.is_null());

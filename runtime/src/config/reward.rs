@@ -90,6 +90,16 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_dropped_while_scores_are_compared() {
+        let keys = "adapter: lora\nlora_target_linear: true\nlora_dropout: 0.1\nreward_model: true\n";
+
+        let job = of("preference", keys).unwrap();
+
+        assert_eq!(job.adapter.lora_dropout, 0.0);
+        assert!(job.notes.iter().any(|note| note.contains("`lora_dropout` is not applied")), "{:?}", job.notes);
+    }
+
+    #[test]
     fn what_does_not_fit_a_reward_model_is_refused_with_what_would() {
         for (kind, keys, expected) in [
             ("preference", "", "set `rl: dpo` or `reward_model: true`"),

@@ -105,8 +105,8 @@ impl Columns {
         stored.iter().skip(1).filter(|next| is_trained(**next)).count()
     }
 
-    /// Pads a row from this position on. Before it are the stored tokens of a document, of which the last one that is not the id of
-    /// padding ends the text, as in transformers; of a text without one, the first.
+    /// Pads a row from this position on. The document before it ends with its last token that is not the id of padding, as in
+    /// transformers; a document that is all padding ends with its first token.
     pub(super) fn pad(&mut self, row: usize, from: usize, pad_id: i32) {
         let first = row * self.row_len;
         let last = self.stored[..from].iter().rposition(|token| id_of(*token) != pad_id).unwrap_or(0);

@@ -119,7 +119,7 @@ fn formatted(record: &Value, answer: &Value, fields: &PairFields) -> Result<Samp
     Ok(text_of(&prompt, &filled_by(&formats.completion_format, &[("completion", answer)])))
 }
 
-/// A conversation, of which the last message is the answer.
+/// A conversation whose last message is the answer.
 fn last_message(
     record: &Value,
     conversation: &Value,

@@ -26,7 +26,7 @@ pub mod shown;
 pub mod sources;
 pub(crate) mod stream;
 mod summary;
-mod template_sources;
+pub(crate) mod template_sources;
 pub mod text_stream;
 pub mod token_cache;
 pub mod token_cache_format;

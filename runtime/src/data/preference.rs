@@ -67,7 +67,7 @@ pub(super) fn first_of(record: &Value, names: &[&'static str]) -> &'static str {
     found.unwrap_or(names[0])
 }
 
-/// The same documents, of which everything counts.
+/// The same documents; prompts count as much as answers.
 pub(super) fn whole(documents: Vec<Sample>) -> Vec<Sample> {
     let of_all = |document: Document| {
         let trained = std::iter::once(0..document.text.len()).collect();

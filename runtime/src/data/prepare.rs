@@ -2,7 +2,6 @@
 
 pub use super::prepare_error::PrepareError;
 pub use super::summary::Summary;
-pub(crate) use super::template_sources::{TEMPLATE_BYTES_MAX, TemplateSources, read_template, template_sources};
 
 use super::config::DataConfig;
 use super::held_out::{self, Divided, Side};

@@ -6,7 +6,7 @@ use crate::config::JobConfig;
 use crate::config::chat_template::ChatTemplateChoice;
 use crate::config::datasets::DatasetConfig;
 use crate::data::exact_json;
-use crate::data::prepare::{TemplateSources, read_template, template_sources};
+use crate::data::template_sources::{TemplateSources, read_template, template_sources};
 use crate::data::token_changes::TokenChanges;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;

@@ -153,7 +153,7 @@ fn each_kind_of_model_refuses_what_the_other_one_answers() {
         .refuses(&["a reward model cannot be written to a GGUF file"]);
 }
 
-/// One rank, and two that share every row, of which one has its last token.
+/// One rank, and two that share every row: only one of them has its last token.
 #[test]
 fn reward_model_trains_on_gpus_with_the_losses_of_the_cpu() {
     let (p, gpu) = (pairs(WHOLE), software_gpu());
