@@ -1,56 +1,141 @@
 //! Operations element by element, and copies of columns and runs.
 
-use super::operands::{Operands, copy, with_element};
+use super::operands::{Kernel, Operands, copy, with_element};
 use crate::kernels::{activation, elementwise, unpack};
 use phalanx_device::float::Float;
-use phalanx_strategies::program::{ActivationFn, Op, op};
+use phalanx_strategies::program::{ActivationFn, op};
+
+impl Kernel for op::Activation {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Activation(f) = self;
+            with_element!(o.reads[0].dtype, T => o.activation::<T>(*f));
+        }
+    }
+}
+
+impl Kernel for op::ActivationBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::ActivationBackward { function, again } = self;
+            match again {
+                false => with_element!(o.reads[0].dtype, T => o.activation_backward::<T>(*function)),
+                true => with_element!(o.reads[0].dtype, T => o.activation_backward_again::<T>(*function)),
+            }
+        }
+    }
+}
+
+impl Kernel for op::Add {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            with_element!(o.writes[0].dtype, T => o.add::<T>());
+        }
+    }
+}
+
+impl Kernel for op::Cast {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            with_element!(o.reads[0].dtype, X => with_element!(o.writes[0].dtype, Y => {
+                elementwise::cast::<X, Y>(o.reads[0].slice(), o.writes[0].slice_mut());
+            }));
+        }
+    }
+}
+
+impl Kernel for op::Unpack {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Unpack(packing) = self;
+            with_element!(o.writes[0].dtype, T => {
+                unpack::unpack::<T>(*packing, o.reads[0].slice(), o.writes[0].slice_mut());
+            });
+        }
+    }
+}
+
+impl Kernel for op::SplitColumns {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            o.split_columns();
+        }
+    }
+}
+
+impl Kernel for op::JoinColumns {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            o.join_columns();
+        }
+    }
+}
+
+impl Kernel for op::Scale {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Scale { factor } = self;
+            copy(o.reads[0], o.writes[0]);
+            with_element!(o.writes[0].dtype, T => {
+                elementwise::scale::<T>(o.writes[0].slice_mut(), *factor);
+            });
+        }
+    }
+}
+
+impl Kernel for op::Dropout {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            copy(o.reads[0], o.writes[0]);
+            let keys = o.reads[1].slice();
+            with_element!(o.writes[0].dtype, T => {
+                elementwise::dropout::<T>(o.writes[0].slice_mut(), keys, self);
+            });
+        }
+    }
+}
+
+impl Kernel for op::AddBias {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            with_element!(o.writes[0].dtype, T => o.add_bias::<T>());
+        }
+    }
+}
+
+impl Kernel for op::Slice {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Slice { start } = self;
+            o.slice(*start);
+        }
+    }
+}
+
+impl Kernel for op::Paste {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Paste { start } = self;
+            o.paste(*start);
+        }
+    }
+}
 
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn of_elements(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here.
-        unsafe {
-            match op {
-                Op::Activation(op::Activation(f)) => with_element!(self.reads[0].dtype, T => self.activation::<T>(*f)),
-                Op::ActivationBackward(op::ActivationBackward { function, again: false }) => {
-                    with_element!(self.reads[0].dtype, T => self.activation_backward::<T>(*function));
-                }
-                Op::ActivationBackward(op::ActivationBackward { function, again: true }) => {
-                    with_element!(self.reads[0].dtype, T => self.activation_backward_again::<T>(*function));
-                }
-                Op::Add(_) => with_element!(self.writes[0].dtype, T => self.add::<T>()),
-                Op::Cast(_) => {
-                    with_element!(self.reads[0].dtype, X => with_element!(self.writes[0].dtype, Y => {
-                        elementwise::cast::<X, Y>(self.reads[0].slice(), self.writes[0].slice_mut());
-                    }))
-                }
-                Op::Unpack(op::Unpack(packing)) => with_element!(self.writes[0].dtype, T => {
-                    unpack::unpack::<T>(*packing, self.reads[0].slice(), self.writes[0].slice_mut());
-                }),
-                Op::SplitColumns(_) => self.split_columns(),
-                Op::JoinColumns(_) => self.join_columns(),
-                Op::Scale(op::Scale { factor }) => {
-                    copy(self.reads[0], self.writes[0]);
-                    with_element!(self.writes[0].dtype, T => {
-                        elementwise::scale::<T>(self.writes[0].slice_mut(), *factor);
-                    });
-                }
-                Op::Dropout(dropout) => {
-                    copy(self.reads[0], self.writes[0]);
-                    let keys = self.reads[1].slice();
-                    with_element!(self.writes[0].dtype, T => {
-                        elementwise::dropout::<T>(self.writes[0].slice_mut(), keys, dropout);
-                    });
-                }
-                Op::AddBias(_) => with_element!(self.writes[0].dtype, T => self.add_bias::<T>()),
-                Op::Slice(op::Slice { start }) => self.slice(*start),
-                Op::Paste(op::Paste { start }) => self.paste(*start),
-                _ => unreachable!("of another family"),
-            }
-        }
-    }
-
     unsafe fn activation<X: Float>(&mut self, f: ActivationFn) {
         // SAFETY: the result does not overlap the operand (`Op::in_place_pairs` names no pair).
         unsafe {

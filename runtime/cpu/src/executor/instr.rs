@@ -2,7 +2,7 @@
 
 use super::CpuMachine;
 use super::buffer::Buffer;
-use super::operands::{MAX_OPERANDS, Operands, copy};
+use super::operands::{Kernel, MAX_OPERANDS, Operands, copy};
 use super::sum_plan::SumPlan;
 use phalanx_device::groups::Groups;
 use phalanx_device::{ElementType, ExecError, OpaqueModel, Operand, RawBuffer};
@@ -71,7 +71,7 @@ impl CpuMachine {
         let (reads, writes) = (&reads[..instr.reads.len()], &writes[..instr.writes.len()]);
         let mut operands = Operands { reads, writes, scratch, is_part, sum_plan };
         // SAFETY: the program was verified, and values in its layout overlap only where an operation permits it.
-        unsafe { operands.run(&instr.op) };
+        unsafe { run(&instr.op, &mut operands) };
         Ok(())
     }
 
@@ -151,61 +151,31 @@ impl CpuMachine {
     }
 }
 
-/// # Safety
-/// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
-impl Operands<'_> {
-    unsafe fn run(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here.
-        unsafe {
-            match op {
-                Op::Norm(_)
-                | Op::NormBackward(_)
-                | Op::HeadNorm(_)
-                | Op::HeadNormBackward(_)
-                | Op::QkSquares(_)
-                | Op::QkSquaresBackward(_)
-                | Op::QkNorm(_)
-                | Op::QkNormBackward(_) => self.of_norms(op),
-                Op::Rotary(_)
-                | Op::Attention(_)
-                | Op::AttentionBackward(_)
-                | Op::CacheWrite(_)
-                | Op::CachedAttention(_)
-                | Op::AttentionPart(_)
-                | Op::AttentionPartBackward(_) => self.of_attention(op),
-                Op::Embedding(_) | Op::EmbeddingBackward(_) => self.of_tables(op),
-                Op::Activation(_)
-                | Op::ActivationBackward(_)
-                | Op::Add(_)
-                | Op::Cast(_)
-                | Op::Unpack(_)
-                | Op::Scale(_)
-                | Op::Dropout(_)
-                | Op::AddBias(_)
-                | Op::SplitColumns(_)
-                | Op::JoinColumns(_)
-                | Op::Slice(_)
-                | Op::Paste(_) => self.of_elements(op),
-                Op::CrossEntropy(_) | Op::CrossEntropyStats(_) => self.of_losses(op),
-                Op::MatMul(_) | Op::ColumnSum(_) | Op::TreeSum(_) | Op::SumSquaresBlocks(_) | Op::SumSquares(_) => {
-                    self.of_sums(op)
-                }
-                Op::RowLengths(_) | Op::Magnitude(_) | Op::MagnitudeBackward(_) => self.of_magnitudes(op),
-                Op::UpdateSums(_) | Op::Update(_) => self.of_updates(op),
-                Op::LogProbs(_) | Op::LogProbsBackward(_) | Op::RowSums(_) | Op::RowSumsBackward(_) => {
-                    self.of_sequences(op);
-                }
-                Op::ClipCoefficient(_)
-                | Op::Opaque(_)
-                | Op::Sum(_)
-                | Op::Assemble(_)
-                | Op::Formulas(_)
-                | Op::Start(_)
-                | Op::Await(_) => {
-                    unreachable!("handled before operands are gathered")
-                }
-                Op::Enter(_) => unreachable!("erased when the program was compiled"),
-            }
+/// Calls the kernel of an operation. Those of the second list are run before operands are gathered, or erased by the compiler.
+macro_rules! run {
+    ($op:expr, $operands:expr, { $($kernel:ident)* }, { $($other:ident)* }) => {
+        match $op {
+            // SAFETY: the caller's contract.
+            $(Op::$kernel(kernel) => unsafe { kernel.run($operands) },)*
+            $(Op::$other(_) => unreachable!("run before operands are gathered, or erased when the program was compiled"),)*
         }
-    }
+    };
+}
+
+/// # Safety
+/// As [`Kernel::run`].
+unsafe fn run(op: &Op, operands: &mut Operands<'_>) {
+    run!(op, operands, {
+        Embedding EmbeddingBackward
+        MatMul ColumnSum TreeSum SumSquares SumSquaresBlocks
+        Norm NormBackward HeadNorm HeadNormBackward QkSquares QkSquaresBackward QkNorm QkNormBackward
+        Rotary Attention AttentionBackward CacheWrite CachedAttention AttentionPart AttentionPartBackward
+        Activation ActivationBackward Add Scale Cast Dropout Unpack
+        AddBias SplitColumns JoinColumns Slice Paste
+        RowLengths Magnitude MagnitudeBackward
+        CrossEntropy CrossEntropyStats LogProbs LogProbsBackward RowSums RowSumsBackward
+        UpdateSums Update
+    }, {
+        ClipCoefficient Opaque Formulas Sum Assemble Start Await Enter
+    });
 }

@@ -1,25 +1,32 @@
 //! Losses over a vocabulary.
 
-use super::operands::{Operands, copy, f32s, with_element};
+use super::operands::{Kernel, Operands, copy, f32s, with_element};
 use crate::kernels::{cross_entropy, cross_entropy_part, elementwise};
-use phalanx_strategies::program::{DType, Hyper, Op, VocabShard, op};
+use phalanx_strategies::program::{DType, Hyper, VocabShard, op};
+
+impl Kernel for op::CrossEntropy {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::CrossEntropy { residual, gradient, vocab } = self;
+            o.cross_entropy(*residual, *gradient, *vocab);
+        }
+    }
+}
+
+impl Kernel for op::CrossEntropyStats {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::CrossEntropyStats(vocab) = self;
+            o.cross_entropy_stats(*vocab);
+        }
+    }
+}
 
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn of_losses(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here.
-        unsafe {
-            match op {
-                Op::CrossEntropy(op::CrossEntropy { residual, gradient, vocab }) => {
-                    self.cross_entropy(*residual, *gradient, *vocab)
-                }
-                Op::CrossEntropyStats(op::CrossEntropyStats(vocab)) => self.cross_entropy_stats(*vocab),
-                _ => unreachable!("of another family"),
-            }
-        }
-    }
-
     unsafe fn cross_entropy(&mut self, residual: bool, gradient: bool, vocab: Option<VocabShard>) {
         // SAFETY: result 1 may be the logits, which are not read after `copy`, and result 0 the carried loss, which is
         // read before it is written.

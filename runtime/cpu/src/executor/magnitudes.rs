@@ -1,29 +1,43 @@
 //! Operations of adapted weights whose rows have trained lengths.
 
-use super::operands::{Operands, copy, with_element};
+use super::operands::{Kernel, Operands, copy, with_element};
 use crate::kernels::magnitude;
 use phalanx_device::float::Float;
-use phalanx_strategies::program::{AdaptedRows, Columns, Op, op};
+use phalanx_strategies::program::{AdaptedRows, Columns, op};
+
+impl Kernel for op::RowLengths {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::RowLengths(rows) = self;
+            o.row_lengths(rows);
+        }
+    }
+}
+
+impl Kernel for op::Magnitude {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Magnitude(columns) = self;
+            with_element!(o.writes[0].dtype, T => o.magnitude::<T>(*columns));
+        }
+    }
+}
+
+impl Kernel for op::MagnitudeBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::MagnitudeBackward { columns, residual } = self;
+            with_element!(o.writes[0].dtype, T => o.magnitude_backward::<T>(*columns, *residual));
+        }
+    }
+}
 
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn of_magnitudes(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here.
-        unsafe {
-            match op {
-                Op::RowLengths(op::RowLengths(rows)) => self.row_lengths(rows),
-                Op::Magnitude(op::Magnitude(columns)) => {
-                    with_element!(self.writes[0].dtype, T => self.magnitude::<T>(*columns))
-                }
-                Op::MagnitudeBackward(op::MagnitudeBackward { columns, residual }) => {
-                    with_element!(self.writes[0].dtype, T => self.magnitude_backward::<T>(*columns, *residual));
-                }
-                _ => unreachable!("of another family"),
-            }
-        }
-    }
-
     unsafe fn row_lengths(&mut self, rows: &AdaptedRows) {
         // SAFETY: the result overlaps no operand (`Op::in_place_pairs` names no pair).
         unsafe {

@@ -1,53 +1,101 @@
 //! Normalisations.
 
-use super::operands::{Operands, copy, f32s, heads_of, with_element};
+use super::operands::{Kernel, Operands, copy, f32s, heads_of, with_element};
 use crate::kernels::{Heads, elementwise, head_norm, layer_norm, qk_norm, rms_norm};
 use phalanx_device::float::Float;
-use phalanx_strategies::program::{NormKind, Op, QkColumns, QkNorm, op};
+use phalanx_strategies::program::{NormKind, QkColumns, QkNorm, op};
+
+impl Kernel for op::Norm {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Norm { kind, eps } = self;
+            with_element!(o.writes[0].dtype, T => o.norm::<T>(*kind, *eps));
+        }
+    }
+}
+
+impl Kernel for op::NormBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::NormBackward { kind, residual_x, residual_params, again, narrow } = self;
+            let n_stats = if *kind == NormKind::Rms { 1 } else { 2 };
+            let dy = o.reads[2 + n_stats];
+            with_element!(dy.dtype, T => o.norm_backward::<T>(*kind, *residual_x, *residual_params, *again));
+            if *narrow {
+                let (dx, narrow) = (o.writes[0], o.writes[o.writes.len() - 1]);
+                with_element!(dx.dtype, X => with_element!(narrow.dtype, Y => {
+                    elementwise::cast::<X, Y>(dx.slice(), narrow.slice_mut());
+                }));
+            }
+        }
+    }
+}
+
+impl Kernel for op::HeadNorm {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::HeadNorm { heads, eps } = self;
+            with_element!(o.reads[0].dtype, T => o.head_norm::<T>(heads_of(heads), *eps));
+        }
+    }
+}
+
+impl Kernel for op::HeadNormBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::HeadNormBackward { heads, residual } = self;
+            with_element!(o.reads[0].dtype, T => o.head_norm_backward::<T>(heads_of(heads), *residual));
+        }
+    }
+}
+
+impl Kernel for op::QkSquares {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::QkSquares(columns) = self;
+            let (qkv, squares) = (o.reads[0], o.writes[0].slice_mut());
+            with_element!(qkv.dtype, T => qk_norm::qk_squares::<T>(*columns, qkv.slice(), squares));
+        }
+    }
+}
+
+impl Kernel for op::QkSquaresBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::QkSquaresBackward { columns, residual } = self;
+            with_element!(o.reads[0].dtype, T => o.qk_squares_backward::<T>(*columns, *residual));
+        }
+    }
+}
+
+impl Kernel for op::QkNorm {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            with_element!(o.reads[0].dtype, T => o.qk_norm::<T>(*self));
+        }
+    }
+}
+
+impl Kernel for op::QkNormBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::QkNormBackward { norm, residual } = self;
+            with_element!(o.reads[0].dtype, T => o.qk_norm_backward::<T>(*norm, *residual));
+        }
+    }
+}
 
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn of_norms(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here.
-        unsafe {
-            match op {
-                Op::Norm(op::Norm { kind, eps }) => {
-                    with_element!(self.writes[0].dtype, T => self.norm::<T>(*kind, *eps))
-                }
-                Op::NormBackward(op::NormBackward { kind, residual_x, residual_params, again, narrow }) => {
-                    let n_stats = if *kind == NormKind::Rms { 1 } else { 2 };
-                    let dy = self.reads[2 + n_stats];
-                    with_element!(dy.dtype, T => self.norm_backward::<T>(*kind, *residual_x, *residual_params, *again));
-                    if *narrow {
-                        let (dx, narrow) = (self.writes[0], self.writes[self.writes.len() - 1]);
-                        with_element!(dx.dtype, X => with_element!(narrow.dtype, Y => {
-                            elementwise::cast::<X, Y>(dx.slice(), narrow.slice_mut());
-                        }));
-                    }
-                }
-                Op::HeadNorm(op::HeadNorm { heads, eps }) => {
-                    with_element!(self.reads[0].dtype, T => self.head_norm::<T>(heads_of(heads), *eps));
-                }
-                Op::HeadNormBackward(op::HeadNormBackward { heads, residual }) => {
-                    with_element!(self.reads[0].dtype, T => self.head_norm_backward::<T>(heads_of(heads), *residual));
-                }
-                Op::QkSquares(op::QkSquares(columns)) => {
-                    let (qkv, squares) = (self.reads[0], self.writes[0].slice_mut());
-                    with_element!(qkv.dtype, T => qk_norm::qk_squares::<T>(*columns, qkv.slice(), squares));
-                }
-                Op::QkSquaresBackward(op::QkSquaresBackward { columns, residual }) => {
-                    with_element!(self.reads[0].dtype, T => self.qk_squares_backward::<T>(*columns, *residual));
-                }
-                Op::QkNorm(norm) => with_element!(self.reads[0].dtype, T => self.qk_norm::<T>(*norm)),
-                Op::QkNormBackward(op::QkNormBackward { norm, residual }) => {
-                    with_element!(self.reads[0].dtype, T => self.qk_norm_backward::<T>(*norm, *residual));
-                }
-                _ => unreachable!("of another family"),
-            }
-        }
-    }
-
     unsafe fn norm<Y: Float>(&mut self, kind: NormKind, eps: f32) {
         // SAFETY: no results or operands overlap (`Op::in_place_pairs` names no pair).
         unsafe {

@@ -22,6 +22,13 @@ pub(super) struct Operands<'a> {
     pub(super) sum_plan: Option<Arc<SumPlan>>,
 }
 
+/// An operation as this device runs it.
+pub(super) trait Kernel {
+    /// # Safety
+    /// The operands belong to a verified instruction with this operation, with the aliasing of [`super`].
+    unsafe fn run(&self, o: &mut Operands<'_>);
+}
+
 /// Runs `$body` with `$T` bound to the element type of a buffer of activations.
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {

@@ -1,38 +1,58 @@
 //! Operations of objectives that compare sequences.
 
-use super::operands::{Operands, copy};
+use super::operands::{Kernel, Operands, copy};
 use crate::kernels::log_probs;
 use half::{bf16, f16};
 use phalanx_device::float::Float;
-use phalanx_strategies::program::{DType, Op, VocabShard, op};
+use phalanx_strategies::program::{DType, VocabShard, op};
+
+impl Kernel for op::LogProbs {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::LogProbs { vocab } = self;
+            o.log_probs(*vocab);
+        }
+    }
+}
+
+impl Kernel for op::LogProbsBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::LogProbsBackward { first } = self;
+            match o.reads[0].dtype {
+                DType::Bf16 => o.log_probs_backward::<bf16>(*first),
+                DType::F16 => o.log_probs_backward::<f16>(*first),
+                _ => o.log_probs_backward::<f32>(*first),
+            }
+        }
+    }
+}
+
+impl Kernel for op::RowSums {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the results overlap no operand (`Op::in_place_pairs` names no pair).
+        unsafe {
+            let (x, labels) = (o.reads[0].slice(), o.reads[1].slice());
+            log_probs::row_sums(x, labels, o.writes[0].slice_mut());
+        }
+    }
+}
+
+impl Kernel for op::RowSumsBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the results overlap no operand (`Op::in_place_pairs` names no pair).
+        unsafe {
+            let (d, labels) = (o.reads[0].slice(), o.reads[1].slice());
+            log_probs::row_sums_backward(d, labels, o.writes[0].slice_mut());
+        }
+    }
+}
 
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn of_sequences(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here. The results of sums and of their adjoint overlap no
-        // operand (`Op::in_place_pairs` names no pair).
-        unsafe {
-            match op {
-                Op::LogProbs(op::LogProbs { vocab }) => self.log_probs(*vocab),
-                Op::LogProbsBackward(op::LogProbsBackward { first }) => match self.reads[0].dtype {
-                    DType::Bf16 => self.log_probs_backward::<bf16>(*first),
-                    DType::F16 => self.log_probs_backward::<f16>(*first),
-                    _ => self.log_probs_backward::<f32>(*first),
-                },
-                Op::RowSums(_) => {
-                    let (x, labels) = (self.reads[0].slice(), self.reads[1].slice());
-                    log_probs::row_sums(x, labels, self.writes[0].slice_mut());
-                }
-                Op::RowSumsBackward(_) => {
-                    let (d, labels) = (self.reads[0].slice(), self.reads[1].slice());
-                    log_probs::row_sums_backward(d, labels, self.writes[0].slice_mut());
-                }
-                other => unreachable!("{} compares no sequences", other.name()),
-            }
-        }
-    }
-
     unsafe fn log_probs(&mut self, vocab: Option<VocabShard>) {
         // SAFETY: the results do not overlap the operands, which are only read (`Op::in_place_pairs` names no pair).
         unsafe {

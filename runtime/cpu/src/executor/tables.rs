@@ -1,27 +1,34 @@
 //! Rows of tables by id.
 
-use super::operands::{Operands, copy, with_element};
+use super::operands::{Kernel, Operands, copy, with_element};
 use crate::kernels::embedding;
 use half::bf16;
 use phalanx_device::float::Float;
-use phalanx_strategies::program::{DType, Op, op};
+use phalanx_strategies::program::{DType, op};
+
+impl Kernel for op::Embedding {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::Embedding { residual, first } = self;
+            o.embedding(*residual, *first);
+        }
+    }
+}
+
+impl Kernel for op::EmbeddingBackward {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::EmbeddingBackward { residual, first } = self;
+            o.embedding_backward(*residual, *first);
+        }
+    }
+}
 
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn of_tables(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here.
-        unsafe {
-            match op {
-                Op::Embedding(op::Embedding { residual, first }) => self.embedding(*residual, *first),
-                Op::EmbeddingBackward(op::EmbeddingBackward { residual, first }) => {
-                    self.embedding_backward(*residual, *first)
-                }
-                _ => unreachable!("of another family"),
-            }
-        }
-    }
-
     unsafe fn embedding(&mut self, residual: bool, first: usize) {
         // SAFETY: `x` may be the residual (operand 2), which is not read after `copy`; ids and table do not overlap it
         // and are only read.

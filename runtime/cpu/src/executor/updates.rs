@@ -1,30 +1,38 @@
 //! Updates of parameters.
 
 use super::buffer::Buffer;
-use super::operands::Operands;
+use super::operands::{Kernel, Operands};
 use crate::kernels::optimizer;
 use phalanx_strategies::program::op::{self, UpdateOperands};
-use phalanx_strategies::program::{Hyper, Op, Update};
+use phalanx_strategies::program::{Hyper, Update};
 
 /// Most state tensors of an optimizer per parameter.
 const MAX_STATE: usize = 4;
 /// Most sums over whole tensors that an update reads.
 const MAX_SUMS: usize = 8;
 
+impl Kernel for op::UpdateSums {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            let op::UpdateSums(update) = self;
+            o.update_sums(update);
+        }
+    }
+}
+
+impl Kernel for op::Update {
+    unsafe fn run(&self, o: &mut Operands<'_>) {
+        // SAFETY: the caller keeps the contract of every function called here.
+        unsafe {
+            o.update(self);
+        }
+    }
+}
+
 /// # Safety
 /// All functions here: the operands belong to a verified instruction, with the aliasing of [`super`].
 impl Operands<'_> {
-    pub(super) unsafe fn of_updates(&mut self, op: &Op) {
-        // SAFETY: the caller keeps the contract of every function called here.
-        unsafe {
-            match op {
-                Op::UpdateSums(op::UpdateSums(update)) => self.update_sums(update),
-                Op::Update(update) => self.update(update),
-                _ => unreachable!("of another family"),
-            }
-        }
-    }
-
     unsafe fn update_sums(&mut self, update: &Update) {
         let UpdateOperands { param, state, grad, sums, hyper, coefficient } = update.operands(self.reads);
         // SAFETY: no results or operands overlap (`Op::in_place_pairs` names no pair).
