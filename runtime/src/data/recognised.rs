@@ -54,7 +54,10 @@ impl Recognised {
 /// Whether a chat template renders the records of a data set.
 pub(crate) fn has_messages(dataset: &DatasetConfig) -> bool {
     match dataset.kind {
-        DatasetType::Preference(PairForm::Columns) => Recognised::of(dataset).is_some_and(|found| found.has_messages),
+        DatasetType::Preference(PairForm::Columns) => first_record(dataset).is_some_and(|record| {
+            let chosen = dataset.pair.as_ref().map_or("chosen", |pair| &pair.chosen);
+            [chosen, "completion"].iter().any(|name| are_messages(&record[*name]))
+        }),
         DatasetType::Preference(form) => form.is_conversation(),
         kind => kind.is_conversation(),
     }

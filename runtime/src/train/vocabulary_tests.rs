@@ -249,8 +249,9 @@ fn template_of_pairs_of_messages_is_exported_and_that_of_pairs_of_texts_is_not()
     let dir = tempfile::tempdir().unwrap();
     let exported_with = |answer: Value| {
         let path = dir.path().join("pairs.jsonl");
-        std::fs::write(&path, json!({ "prompt": answer, "chosen": answer, "rejected": answer }).to_string()).unwrap();
-        let dataset = format!("{{path: {}, type: preference, chat_template: chatml}}", path.display());
+        std::fs::write(&path, json!({ "prompt": answer, "better": answer, "rejected": answer }).to_string()).unwrap();
+        let dataset =
+            format!("{{path: {}, type: preference, field_chosen: better, chat_template: chatml}}", path.display());
         let model = phalanx_needs::reference("models/tiny-llama2");
         let text = format!("base_model: {}\nmax_steps: 1\nrl: orpo\ndatasets: [{dataset}]\n", model.display());
         let job = JobConfig::from_yaml_str(&text, &[]).unwrap();
