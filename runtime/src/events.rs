@@ -17,6 +17,13 @@ pub enum Event {
         /// Bytes of the file.
         total_bytes: u64,
     },
+    /// The log-probabilities of a frozen reference are being computed.
+    Reference {
+        /// Samples so far.
+        done: usize,
+        /// All samples.
+        total: usize,
+    },
     /// The first step is about to run.
     Started(Started),
     /// A step was completed.

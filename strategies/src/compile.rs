@@ -138,7 +138,7 @@ fn without_gradients(mut forward: Program, spec: &StepSpec, target: &dyn Target)
     let order: Vec<Slot> = (0..chunks.len() as u32).map(slot).collect();
     let mut program = accumulate(&forward, &chunks, &order).program;
     fully_sharded(&mut program, parallel.zero_stage, parallel.prefetch, spec.shard_unit());
-    if program.bound(Role::Logits).next().is_none() {
+    if forward.bound(Role::LossSum).next().is_some() {
         complete_loss(&mut program, &shape_of_loss(&forward));
     }
     Ok(program)

@@ -260,6 +260,29 @@ fn copy_of_the_whole_model_as_reference_trains_as_on_one_rank() -> Result<()> {
     Ok(())
 }
 
+/// Log-probabilities of the reference are computed on one mesh, and read on the next, which resumes from its checkpoint.
+#[test]
+fn reference_that_is_computed_before_the_first_step_trains_as_on_one_rank() -> Result<()> {
+    const COMPUTED: (&str, &str) = ("precompute_ref_log_probs", "true");
+    const WHOLE: &[(&str, &str)] = &[PAIRS[4], PAIRS[5], ("learning_rate", "1e-3"), ("rl", "dpo"), COMPUTED];
+    const ADAPTED: &[(&str, &str)] = &[
+        PAIRS[0],
+        PAIRS[1],
+        PAIRS[2],
+        PAIRS[3],
+        PAIRS[4],
+        PAIRS[5],
+        PAIRS[6],
+        ("rl", "ipo"),
+        ("rl_beta", "0.4"),
+        COMPUTED,
+    ];
+    let cells = pairwise(8).into_iter().filter(|(shape, _)| *shape == Shape::Llama).map(|(_, cell)| cell).collect();
+    check(&Task { shape: Shape::Llama, extra: WHOLE }, &chain(cells), &Tolerance::F32)?;
+    let tokens_cut = [Cell { sequence_parallel: true, ..mesh(1, 1, 1, 2, 2) }, mesh(2, 1, 2, 1, 2)];
+    check(&Task { shape: Shape::Gpt2, extra: ADAPTED }, &[&few_cells()[..], &tokens_cut].concat(), &Tolerance::F32)
+}
+
 /// Ranks estimate the divergence from the reference over the same microbatches, wherever these are.
 #[test]
 fn labelled_answers_train_as_on_one_rank() -> Result<()> {

@@ -119,6 +119,22 @@ fn every_objective_follows_trl() -> Result<()> {
     Ok(())
 }
 
+/// As in TRL's own `precompute_ref_log_probs`.
+#[test]
+fn references_that_are_computed_before_the_first_step_follow_trl() -> Result<()> {
+    let mut found = Vec::new();
+    let of_dpo = |numbers: &Value| numbers["keys"]["rl"] == "dpo" || numbers["keys"]["rl"] == "ipo";
+    let references: Vec<_> = references()?.into_iter().filter(|(_, numbers)| of_dpo(numbers)).collect();
+    ensure!(references.len() >= 12, "{} references", references.len());
+    for (name, numbers) in references {
+        let dir = tempfile::tempdir()?;
+        let steps = steps_of(&numbers, dir.path(), &[("precompute_ref_log_probs", "true")])?;
+        found.extend(differences(&name, &numbers, &steps)?);
+    }
+    ensure!(found.is_empty(), "{} numbers differ:\n{}", found.len(), found.join("\n"));
+    Ok(())
+}
+
 /// Sums are over the step, however it is divided.
 #[test]
 fn microbatches_of_a_step_add_up_to_the_numbers_of_trl() -> Result<()> {

@@ -18,6 +18,7 @@ pub(super) fn of_event(event: &Event) -> Option<String> {
         Event::Preparing { path, done_bytes, total_bytes } => {
             line("preparing", &serde_json::json!({"path": path, "done_bytes": done_bytes, "total_bytes": total_bytes}))
         }
+        Event::Reference { done, total } => line("reference", &serde_json::json!({"done": done, "total": total})),
         Event::Started(started) => line("started", started),
         Event::Step(metrics) => line("step", metrics),
         Event::Eval(metrics) => line("eval", metrics),

@@ -142,6 +142,7 @@ pub(super) fn show(event: &Event, progress: &mut Option<Progress>, logging_steps
             introduce(s, console);
             *progress = Some(Progress::new(s.total_steps, s.first_step, logging_steps, console));
         }
+        (Event::Reference { done, total }, Some(p)) => p.reference(*done, *total),
         (Event::Step(m), Some(p)) => p.step(m),
         (Event::Eval(m), Some(p)) => p.eval(m),
         (Event::Saved { step, path }, Some(p)) => p.note(&format!("saved {:5}  {}", step, path.display())),

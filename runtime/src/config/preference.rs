@@ -25,6 +25,9 @@ section! {
         pub dpo_label_smoothing: f64 = 0.0 => SMOOTHING;
         /// With dpo and ipo: weight of the likelihood of preferred answers beside the loss (RPO, Pang et al. 2024).
         pub rpo_alpha: Option<f64> = None => NOT_NEGATIVE;
+        /// With dpo and ipo: the log-probabilities of the frozen model are computed once, before the first step, and kept in checkpoints. A
+        /// step then takes less time, and without adapters no copy of the model stays in memory.
+        pub precompute_ref_log_probs: bool = false;
         /// With cpo and simpo: weight of the likelihood of preferred answers; if not set, 1.
         pub cpo_alpha: Option<f64> = None => NOT_NEGATIVE;
         /// With simpo: margin by which the preferred answer wins; if not set, 0.5.
@@ -109,7 +112,10 @@ impl PreferenceSection {
     /// What is minimised.
     pub fn objective(&self) -> Objective {
         let (beta, label_smoothing) = (self.rl_beta, self.dpo_label_smoothing);
-        let dpo = |loss| Objective::Dpo(Dpo { beta, loss, label_smoothing, alpha: self.rpo_alpha.unwrap_or(0.0) });
+        let dpo = |loss| {
+            let (alpha, computed_before) = (self.rpo_alpha.unwrap_or(0.0), self.precompute_ref_log_probs);
+            Objective::Dpo(Dpo { beta, loss, label_smoothing, alpha, computed_before })
+        };
         let cpo =
             |margin| Objective::Cpo(Cpo { beta, margin, alpha: self.cpo_alpha.unwrap_or(1.0), label_smoothing: 0.0 });
         match self.rl {
@@ -130,11 +136,12 @@ impl PreferenceSection {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let default = PreferenceSection::default();
         let of_dpo: &[Rl] = &[Rl::Dpo, Rl::Ipo];
-        let given: [(&str, bool, &[Rl]); 9] = [
+        let given: [(&str, bool, &[Rl]); 10] = [
             ("rl_beta", self.rl_beta != default.rl_beta, &[Rl::Dpo, Rl::Ipo, Rl::Cpo, Rl::Simpo, Rl::Kto]),
             ("dpo_loss_type", self.dpo_loss_type != default.dpo_loss_type, &[Rl::Dpo]),
             ("dpo_label_smoothing", self.dpo_label_smoothing > 0.0, of_dpo),
             ("rpo_alpha", self.rpo_alpha.is_some(), of_dpo),
+            ("precompute_ref_log_probs", self.precompute_ref_log_probs, of_dpo),
             ("cpo_alpha", self.cpo_alpha.is_some(), &[Rl::Cpo, Rl::Simpo]),
             ("simpo_gamma", self.simpo_gamma.is_some(), &[Rl::Simpo]),
             ("orpo_alpha", self.orpo_alpha.is_some(), &[Rl::Orpo]),
@@ -224,7 +231,19 @@ impl PreferenceSection {
         if data.train_on_inputs {
             return conflict("train_on_inputs", "only answers are compared; remove one of the two");
         }
-        Ok(())
+        self.check_stream(data.streaming)
+    }
+
+    fn check_stream(&self, streaming: bool) -> Result<(), ConfigError> {
+        if !(self.precompute_ref_log_probs && streaming) {
+            return Ok(());
+        }
+        Err(ConfigError::Conflict {
+            first: "precompute_ref_log_probs".into(),
+            second: "streaming".into(),
+            why: "it reads all data before the first step, and a stream is read while the run trains; remove one of the two"
+                .into(),
+        })
     }
 }
 
@@ -242,11 +261,19 @@ mod tests {
     #[test]
     fn objective_has_the_numbers_of_the_file_and_the_defaults_of_trl() {
         let objective = |keys: &str| of(keys).unwrap().preference.objective();
-        let dpo = Dpo { beta: 0.1, loss: objective::DpoLoss::Sigmoid, label_smoothing: 0.0, alpha: 0.0 };
+        let dpo = Dpo {
+            beta: 0.1,
+            loss: objective::DpoLoss::Sigmoid,
+            label_smoothing: 0.0,
+            alpha: 0.0,
+            computed_before: false,
+        };
 
         assert_eq!(objective(&format!("{LORA}rl: dpo\n")), Objective::Dpo(dpo));
         let ipo = Dpo { beta: 0.3, loss: objective::DpoLoss::Ipo, alpha: 0.2, ..dpo };
         assert_eq!(objective(&format!("{LORA}rl: ipo\nrl_beta: 0.3\nrpo_alpha: 0.2\n")), Objective::Dpo(ipo));
+        let computed = Dpo { computed_before: true, ..dpo };
+        assert_eq!(objective(&format!("{LORA}rl: dpo\nprecompute_ref_log_probs: true\n")), Objective::Dpo(computed));
         let simpo = Cpo { beta: 0.1, margin: Some(0.5), alpha: 1.0, label_smoothing: 0.0 };
         assert_eq!(objective("rl: simpo\n"), Objective::Cpo(simpo));
         assert_eq!(objective("rl: orpo\norpo_alpha: 0.7\n"), Objective::Orpo(Orpo { beta: 0.7 }));
@@ -268,6 +295,8 @@ mod tests {
             ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),
             ("rl: kto\nmicro_batch_size: 1\n", "set `micro_batch_size: 2` or more"),
             ("rl: orpo\nkto_desirable_weight: 2\n", "the key belongs to `rl: kto`"),
+            ("rl: kto\nprecompute_ref_log_probs: true\n", "the key belongs to `rl: dpo` or `ipo`"),
+            ("rl: dpo\nprecompute_ref_log_probs: true\nstreaming: true\n", "it reads all data before the first step"),
             ("rl: dpo\nlora_model_dir: a\n", "compares with the model without adapters"),
             (
                 "rl: dpo\ndpo_loss_type: hinge\ndpo_label_smoothing: 0.1\n",

@@ -71,6 +71,8 @@ pub(crate) struct RowStore {
     parts: Box<[OnceLock<Placed>]>,
     n_ready: AtomicUsize,
     shape: RowShape,
+    /// Log-probabilities of the documents of every row under a frozen reference, once they are known.
+    reference: OnceLock<Box<[f64]>>,
 }
 
 /// What a row of the store becomes in a batch.
@@ -101,7 +103,7 @@ impl RowStore {
     /// A store to which this many parts can be added.
     pub(crate) fn growing(n_parts_max: usize, shape: RowShape) -> Self {
         let parts = (0..n_parts_max).map(|_| OnceLock::new()).collect();
-        Self { parts, n_ready: AtomicUsize::new(0), shape }
+        Self { parts, n_ready: AtomicUsize::new(0), shape, reference: OnceLock::new() }
     }
 
     /// Adds a part; only one thread may add.
@@ -292,6 +294,42 @@ impl Rows {
     /// Those of them that are documents of the data.
     pub(crate) fn n_documents(&self) -> usize {
         if self.store.shape.second == Some(SecondRow::Rejected) { 2 } else { 1 }
+    }
+
+    /// All rows of the store, in its order.
+    pub(crate) fn of_store(&self) -> Rows {
+        Rows::new(Arc::clone(&self.store), None)
+    }
+
+    /// Whether both are rows of one store.
+    pub(crate) fn has_store_of(&self, other: &Rows) -> bool {
+        Arc::ptr_eq(&self.store, &other.store)
+    }
+
+    /// The log-probabilities of all documents of the store under a frozen reference, nats, if they are known.
+    pub(crate) fn reference(&self) -> Option<&[f64]> {
+        self.store.reference.get().map(|sums| &**sums)
+    }
+
+    /// Makes them known, for every set of rows of the store. Later calls have no effect.
+    ///
+    /// # Panics
+    /// If there are fewer or more than documents.
+    pub(crate) fn set_reference(&self, sums: Vec<f64>) {
+        assert_eq!(sums.len(), self.store.len() * self.n_batch_rows(), "one number for each document");
+        let _known = self.store.reference.set(sums.into());
+    }
+
+    /// Copies the log-probabilities of the documents of these rows; the others of `to` stay as they are.
+    ///
+    /// # Panics
+    /// If they are not known, or a row does not exist.
+    pub(crate) fn fill_reference(&self, rows: &[u64], to: &mut [f64]) {
+        let (known, n) = (self.reference().expect("they are computed before the first step"), self.n_batch_rows());
+        for (&row, to) in rows.iter().zip(to.chunks_exact_mut(n)) {
+            let first = self.stored(row) * n;
+            to.copy_from_slice(&known[first..first + n]);
+        }
     }
 
     /// Copies the rows numbered `rows` (B of them) into `batch`, of B times [`Rows::n_batch_rows`] rows, and returns how many tokens

@@ -21,6 +21,12 @@ pub enum PlanError {
          `phalanx eval outputs`, or one of its checkpoints"
     )]
     NoReference { path: PathBuf },
+    /// A checkpoint of a run that did not compute them.
+    #[error(
+        "step {step}: `precompute_ref_log_probs` computes the log-probabilities of the reference before the first step, and neither the \
+         checkpoint nor a rank has those of this data; continue with `precompute_ref_log_probs: false`"
+    )]
+    ReferenceNotComputed { step: u64 },
     /// A model of texts in the place of one of scores.
     #[error(
         "{path}: the model gives no scores; name a model that was trained with `reward_model: true`, or remove `reward_model`"

@@ -62,7 +62,7 @@ pub(crate) mod tests {
     use phalanx_device::{Backing, Machine};
 
     fn programs(mesh: Mesh, rank: usize) -> Programs {
-        Programs { train: compiled(mesh, rank), eval: None, n_params: (1, 1), device: devices::host() }
+        Programs { train: compiled(mesh, rank), eval: None, reference: None, n_params: (1, 1), device: devices::host() }
     }
 
     /// The memory of a rank that holds its own shard and the shards of `others`.

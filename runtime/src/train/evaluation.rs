@@ -40,7 +40,7 @@ impl Evaluation {
     }
 }
 
-/// What evaluates rows: a forward program that ends at its loss, with the weights in its machine.
+/// What evaluates rows: a forward program, with the weights in its machine.
 pub(super) struct Evaluator<'a> {
     pub(super) compiled: &'a Compiled,
     pub(super) machine: &'a mut dyn Machine,
@@ -54,46 +54,64 @@ pub(super) struct Evaluator<'a> {
 
 impl Evaluator<'_> {
     /// The loss over all rows. After each microbatch, `goes_on` is called with the number of rows so far; if it is false for all ranks,
-    /// there is no loss. The last microbatch is filled up with rows whose labels do not count.
+    /// there is no loss.
     ///
     /// # Errors
     /// When the token cache cannot be read, or a peer is lost.
-    pub(super) fn over(
+    pub(super) fn over(self, rows: &Rows, goes_on: GoesOn<'_>) -> Result<Option<Evaluation>, JobError> {
+        let report = self.objective.report();
+        let sums = Sums::filled(0.0, report.n_sums());
+        let mut found = Evaluation { report, sums, counts: Counts::default() };
+        let is_whole = self.microbatches(rows, goes_on, |all, _, c, machine| {
+            found.counts += rows.counts(all).map_err(PrepareError::from)?;
+            let sums = c.program.bound(Role::LossSum).next().map(|v| machine.read::<f64>(c, v).to_vec());
+            let sums = sums.unwrap_or_else(|| vec![f64::NAN; found.sums.len()]);
+            found.sums.iter_mut().zip(sums).for_each(|(all, own)| *all += own);
+            Ok(())
+        })?;
+        Ok(is_whole.then_some(found))
+    }
+
+    /// Runs the program over all rows. After each microbatch, `see` gets the numbers of the rows of all ranks and of this rank, and the
+    /// machine. The last microbatch is filled up with rows whose labels do not count. Returns whether it went on to the end.
+    ///
+    /// # Errors
+    /// As [`Evaluator::over`].
+    pub(super) fn microbatches(
         self,
         rows: &Rows,
-        mut goes_on: impl FnMut(usize, &mut Team) -> Result<bool, JobError>,
-    ) -> Result<Option<Evaluation>, JobError> {
-        let Evaluator { compiled: c, machine, models, staging, team, objective, n_samples: n_rows } = self;
+        goes_on: GoesOn<'_>,
+        mut see: impl FnMut(&[u64], &[u64], &Compiled, &dyn Machine) -> Result<(), JobError>,
+    ) -> Result<bool, JobError> {
+        let Evaluator { compiled: c, machine, models, staging, team, n_samples: n_rows, .. } = self;
         let mesh_rank = team.mesh_rank;
         let inputs = inputs(c);
         let data_ranks = mesh_rank.mesh.data_ranks();
         let data_rank = mesh_rank.mesh.coord(mesh_rank.rank).data_rank(&mesh_rank.mesh);
-        let report = objective.report();
-        let sums = Sums::filled(0.0, report.n_sums());
-        let mut found = Evaluation { report, sums, counts: Counts::default() };
         for first in (0..rows.len()).step_by(n_rows * data_ranks) {
             let end = rows.len().min(first + n_rows * data_ranks);
             let all: Vec<u64> = (first as u64..end as u64).collect();
-            found.counts += rows.counts(&all).map_err(PrepareError::from)?;
             // The last row fills the rest of the microbatch; labels of these copies do not count.
             let own: Vec<usize> = (0..n_rows).map(|i| first + data_rank * n_rows + i).collect();
             let indices: Vec<u64> = own.iter().map(|i| (*i).min(end - 1) as u64).collect();
+            let n_own = own.iter().filter(|i| **i < end).count();
             if let Some(inputs) = inputs.first().filter(|i| !i.is_empty()) {
                 staging.fill(rows, &indices, mesh_rank.on(Axis::Cp), CounterRng::new(0))?;
-                staging.ignore(own.iter().filter(|i| **i < end).count() * rows.n_batch_rows());
+                staging.ignore(n_own * rows.n_batch_rows());
                 staging.copy_to(machine, c, inputs);
             }
             machine.run(c, 0..c.program.instrs.len(), &mut Run { groups: &mut team.groups, models, timings: None })?;
-            let sums = c.program.bound(Role::LossSum).next().map(|v| machine.read::<f64>(c, v).to_vec());
-            let sums = sums.unwrap_or_else(|| vec![f64::NAN; found.sums.len()]);
-            found.sums.iter_mut().zip(sums).for_each(|(all, own)| *all += own);
+            see(&all, &indices[..n_own], c, machine)?;
             if !goes_on(end, team)? {
-                return Ok(None);
+                return Ok(false);
             }
         }
-        Ok(Some(found))
+        Ok(true)
     }
 }
+
+/// Whether an evaluation goes on after this number of rows; all ranks say the same.
+pub(super) type GoesOn<'a> = &'a mut dyn FnMut(usize, &mut Team) -> Result<bool, JobError>;
 
 /// The loss over `rows` on one rank, with the weights in the machine. After each microbatch, `done` is called with the number of rows
 /// so far.
@@ -116,7 +134,7 @@ pub(super) fn evaluated_alone(
         objective,
         n_samples: batch.n_rows / objective.rows_per_sample(),
     };
-    let found = evaluator.over(rows, |n_rows, _| {
+    let found = evaluator.over(rows, &mut |n_rows, _| {
         done(n_rows);
         Ok(true)
     })?;

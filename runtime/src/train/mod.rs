@@ -72,6 +72,7 @@ pub mod progress;
 mod quantised;
 pub(crate) mod recorded_generation;
 pub mod reexport;
+mod reference_file;
 mod restoring;
 mod row_lengths;
 pub mod run_files;

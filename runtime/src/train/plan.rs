@@ -95,14 +95,30 @@ impl ModelPlan {
 
     /// One microbatch up to its loss.
     pub(crate) fn forward(&self) -> Result<Program, JobError> {
-        let path = || self.weights.as_ref().map_or("model".into(), |p| p.display().to_string());
         let forward = self.model.minimised(&self.objective, self.batch);
-        let mut forward = forward.map_err(|source| JobError::Model { path: path(), source })?;
+        let forward = forward.map_err(|source| JobError::Model { path: self.path(), source })?;
+        Ok(self.with_frozen(forward))
+    }
+
+    /// One microbatch up to the log-probabilities of the reference, if they are computed once.
+    pub(crate) fn reference(&self) -> Result<Option<Program>, JobError> {
+        let Some(model) = self.model.known() else { return Ok(None) };
+        let forward = self.objective.reference(model, self.batch);
+        let forward = forward.map_err(|source| JobError::Model { path: self.path(), source })?;
+        Ok(forward.map(|forward| self.with_frozen(forward)))
+    }
+
+    /// The model in messages.
+    fn path(&self) -> String {
+        self.weights.as_ref().map_or("model".into(), |path| path.display().to_string())
+    }
+
+    fn with_frozen(&self, mut forward: Program) -> Program {
         if let Some(trained) = &self.trained {
             let is_trained = |param: &Param| param.parts.iter().all(|part| trained.contains(&part.name));
             forward.params.iter_mut().for_each(|param| param.trainable = is_trained(param));
         }
-        Ok(forward)
+        forward
     }
 
     /// Sources of the initial values of its parameters.

@@ -15,6 +15,8 @@ pub(crate) struct Programs {
     pub(crate) train: Compiled,
     /// Forward pass over one microbatch, for validation rows.
     pub(crate) eval: Option<Compiled>,
+    /// Forward pass over one microbatch before the first step, for an objective that computes the log-probabilities of its reference once.
+    pub(crate) reference: Option<Compiled>,
     /// Elements of all parameters of the whole model, and of its trained parameters.
     pub(crate) n_params: (usize, usize),
     /// The device for which they were compiled.
@@ -27,10 +29,15 @@ impl Programs {
         let mut forward = plan.forward()?;
         forward.mesh_rank = mesh_rank;
         let (spec, device) = (plan.spec_on(mesh_rank.mesh), Arc::clone(&plan.device));
-        let eval = evaluates.then(|| compile_forward(forward.clone(), &spec, device.target())).transpose()?;
+        let without_gradients = |mut forward: Program| {
+            forward.mesh_rank = mesh_rank;
+            compile_forward(forward, &spec, device.target())
+        };
+        let eval = evaluates.then(|| without_gradients(forward.clone())).transpose()?;
+        let reference = plan.reference()?.map(without_gradients).transpose()?;
         let whole = whole_model(&forward, &spec);
         let n_params = (whole.n_params(), whole.n_trainable());
-        Ok(Programs { train: compile_step(forward, &spec, device.target())?, eval, n_params, device })
+        Ok(Programs { train: compile_step(forward, &spec, device.target())?, eval, reference, n_params, device })
     }
 
     /// A machine for them; one that takes over the memory of `before` and what outlasts a step in it, if there is one.
@@ -49,7 +56,7 @@ impl Programs {
     }
 
     pub(crate) fn all(&self) -> Vec<&Compiled> {
-        [Some(&self.train), self.eval.as_ref()].into_iter().flatten().collect()
+        [Some(&self.train), self.eval.as_ref(), self.reference.as_ref()].into_iter().flatten().collect()
     }
 
     /// Bytes that a machine for them allocates.

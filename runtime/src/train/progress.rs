@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Shows steps, evaluations and messages.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub struct Progress {
     total_steps: u64,
     n_shown: u64,
     pace: Pace,
+    /// When the log-probabilities of a reference began to be computed.
+    reference_since: Option<Instant>,
 }
 
 impl Progress {
@@ -28,7 +30,7 @@ impl Progress {
     pub fn new(total_steps: u64, first_step: u64, logging_steps: u64, console: &Console) -> Progress {
         let bar = bar(console, total_steps, "{wide_bar} {msg}").map(|bar| bar.with_position(first_step));
         let (console, logging_steps) = (console.clone(), logging_steps.max(1));
-        Progress { console, bar, logging_steps, total_steps, n_shown: 0, pace: Pace::default() }
+        Progress { console, bar, logging_steps, total_steps, n_shown: 0, pace: Pace::default(), reference_since: None }
     }
 
     /// Shows a finished step.
@@ -43,6 +45,16 @@ impl Progress {
             bar.set_position(m.step);
             let beside = columns(self.console.err()).saturating_sub(BAR_COLUMNS);
             bar.set_message(beside_bar(m, &self.pace, beside));
+        }
+    }
+
+    /// Shows how far the log-probabilities of a reference are, on a terminal.
+    pub fn reference(&mut self, done: usize, total: usize) {
+        let seconds = self.reference_since.get_or_insert_with(Instant::now).elapsed().as_secs_f64();
+        let left = if done > 0 { seconds * (total - done) as f64 / done as f64 } else { 0.0 };
+        let eta = if done > 0 { human_duration(Duration::from_secs_f64(left)) } else { "?".to_owned() };
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("reference: {done} of {total} samples, {eta} left"));
         }
     }
 

@@ -24,7 +24,7 @@ type Keys = BTreeMap<String, Value>;
 
 /// Keys of these sections that may differ within a run: contents that are compared by digest, and what does not change what is
 /// computed. The batch is compared as a whole.
-const FREE: [&str; 10] = [
+const FREE: [&str; 11] = [
     "base_model",
     "lora_model_dir",
     "tokenizer",
@@ -35,6 +35,7 @@ const FREE: [&str; 10] = [
     "micro_batch_size",
     "gradient_accumulation_steps",
     "microbatches_per_step",
+    "precompute_ref_log_probs",
 ];
 /// Keys that set the length of the run. Most schedules of the learning rate depend on it.
 const LENGTH: [&str; 2] = ["max_steps", "num_epochs"];

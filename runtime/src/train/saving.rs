@@ -151,6 +151,12 @@ impl Saving {
         Saving::new(config, vec![(JOB_YAML.to_owned(), config.to_yaml().into_bytes())])
     }
 
+    /// Adds a file to all checkpoints to come.
+    pub(crate) fn set_extra(&mut self, name: &str, bytes: Vec<u8>) {
+        self.extras.retain(|(other, _)| other != name);
+        self.extras.push((name.to_owned(), bytes));
+    }
+
     /// The same saving on a device with this progress counter.
     pub(crate) fn with_progress_counter(self, progress_counter: ProgressCounter) -> Saving {
         Saving { progress_counter, ..self }

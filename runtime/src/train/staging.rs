@@ -8,16 +8,23 @@ use phalanx_strategies::compile::Compiled;
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::passes::context_parallel::chunks;
 use phalanx_strategies::program::collective::part;
-use phalanx_strategies::program::{Column, Role, TokenSlice, ValueId};
+use phalanx_strategies::program::{Column, Kind, Role, TokenSlice, ValueId};
 use phalanx_strategies::rng::CounterRng;
 use std::collections::BTreeSet;
 
-/// An input of a program: the column that it reads, and the part of the tokens on a sequence-parallel rank.
+/// An input of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Input {
-    column: Column,
+    what: What,
     value: ValueId,
-    slice: Option<TokenSlice>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// A column, or the part of its tokens on a sequence-parallel rank.
+    Column(Column, Option<TokenSlice>),
+    /// Log-probabilities of a reference.
+    Reference,
 }
 
 /// The inputs of one microbatch; a pipeline stage may read none.
@@ -27,10 +34,14 @@ pub(super) type Inputs = Vec<Input>;
 pub(super) fn inputs(c: &Compiled) -> Vec<Inputs> {
     let mut inputs: Vec<Inputs> = Vec::new();
     for b in &c.program.bindings {
-        let Role::Column(column) = b.role else { continue };
+        let what = match b.role {
+            Role::Column(column) => What::Column(column, b.slice),
+            Role::Reference if c.program.value(b.value).kind == Kind::Input => What::Reference,
+            _ => continue,
+        };
         let at = b.microbatch as usize;
         inputs.resize(inputs.len().max(at + 1), Vec::new());
-        inputs[at].push(Input { column, value: b.value, slice: b.slice });
+        inputs[at].push(Input { what, value: b.value });
     }
     inputs
 }
@@ -44,18 +55,23 @@ pub(super) struct Staging {
     own: Columns,
     /// Labels of no token, as many as there are tokens here.
     unlabelled: Vec<i32>,
+    /// Log-probabilities of the rows under a reference, if a program reads them; their numbers of tokens, which none reads.
+    reference: Option<Vec<f64>>,
 }
 
 impl Staging {
     /// Room for the columns that these programs read.
     pub(super) fn of(programs: &[&Compiled], batch: BatchShape, cp: usize) -> Staging {
-        let columns: BTreeSet<Column> =
-            programs.iter().flat_map(|c| inputs(c)).flatten().map(|input| input.column).collect();
+        let all: Vec<What> = programs.iter().flat_map(|c| inputs(c)).flatten().map(|input| input.what).collect();
+        let column = |what: &What| if let What::Column(column, _) = what { Some(*column) } else { None };
+        let columns: BTreeSet<Column> = all.iter().filter_map(column).collect();
+        let has_reference = all.iter().any(|what| matches!(what, What::Reference));
         let whole = if cp > 1 { columns.clone() } else { BTreeSet::new() };
         let own = BatchShape { seq_len: batch.seq_len / cp, ..batch };
         let (rows, own) = (Columns::new(whole, batch), Columns::new(columns, own));
         let unlabelled = vec![IGNORED; batch.n_tokens() / cp];
-        Staging { seq_len: batch.seq_len, cp, rows, own, unlabelled }
+        let reference = has_reference.then(|| vec![f64::NAN; 2 * batch.n_rows]);
+        Staging { seq_len: batch.seq_len, cp, rows, own, unlabelled, reference }
     }
 
     /// Fills in the tokens of these rows that belong to the context-parallel rank `cp_rank`. Keys of dropout are drawn from the
@@ -70,6 +86,11 @@ impl Staging {
         cp_rank: usize,
         of_step: CounterRng,
     ) -> Result<(), PrepareError> {
+        if let Some(reference) = &mut self.reference
+            && rows.reference().is_some()
+        {
+            rows.fill_reference(indices, reference);
+        }
         if self.cp == 1 {
             rows.fill(indices, of_step, &mut self.own)?;
             return Ok(());
@@ -87,9 +108,16 @@ impl Staging {
     /// Copies the microbatch to a program's inputs.
     pub(super) fn copy_to(&self, machine: &mut dyn Machine, c: &Compiled, inputs: &Inputs) {
         for input in inputs {
-            let tokens = self.own.of(input.column);
-            let slice = input.slice.map_or(0..tokens.len(), |s| part(tokens.len(), 1, s.of, s.index));
-            if !input.slice.is_some_and(|s| s.masked) {
+            let (tokens, of_rank) = match input.what {
+                What::Column(column, slice) => (self.own.of(column), slice),
+                What::Reference => {
+                    let sums = self.reference.as_deref().expect("there is room for what a program reads");
+                    machine.write(c, input.value, 0, sums);
+                    continue;
+                }
+            };
+            let slice = of_rank.map_or(0..tokens.len(), |s| part(tokens.len(), 1, s.of, s.index));
+            if !of_rank.is_some_and(|s| s.masked) {
                 machine.write(c, input.value, 0, &tokens[slice]);
                 continue;
             }

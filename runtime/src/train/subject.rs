@@ -194,7 +194,7 @@ impl Subject {
         mut done: impl FnMut(usize),
     ) -> Result<Evaluation, JobError> {
         let model = self.architecture()?;
-        let (objective, n_samples) = (config.objective(), config.schedule.micro_batch_size);
+        let (objective, n_samples) = (config.objective().with_reference_in_passes(), config.schedule.micro_batch_size);
         let batch = BatchShape { n_rows: n_samples * objective.rows_per_sample(), seq_len: rows.row_len() };
         let path = || self.kind().1.display().to_string();
         // The base of an adapter is what it began with.

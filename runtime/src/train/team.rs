@@ -153,7 +153,8 @@ impl TeamPlan {
 /// here helps authors of passes.
 #[cfg(debug_assertions)]
 fn verify_ranks(plan: &ModelPlan, mesh: Mesh, evaluates: bool) -> Result<(), JobError> {
-    for index in 0..=usize::from(evaluates) {
+    let n_programs = 1 + usize::from(evaluates) + usize::from(plan.objective.has_computed_reference());
+    for index in 0..n_programs {
         phalanx_strategies::trace::verify_world(mesh, |mesh_rank| {
             let programs = Programs::compile(plan, mesh_rank, evaluates)?;
             Ok::<_, JobError>(programs.all()[index].program.clone())

@@ -3,6 +3,7 @@
 pub(crate) mod catching_up;
 mod computing;
 mod evaluating;
+mod reference;
 mod saves;
 mod telling;
 mod verifying;
@@ -66,6 +67,8 @@ pub(crate) struct Trainer<'a> {
     gradients: Option<Exchange>,
     outgoing_catch_up: OutgoingCatchUp,
     incoming_catch_up: IncomingCatchUp,
+    /// The file of the checkpoint that this rank was restored from.
+    restored_reference: Option<Vec<u8>>,
     /// A computed step that is neither applied nor discarded: the position after it, and its outcome.
     open: Option<(TrainerState, Outcome)>,
     /// Metrics of the last step, in case the leader died before reporting it.
@@ -151,6 +154,7 @@ impl<'a> Trainer<'a> {
             gradients: None,
             outgoing_catch_up: OutgoingCatchUp::default(),
             incoming_catch_up: IncomingCatchUp::default(),
+            restored_reference: None,
             open: None,
             settled: None,
             verification: Verification::new(run.verify_steps),
@@ -186,6 +190,9 @@ impl<'a> Trainer<'a> {
             return Err(JobError::EndedEarly { path: path.to_owned(), step: state.step, n_worse: state.best.n_worse });
         }
         self.state = state;
+        if self.plan.objective.has_computed_reference() {
+            self.restored_reference = saving.reference_of(path)?;
+        }
         Ok(changed)
     }
 
@@ -198,7 +205,7 @@ impl<'a> Trainer<'a> {
         emit: &mut dyn FnMut(Event),
     ) -> Result<Pause, JobError> {
         let first_step = self.state.step;
-        if self.make_up_for_evaluation(data, saving, control, emit)? {
+        if self.stops_before_a_step(data, saving, control, emit)? {
             return Ok(Pause::Over);
         }
         let mut began = Instant::now();
@@ -248,6 +255,18 @@ impl<'a> Trainer<'a> {
             emit(Event::Note(format!("all {} steps were already done", self.run.total_steps)));
         }
         Ok(Pause::Over)
+    }
+
+    /// What precedes the first step of a world; returns whether a request to stop has ended it.
+    fn stops_before_a_step(
+        &mut self,
+        data: &TrainData<'_>,
+        saving: &mut Saving,
+        control: &Control,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<bool, JobError> {
+        Ok(self.know_reference(data, saving, control, emit)?
+            || self.make_up_for_evaluation(data, saving, control, emit)?)
     }
 
     /// Whether the run is to stop, and to save: a single rank acts on requests at once, a member only on those that were voted.

@@ -10,6 +10,9 @@ const WHOLE: &str = "rl: dpo\n";
 /// The answers one by one, with a copy of what is trained.
 const LABELLED: &str = "rl: kto\ntrained_parameters: [\".*layers.1.*\", lm_head]\n";
 
+/// With the keys of the two: their reference is computed before the first step.
+const COMPUTED: &str = "precompute_ref_log_probs: true\n";
+
 /// The scores of answers, by the whole model.
 const SCORES: &str = "reward_model: true\ncenter_rewards_coefficient: 0.01\n";
 
@@ -71,6 +74,52 @@ fn twenty_kills_of_a_run_over_labelled_answers_change_no_bit_of_weights_and_metr
 #[test]
 fn twenty_kills_of_a_sharded_reward_model_change_no_bit_of_weights_and_metrics() {
     kills_change_no_bit(&pairs(SCORES));
+}
+
+#[test]
+fn twenty_kills_beside_a_reference_that_was_computed_before_change_no_bit_of_weights_and_metrics() {
+    kills_change_no_bit(&pairs(&format!("{WHOLE}{COMPUTED}")));
+}
+
+#[test]
+fn reference_that_is_computed_before_the_first_step_changes_no_bit() {
+    for keys in [WHOLE, ADAPTERS] {
+        let p = pairs(&format!("{keys}reproducible: true\neval_steps: 4\nmicrobatches_per_step: 2\n"));
+        let computed = ["--precompute_ref_log_probs", "true"];
+        let sharded = ["--dp_shard_size", "2", "--output_dir"];
+        p.train(&[&sharded[..], &["in-passes"]].concat()).succeeds();
+
+        let run = p.train(&[&computed[..], &sharded, &["before"]].concat()).succeeds();
+
+        assert!(run.stdout.contains("log-probabilities of the reference were computed"), "{}", run.stdout);
+        assert!(weights(&p, "before") == weights(&p, "in-passes"), "{keys}: the weights differ");
+        assert_eq!(numbers(&p, "before"), numbers(&p, "in-passes"), "{keys}");
+    }
+}
+
+#[test]
+fn run_continues_with_the_reference_in_its_checkpoint_and_not_without_one() {
+    let p = pairs(&format!("{WHOLE}reproducible: true\nmicrobatches_per_step: 2\n"));
+    let computed = ["--precompute_ref_log_probs", "true"];
+    let half = |out: &str, keys: &[&str]| {
+        let length = ["--max_steps", "4", "--lr_scheduler", "constant", "--output_dir", out];
+        p.train(&[keys, &length[..]].concat()).succeeds();
+    };
+    let rest = ["--lr_scheduler", "constant", "--output_dir"];
+    half("out", &computed);
+    p.train(&[&computed[..], &rest, &["out", "--dp_shard_size", "2"]].concat()).succeeds();
+    p.train(&[&computed[..], &rest, &["whole"]].concat()).succeeds();
+    assert!(weights(&p, "out") == weights(&p, "whole"), "the weights differ");
+    // A run without a reference in its checkpoint may go on as it began, and one with it may do without.
+    half("passes", &[]);
+    let run = p.train(&[&computed[..], &rest, &["passes"]].concat());
+    run.refuses(&[
+        "computes the log-probabilities of the reference before the first step",
+        "precompute_ref_log_probs: false",
+    ]);
+    half("back", &computed);
+    p.train(&[&rest[..], &["back"]].concat()).succeeds();
+    assert!(weights(&p, "back") == weights(&p, "whole"), "the weights differ");
 }
 
 fn kills_change_no_bit(p: &Project) {

@@ -250,6 +250,11 @@ impl ForwardBuilder {
         sums
     }
 
+    /// Sums of the log-probabilities of a reference that were computed before, as those of [`ForwardBuilder::row_sums`]: `[2, R]`, f64.
+    pub fn reference_sums(&mut self) -> Tensor {
+        self.input(Role::Reference, "reference", &[2, self.batch.n_rows], DType::F64)
+    }
+
     /// Formulas over groups of `group` neighbouring rows, summed over the groups: `[n]`, f64. They have no gradient.
     pub fn totals(&mut self, formulas: &[Expr], operands: &[Tensor], group: usize) -> Tensor {
         let sums = self.program.add_value("totals", &[formulas.len()], DType::F64, Kind::Activation);
@@ -294,6 +299,13 @@ impl ForwardBuilder {
         };
         let reads = operands.iter().copied().chain([self.hyper()]).chain(given).collect();
         self.push(Op::Formulas(op), reads, vec![sums]);
+    }
+
+    /// Ends the program at the sums of a reference.
+    pub fn finish_reference(mut self, sums: Tensor) -> Program {
+        self.program.values[sums.0 as usize].kind = Kind::Output;
+        self.program.bindings.push(Binding::new(Role::Reference, sums));
+        self.program
     }
 
     /// Ends the program at the logits.

@@ -60,6 +60,8 @@ pub struct Dpo {
     pub label_smoothing: f64,
     /// Weight of the likelihood of preferred answers. Source: Pang et al. 2024, RPO (arXiv:2404.19733).
     pub alpha: f64,
+    /// Whether the log-probabilities of the reference are computed once, before the first step.
+    pub computed_before: bool,
 }
 
 /// Log-ratio of an answer.
@@ -110,6 +112,10 @@ impl Dpo {
 impl OfPairs for Dpo {
     fn has_reference(&self) -> bool {
         true
+    }
+
+    fn has_computed_reference(&self) -> bool {
+        self.computed_before
     }
 
     fn terms(&self) -> Vec<Term> {

@@ -71,6 +71,19 @@ impl Objective {
         self.of_pairs().is_some_and(OfPairs::has_reference)
     }
 
+    /// Whether the log-probabilities of that model are computed once, by [`Objective::reference`].
+    pub fn has_computed_reference(&self) -> bool {
+        self.of_pairs().is_some_and(OfPairs::has_computed_reference)
+    }
+
+    /// The same objective, which computes them in every pass.
+    pub fn with_reference_in_passes(self) -> Objective {
+        match self {
+            Objective::Dpo(dpo) => Objective::Dpo(Dpo { computed_before: false, ..dpo }),
+            other => other,
+        }
+    }
+
     /// Whether it needs a model that gives scores.
     pub fn has_scores(&self) -> bool {
         self.of_pairs().is_some_and(OfPairs::has_scores)
@@ -86,6 +99,15 @@ impl Objective {
             units: objective.terms().iter().map(|term| term.unit).collect(),
             scalars: objective.scalars().iter().map(units_of).collect(),
         }
+    }
+
+    /// The program that computes the log-probabilities of the reference for one microbatch, if they are computed once: with the weights
+    /// before the first step.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::forward`].
+    pub fn reference(&self, model: &ModelConfig, batch: BatchShape) -> Result<Option<Program>, ModelError> {
+        self.has_computed_reference().then(|| pairs::reference_program(model, batch)).transpose()
     }
 
     /// The forward program of one microbatch, up to the loss.

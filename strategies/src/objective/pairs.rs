@@ -61,6 +61,11 @@ pub(super) trait OfPairs {
         false
     }
 
+    /// Whether what [`reference`] reads was computed before the run.
+    fn has_computed_reference(&self) -> bool {
+        false
+    }
+
     /// Whether a formula reads [`text`].
     fn has_texts(&self) -> bool {
         false
@@ -136,17 +141,29 @@ pub(super) fn program(objective: &dyn OfPairs, model: &ModelConfig, batch: Batch
     if objective.has_texts() {
         rows.push(b.row_sums(log_probs, Column::NextIds));
     }
-    if objective.has_reference() {
-        rows.push(b.reference(|b| {
-            let logits = model.logits(b);
-            let log_probs = b.log_probs(logits, Column::Labels);
-            b.row_sums(log_probs, Column::Labels)
-        }));
+    if objective.has_computed_reference() {
+        rows.push(b.reference_sums());
+    } else if objective.has_reference() {
+        rows.push(b.reference(|b| answers(model, b)));
     }
     if let Some(labels) = objective.labels() {
         rows.push(b.row_sums(log_probs, labels));
     }
     Ok(finished(objective, b, &rows))
+}
+
+/// The program that computes what objectives read of a reference, which is the model before the first step.
+pub(super) fn reference_program(model: &ModelConfig, batch: BatchShape) -> Result<Program, ModelError> {
+    let mut b = model.builder(batch)?;
+    let sums = answers(model, &mut b);
+    Ok(b.finish_reference(sums))
+}
+
+/// Log-probabilities of the answers.
+fn answers(model: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
+    let logits = model.logits(b);
+    let log_probs = b.log_probs(logits, Column::Labels);
+    b.row_sums(log_probs, Column::Labels)
 }
 
 fn finished(objective: &dyn OfPairs, mut b: ForwardBuilder, rows: &[Tensor]) -> Program {

@@ -100,7 +100,7 @@ pub fn sum_rows(program: &mut Program) {
             Op::RowSums(_) => {
                 let (sums, site) = (instr.writes[0], instr.site);
                 let value = program.value(sums).clone();
-                let own = program.add_value(value.name, &value.shape, value.dtype, value.kind);
+                let own = program.add_value(value.name, &value.shape, value.dtype, Kind::Activation);
                 instr.writes = vec![own];
                 program.instrs.push(instr);
                 let c = Collective::new(CollectiveKind::AllReduce, Group::over(&[Axis::Cp]));

@@ -165,6 +165,9 @@ pub enum Role {
     LossSum,
     /// This rank's part of [`Role::LossSum`], before the sum over the world: one or more f64, nats.
     OwnLoss,
+    /// Log-probabilities of a frozen reference: for each row, their sum over the labels and the number of these, f64 `[2, R]`, nats. An
+    /// output of the program that computes them, and an input of steps that read what was computed before. They read no numbers.
+    Reference,
     /// Logits, f32 `[batch * seq_len, vocab]`.
     Logits,
     /// L2 norm of the whole gradient before clipping, f64 scalar.

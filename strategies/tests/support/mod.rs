@@ -52,8 +52,11 @@ pub fn fitting(optimizer: OptimizerSpec, meshes: &[Mesh]) -> OptimizerSpec {
 /// Any objective.
 pub fn objectives() -> impl Strategy<Value = Objective> {
     let losses = vec![DpoLoss::Sigmoid, DpoLoss::Hinge, DpoLoss::Ipo];
-    let dpo = (prop::sample::select(losses), prop::sample::select(vec![0.0, 0.5]))
-        .prop_map(|(loss, alpha)| Objective::Dpo(Dpo { beta: 0.1, loss, label_smoothing: 0.2, alpha }));
+    let dpo = (prop::sample::select(losses), prop::sample::select(vec![0.0, 0.5]), any::<bool>()).prop_map(
+        |(loss, alpha, computed_before)| {
+            Objective::Dpo(Dpo { beta: 0.1, loss, label_smoothing: 0.2, alpha, computed_before })
+        },
+    );
     let cpo = prop::option::of(Just(0.5))
         .prop_map(|margin| Objective::Cpo(Cpo { beta: 0.1, margin, alpha: 1.0, label_smoothing: 0.0 }));
     let kto = Just(Objective::Kto(Kto { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 0.5 }));

@@ -60,7 +60,7 @@ pub(super) const RULES: &[Rule] = &[
     ("ref_model_init_kwargs.*", NoEffect),
     ("force_use_ref_model", NoEffect),
     ("base_model_attribute_name", NoEffect),
-    ("precompute_ref_log_probs", NoEffect),
+    ("precompute_ref_log_probs", Part),
     ("precompute_ref_batch_size", NoEffect),
     ("use_logits_to_keep", NoEffect),
     ("use_liger_loss", NoEffect),
@@ -284,6 +284,13 @@ impl Method {
                 to.leave_out("loss_type", "of KTO, there is kto");
             }
             Kto | Orpo | Reward => {}
+        }
+        match (self, at(file, "precompute_ref_log_probs")) {
+            (Dpo, Some(is_set)) => {
+                to.set_from("precompute_ref_log_probs", "precompute_ref_log_probs", is_set.clone());
+            }
+            (_, Some(_)) => to.no_effect.push("precompute_ref_log_probs".into()),
+            (_, None) => {}
         }
         if self == Kto && at(file, "train_sampling_strategy").is_none() {
             to.notes.push("`shuffle: false`: TRL's KTO trainer takes the data in their order by default".into());

@@ -21,7 +21,10 @@ fn keys_of_trl_tell_the_trainer_and_become_its_numbers() {
             "loss_type: robust\nlabel_smoothing: 0.1\n",
             &["rl: dpo", "dpo_loss_type: robust", "dpo_label_smoothing: 0.1"],
         ),
-        ("precompute_ref_log_probs: true\nlearning_rate: 2e-6\n", &["rl: dpo", "learning_rate: 2e-6"]),
+        (
+            "precompute_ref_log_probs: true\nlearning_rate: 2e-6\n",
+            &["rl: dpo", "learning_rate: 2e-6", "precompute_ref_log_probs: true"],
+        ),
         (
             "desirable_weight: 1.5\nbeta: 0.2\n",
             &["rl: kto", "rl_beta: 0.2", "kto_desirable_weight: 1.5", "shuffle: false"],

@@ -299,10 +299,7 @@ pub(super) const TABLE: &[Row] = &[
     Row { keys: &["model_type", "type_of_model"], verdict: Translated(model_type) },
     Row { keys: &["num_labels"], verdict: Translated(num_labels) },
     Row { keys: &["base_model_config"], verdict: Translated(base_model_config) },
-    Row {
-        keys: &["precompute_ref_log_probs", "dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"],
-        verdict: NoEffect(PAIRS),
-    },
+    Row { keys: &["dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"], verdict: NoEffect(PAIRS) },
     Row { keys: &["plugins"], verdict: Translated(plugins) },
     Row { keys: &["float16"], verdict: Translated(float16) },
     Row { keys: &["bfloat16"], verdict: Translated(bfloat16) },

@@ -3,6 +3,7 @@
 use super::{STATE, Saving, TrainerState};
 use crate::error::JobError;
 use crate::train::inputs::RunInputs;
+use crate::train::reference_file;
 use crate::train::restoring::{self, read};
 use crate::train::run_files::{INPUTS_JSON, JOB_YAML};
 use crate::train::same_run::changes;
@@ -55,6 +56,16 @@ impl Saving {
         let state = checkpoint.extra(STATE)?;
         let state: TrainerState = serde_json::from_slice(&state).map_err(|e| mismatch(format!("{STATE}: {e}")))?;
         Ok((state, self.check_run(&checkpoint)?))
+    }
+
+    /// The log-probabilities of a reference in a checkpoint, if its run has computed them.
+    ///
+    /// # Errors
+    /// When they are damaged.
+    pub(crate) fn reference_of(&self, path: &Path) -> Result<Option<Vec<u8>>, JobError> {
+        let checkpoint = Checkpoint::open_lazily(path)?;
+        let is_there = checkpoint.extras().any(|name| name == reference_file::NAME);
+        Ok(is_there.then(|| checkpoint.extra(reference_file::NAME)).transpose()?)
     }
 
     /// Why a checkpoint without the tensors of this run cannot be continued: the keys that have changed say it best.

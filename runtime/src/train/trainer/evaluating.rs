@@ -178,11 +178,11 @@ impl Trainer<'_> {
             n_samples: self.plan.n_samples(),
         };
         // All ranks end it after the same microbatch.
-        let goes_on = |_, team: &mut Team| match ends {
+        let mut goes_on = |_, team: &mut Team| match ends {
             Ends::Asked(control) => Ok(team.sum(u64::from(control.stop.load(Ordering::Acquire)))? == 0),
             Ends::Now | Ends::Never => Ok(true),
         };
-        let Some(found) = evaluator.over(rows, goes_on)? else { return Ok(None) };
+        let Some(found) = evaluator.over(rows, &mut goes_on)? else { return Ok(None) };
         Ok(Some(EvalMetrics {
             step: self.state.step,
             eval_loss: found.loss(),

@@ -198,7 +198,7 @@ impl Rewrite<'_> {
         let all = self.like(x, self.n_tokens);
         self.collective(CollectiveKind::AllGather, self.program.value(x).n_columns(), x, all, site);
         let value = self.program.value(sums).clone();
-        let own = self.program.add_value(value.name, &value.shape, value.dtype, value.kind);
+        let own = self.program.add_value(value.name, &value.shape, value.dtype, Kind::Activation);
         instr.reads = vec![all, self.slice(instr.reads[1], true)];
         instr.writes = vec![own];
         self.program.instrs.push(instr);
