@@ -442,3 +442,23 @@ fn shells_complete_every_command_and_each_has_a_manual_page() {
     p.run(&["man", "taken"]).refuses(&["cannot write manual pages to taken"]);
     p.run(&["completions", "cmd.exe"]).refuses(&["cmd.exe", "bash"]);
 }
+
+/// Sections that are loaded are what is left of a stripped program.
+#[test]
+fn program_fits_into_forty_megabytes_without_symbols() {
+    if cfg!(debug_assertions) {
+        return;
+    }
+    let program = std::fs::read(env!("CARGO_BIN_EXE_phalanx")).unwrap();
+    assert_eq!(&program[..5], b"\x7fELF\x02", "a 64-bit program");
+    let word = |at: usize| u64::from_le_bytes(program[at..at + 8].try_into().unwrap());
+    let half = |at: usize| usize::from(u16::from_le_bytes(program[at..at + 2].try_into().unwrap()));
+    // Fields of System V's ABI, chapter 4: the table of sections, and flags and size of each.
+    let (table, entry, n_sections) = (word(0x28) as usize, half(0x3a), half(0x3c));
+    let sections = (0..n_sections).map(|nth| table + nth * entry);
+    let is_stored = |at: &usize| word(at + 8) & 2 != 0 && program[at + 4] != 8;
+
+    let bytes: u64 = sections.filter(is_stored).map(|at| word(at + 0x20)).sum();
+
+    assert!((10_000_000..=40_000_000).contains(&bytes), "{bytes} bytes");
+}
