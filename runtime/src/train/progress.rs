@@ -48,8 +48,11 @@ impl Progress {
         }
     }
 
-    /// Shows how far the log-probabilities of a reference are, on a terminal.
+    /// Says that the log-probabilities of a reference are being computed, and shows on a terminal how far they are.
     pub fn reference(&mut self, done: usize, total: usize) {
+        if done == 0 {
+            self.line(&format!("computing the log-probabilities of the reference for {total} samples"));
+        }
         let seconds = self.reference_since.get_or_insert_with(Instant::now).elapsed().as_secs_f64();
         let left = if done > 0 { seconds * (total - done) as f64 / done as f64 } else { 0.0 };
         let eta = if done > 0 { human_duration(Duration::from_secs_f64(left)) } else { "?".to_owned() };
