@@ -279,10 +279,14 @@ impl ConversationReader {
                 continue;
             }
             // Files for OpenAI's fine-tuning leave answers out so.
-            if name == "weight" && value.as_f64() == Some(0.0) && self.config.field_training.is_none() {
-                flag = Some(false);
-                continue;
+            if name == "weight" && self.config.field_training.is_none() {
+                check_weight(value)?;
+                if value.as_f64() == Some(0.0) {
+                    flag = Some(false);
+                    continue;
+                }
             }
+            value.as_array().into_iter().flatten().try_for_each(|part| check_weight(&part["weight"]))?;
             let property = self.renamed.get(name).unwrap_or(name);
             // A field that the data set names for this property precedes one that has the property's own name.
             let named = self.config.properties.get(name).filter(|field| *field != name);
@@ -396,6 +400,14 @@ impl ConversationReader {
             tracing::warn!(field = name, "messages have a field that the chat template does not use; it is ignored");
         }
         Ok(())
+    }
+}
+
+/// Nothing is trained on in part.
+fn check_weight(weight: &Value) -> Result<(), RecordError> {
+    match weight.as_f64() {
+        Some(number) if number != 0.0 && number != 1.0 => Err(RecordError::Weight { weight: weight.to_string() }),
+        _ => Ok(()),
     }
 }
 

@@ -74,6 +74,18 @@ fn answer_of_weight_zero_is_left_out() {
 }
 
 #[test]
+fn message_or_part_that_counts_in_part_is_refused() {
+    let refused = |record| trained(ConversationConfig::default(), record).unwrap_err().to_string();
+    let mut record = two_turns();
+    record["messages"][1]["weight"] = 0.5.into();
+    assert!(refused(record).contains("has the weight 0.5"));
+
+    let mut record = two_turns();
+    record["messages"][1]["content"] = json!([{ "type": "text", "text": "No", "weight": 2 }]);
+    assert!(refused(record).contains("has the weight 2"));
+}
+
+#[test]
 fn parts_of_a_message_are_trained_on_by_their_characters() {
     let config = ConversationConfig { field_training_detail: Some("detail".into()), ..ConversationConfig::default() };
     let part =

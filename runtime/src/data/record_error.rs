@@ -51,6 +51,9 @@ pub enum RecordError {
          train on the text alone, remove the field"
     )]
     Media { field: String },
+    /// A message, or a part of one, that counts in part.
+    #[error("a message has the weight {weight}, and messages are trained on or not; set its `weight` to 1 or 0")]
+    Weight { weight: String },
     /// How much better an answer is.
     #[error("field \"margin\" of a pair is not used by reward models here, while TRL subtracts it; remove the field")]
     Margin,
