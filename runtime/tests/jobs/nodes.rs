@@ -28,6 +28,9 @@ fn weights_are_unchanged_when_nodes_and_coordinator_die_and_ranks_hang() {
 
     assert_eq!(job.finish(), p.model_bytes("straight"));
     assert_eq!(p.metrics("out").len(), 300, "every step is reported once");
+    // Copies that differ would end in the same weights, from the first step on.
+    let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
+    assert!(!events.contains("\"n_repeated\""), "a step was repeated: {events}");
 }
 
 #[test]

@@ -116,6 +116,8 @@ fn killed_ranks_are_replaced_and_the_weights_equal_an_undisturbed_run() {
     let events = std::fs::read_to_string(p.path("out/events.jsonl")).unwrap();
     let incidents = events.lines().filter(|line| line.contains("\"why\":\"Died\"")).count();
     assert!((1..=3).contains(&incidents), "a kill during a recovery joins its incident: {events}");
+    // Copies that differ would end in the same weights, from the first step on.
+    assert!(!events.contains("\"n_repeated\""), "a step was repeated: {events}");
 }
 
 #[test]
