@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Jobs of examples/slurm/finetune.sbatch under a real Slurm, which cancels, requeues and preempts them and loses their machines.
 
-Each job must end with the weights of an undisturbed one, and repeat no step. Prints a table: event, last step before it, step at which
-the job went on, steps lost, restarts, and the state that Slurm records.
+Each job must end with the weights of an undisturbed one, and repeat no step. A job that waits for it with `afterok` must not start before
+the last step is done. Prints a table: event, last step before it, step at which the job went on, steps lost, what the waiting job saw,
+restarts, and the states that Slurm records.
 
 Needs Linux, root, and the programs of the Debian packages slurmctld, slurmd, slurm-client and munge (written for 22.05). One controller
 and three machines run in network and UTS namespaces of a private PID namespace; nothing outside it is touched.
@@ -212,6 +213,28 @@ def kill_stepd(cluster, job):
     run("scancel", job.id)
 
 
+class After:
+    """A job that waits for the success of another one, and tells whether the model was whole when it started."""
+
+    def __init__(self, job):
+        self.log = job.dir / "after.log"
+        seen = f"test -e {job.dir}/out/model/model.safetensors && echo whole || echo EARLY"
+        options = ["--parsable", f"--dependency=afterok:{job.id}", "-p", "grace", "-o", self.log]
+        self.id = run("sbatch", *options, "--wrap", seen)
+
+    def found(self):
+        """What it has seen; "never" if its dependency cannot be satisfied any more."""
+        end = time.time() + 30
+        while time.time() < end:
+            if self.log.exists() and self.log.read_text().strip():
+                return self.log.read_text().strip()
+            if "DependencyNeverSatisfied" in run("scontrol", "show", "job", "-o", self.id):
+                run("scancel", self.id)
+                return "never"
+            time.sleep(0.2)
+        return "WAITS"
+
+
 def pids(job):
     """The processes of `phalanx train` of a job's tasks, by machine."""
     found = {}
@@ -272,12 +295,13 @@ def measure(cluster, dir, binary, args):
     straight = Job(dir / "straight", steps)
     until("the undisturbed run", lambda: straight.state() == "COMPLETED")
     print(f"{steps} steps on {run('sinfo', '--version')}", flush=True)
-    print(f"{'event':38} {'before':>6} {'on at':>6} {'lost':>4}  weights  restarts  states", flush=True)
+    print(f"{'event':38} {'before':>6} {'on at':>6} {'lost':>4}  weights  afterok  restarts  states", flush=True)
     is_good = True
     for number, (name, partition, options, happens) in enumerate(events(cluster)):
         if args.only and not any(word in name for word in args.only):
             continue
         job = Job(dir / f"job{number}", steps, partition, options)
+        after = After(job)
         job.until_step(min(steps // 4, 200))
         saved = happens(job)
         if name.startswith("time limit"):
@@ -289,10 +313,11 @@ def measure(cluster, dir, binary, args):
         before = saved or before
         lost = 0 if at is None else before - at
         is_equal = job.weights() == straight.weights()
-        is_good &= is_equal and lost <= 0
+        waited = after.found()
+        is_good &= is_equal and lost <= 0 and waited in ("whole", "never")
         restarts, at = job.show()["Restarts"], "-" if at is None else at
         equal = "equal" if is_equal else "DIFFER"
-        print(f"{name:38} {before:6} {at:>6} {lost:4}  {equal:7}  {restarts:>8}  {' '.join(states)}", flush=True)
+        print(f"{name:38} {before:6} {at:>6} {lost:4}  {equal:7}  {waited:7}  {restarts:>8}  {' '.join(states)}", flush=True)
         if not is_equal or lost > 0:
             print(job.log()[-3000:], flush=True)
     return is_good

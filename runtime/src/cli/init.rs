@@ -9,7 +9,7 @@ use crate::config::preference::Rl;
 use crate::config::reference::reference_markdown;
 use crate::config::starter::{self, Extent, Start};
 use crate::config::{JobConfig, foreign, read_text};
-use crate::data::recognised::Recognised;
+use crate::data::recognised::{Recognised, columns};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::command::CommandError;
@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<(), JobError> {
         Err(error) => return Err(imported.iter().fold(error, |error, imported| imported.located(error)).into()),
     };
     write(&args.file, &text)?;
-    for note in &notes {
+    for note in notes.into_iter().chain(answers.guesses.iter().cloned()) {
         say(format_args!("note: {note}"));
     }
     let (file, named) = (args.file.display(), quoted(&args.file));
@@ -139,6 +139,33 @@ fn recognised(dataset: &Path) -> Option<Recognised> {
     Recognised::of(data_plan::data_config(&job).ok()?.datasets.first()?)
 }
 
+/// What the user should look at: paths that lead nowhere yet, and a type that no column told.
+fn guesses(base_model: Option<&Path>, dataset: &Path, kind: Option<&String>) -> Vec<String> {
+    let is_missing =
+        |path: &&Path| (path.starts_with(".") || path.starts_with("..") || path.is_absolute()) && !path.exists();
+    let model = base_model.filter(is_missing).map(|path| format!("there is no folder {}", path.display()));
+    let columns = columns_of(dataset);
+    let data = match (&columns, kind) {
+        (None, _) if dataset.extension().is_some() && !dataset.to_string_lossy().contains('*') && !dataset.exists() => {
+            Some(format!("there is no file {}", dataset.display()))
+        }
+        (Some(columns), Some(kind)) => Some(format!(
+            "no known type has the columns of {} ({}); `type: {kind}` is a guess: set the type, and the keys that name its columns",
+            dataset.display(),
+            columns.join(", ")
+        )),
+        _ => None,
+    };
+    model.into_iter().chain(data).collect()
+}
+
+/// The names of the columns of the first record of a data set, if it can be read.
+fn columns_of(dataset: &Path) -> Option<Vec<String>> {
+    let text = starter::starter_yaml(None, dataset, DatasetType::Completion);
+    let job = JobConfig::from_yaml_str(&text, &[]).ok()?;
+    columns(data_plan::data_config(&job).ok()?.datasets.first()?)
+}
+
 /// The type of a data set, else that which files with this ending mostly have.
 fn guessed_type(dataset: &Path, recognised: Option<Recognised>) -> String {
     let is_json = dataset.extension().is_some_and(|e| e == "jsonl" || e == "json");
@@ -168,6 +195,8 @@ struct Answers {
     has_messages: bool,
     ranks: Option<usize>,
     lora: bool,
+    /// What is in the file without having been found in the data, as sentences.
+    guesses: Vec<String>,
 }
 
 impl Answers {
@@ -184,6 +213,8 @@ impl Answers {
             let question = "Type of the dataset (completion, alpaca, chat_template, sharegpt, preference)";
             answer(question, &guessed_type(&dataset, recognised))
         });
+        let is_asked = args.dataset_type.is_some() || asks || args.from.is_some();
+        let guesses = guesses(base_model.as_deref(), &dataset, (!is_asked && recognised.is_none()).then_some(&kind));
         let dataset_type = KINDS.into_iter().find(|known| known.word() == kind);
         let dataset_type = dataset_type.ok_or(CommandError::DatasetType { found: kind })?;
         let rl = dataset_type.is_pair().then(|| recognised.and_then(|found| found.rl).unwrap_or(Rl::Dpo));
@@ -208,7 +239,16 @@ impl Answers {
             "lora" => true,
             _ => return Err(CommandError::Goal { found: goal }.into()),
         };
-        Ok(Answers { base_model, dataset, dataset_type, rl, has_messages, ranks: ranks.filter(|n| *n != 1), lora })
+        Ok(Answers {
+            base_model,
+            dataset,
+            dataset_type,
+            rl,
+            has_messages,
+            ranks: ranks.filter(|n| *n != 1),
+            lora,
+            guesses,
+        })
     }
 
     fn start(&self, names_only: bool) -> Start<'_> {

@@ -560,11 +560,22 @@ fn slice_of_records_is_trained_on_alone() {
 #[test]
 fn file_that_changes_while_it_is_tokenized_leaves_no_tokens() {
     let files = Files::new(&[("a.jsonl", &lines(&["alpha"])), ("b.txt", &"alpha beta ".repeat(20))]);
-    for (name, kind) in [("a.jsonl", DatasetType::Completion), ("b.txt", DatasetType::Completion)] {
-        let path = files.path(name);
-        let before = std::fs::read_to_string(&path).unwrap();
+    let gzip = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let plain = |text: &str| text.as_bytes().to_vec();
+    let zstd = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
+    let packed: [(&str, &dyn Fn(&str) -> Vec<u8>); 5] =
+        [("a.jsonl", &plain), ("b.txt", &plain), ("c.jsonl.gz", &gzip), ("d.jsonl.zst", &zstd), ("e.txt.gz", &gzip)];
+    for (name, pack) in packed {
+        let (kind, path) = (DatasetType::Completion, files.path(name));
+        let text = if name.contains("txt") { "alpha beta ".repeat(20) } else { lines(&["alpha"]) };
+        let before = pack(&text);
+        std::fs::write(&path, &before).unwrap();
         let change = |_: Progress<'_>| {
-            std::fs::write(&path, before.replace("alpha", "bravo")).unwrap();
+            std::fs::write(&path, pack(&text.replace("alpha", "bravo"))).unwrap();
             Ok(())
         };
 

@@ -63,6 +63,11 @@ pub(crate) fn has_messages(dataset: &DatasetConfig) -> bool {
     }
 }
 
+/// The names of the columns of the first record of a data set, if it can be read and has columns.
+pub(crate) fn columns(dataset: &DatasetConfig) -> Option<Vec<String>> {
+    Some(first_record(dataset)?.as_object()?.keys().cloned().collect())
+}
+
 fn first_record(dataset: &DatasetConfig) -> Option<Value> {
     let source = files_of(dataset, Purpose::Training, 0).ok()?.into_iter().next()?;
     if source.format == FileFormat::Text {

@@ -129,7 +129,8 @@ fn conversation_config(d: &datasets::DatasetConfig, eot_tokens: &[String]) -> da
     }
     properties.extend(d.message_property_mappings.0.clone());
     data::ConversationConfig {
-        field_messages: d.field_messages.clone().unwrap_or(default.field_messages),
+        // Of pairs, it is the field of the prompt, and their conversations are put together with names of their own.
+        field_messages: d.field_messages.clone().filter(|_| !d.r#type.is_pair()).unwrap_or(default.field_messages),
         field_tools: d.field_tools.clone().unwrap_or(default.field_tools),
         properties,
         roles: d.roles.0.clone(),

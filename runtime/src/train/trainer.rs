@@ -29,6 +29,7 @@ use super::{kept_weights, weights};
 use crate::control::Control;
 use crate::data::rows::Rows;
 use crate::error::JobError;
+use crate::error::plan::PlanError;
 use crate::events::{Event, StepMetrics};
 use phalanx_device::groups::Groups;
 use phalanx_device::{Machine, OpaqueModel};
@@ -191,7 +192,9 @@ impl<'a> Trainer<'a> {
         }
         self.state = state;
         if self.plan.objective.has_computed_reference() {
-            self.restored_reference = saving.reference_of(path)?;
+            // Before a file of the run is changed.
+            let found = saving.reference_of(path)?;
+            self.restored_reference = Some(found.ok_or(PlanError::ReferenceNotComputed { step: self.state.step })?);
         }
         Ok(changed)
     }

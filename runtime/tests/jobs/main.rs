@@ -26,6 +26,7 @@ mod meshes;
 mod node_identity;
 mod nodes;
 mod object_store;
+mod operators;
 mod output;
 mod partition;
 mod plan;

@@ -117,6 +117,11 @@ fn run_continues_with_the_reference_in_its_checkpoint_and_not_without_one() {
         "computes the log-probabilities of the reference before the first step",
         "precompute_ref_log_probs: false",
     ]);
+    assert_eq!(
+        numbers(&p, "passes").iter().filter(|line| !line[1].is_null()).count(),
+        4,
+        "a refused run keeps what was measured"
+    );
     half("back", &computed);
     p.train(&[&rest[..], &["back"]].concat()).succeeds();
     assert!(weights(&p, "back") == weights(&p, "whole"), "the weights differ");
@@ -178,6 +183,26 @@ fn pair_whose_answer_is_too_long_is_left_out_with_the_other_one() {
     let run = p.train(&["--max_steps", "1", "--val_set_size", "0"]).succeeds();
 
     assert!(run.stdout.contains("1 rows"), "{}", run.stdout);
+}
+
+#[test]
+fn messages_of_pairs_may_be_in_a_column_of_any_name() {
+    let p = pairs("rl: dpo\nchat_template: chatml\n");
+    let job = std::fs::read_to_string(p.path("job.yaml")).unwrap();
+    let mut losses = Vec::new();
+    for name in ["prompt", "completion", "turns", "messages"] {
+        let turn = |role: &str, text: &str| format!(r#"{{"role": "{role}", "content": "{text}"}}"#);
+        let (asked, yes, no) = (turn("user", "who?"), turn("assistant", "we"), turn("assistant", "none"));
+        let record = format!("{{\"{name}\": [{asked}], \"chosen\": {yes}, \"rejected\": {no}}}\n");
+        p.write("pairs.jsonl", &record.repeat(16));
+        let kind = format!("type: chat_template.default\n    field_messages: {name}\n");
+        p.write("job.yaml", &job.replace("type: preference\n", &kind));
+
+        p.train(&["--max_steps", "1", "--output_dir", name]).succeeds();
+
+        losses.push(numbers(&p, name).remove(0));
+    }
+    assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
 }
 
 #[test]
