@@ -25,7 +25,7 @@ pub(super) const HELP: &str = "Examples:
   phalanx export outputs/checkpoints/step-0000000100.g0000 my-model
   phalanx export outputs/model small --dtype bf16
   phalanx export outputs/model my.gguf --gguf q8_0      for llama.cpp
-  phalanx export outputs/adapter my.gguf --merge --gguf q8_0";
+  phalanx export outputs/adapter my.gguf --merge --gguf q4_k_m";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -37,8 +37,8 @@ pub(super) struct Args {
     /// Type of the weights [default: that of the base model; f32 for adapters].
     #[arg(long, value_enum, conflicts_with = "gguf")]
     dtype: Option<WeightType>,
-    /// Write a file for llama.cpp with matrices of this type.
-    #[arg(long, value_enum, value_name = "TYPE")]
+    /// Write a file for llama.cpp with matrices of this type; q4_k_m and q5_k_m are its mixtures of 4 or 5 bits with 6.
+    #[arg(long, value_enum, value_name = "TYPE", ignore_case = true)]
     gguf: Option<GgufType>,
     /// Base model of an adapter, or of a run that did not train all weights [default: the one that it names].
     #[arg(long, alias = "base_model", value_name = "DIR")]
@@ -66,6 +66,10 @@ enum GgufType {
     Bf16,
     #[value(name = "q8_0")]
     Q8,
+    #[value(name = "q4_k_m")]
+    Q4KM,
+    #[value(name = "q5_k_m")]
+    Q5KM,
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
@@ -131,6 +135,8 @@ fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
         GgufType::F16 => Encoding::F16,
         GgufType::Bf16 => Encoding::Bf16,
         GgufType::Q8 => Encoding::Q8_0,
+        GgufType::Q4KM => Encoding::Q4KM,
+        GgufType::Q5KM => Encoding::Q5KM,
     });
     match encoding {
         Some(encoding) => to_gguf(&source, &args.dir, encoding),
