@@ -67,9 +67,9 @@ enum GgufType {
     #[value(name = "q8_0")]
     Q8,
     #[value(name = "q4_k_m")]
-    Q4KM,
+    Q4Km,
     #[value(name = "q5_k_m")]
-    Q5KM,
+    Q5Km,
 }
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
@@ -135,8 +135,8 @@ fn export_model(args: &Args, dtype: Option<Dtype>) -> Result<(), JobError> {
         GgufType::F16 => Encoding::F16,
         GgufType::Bf16 => Encoding::Bf16,
         GgufType::Q8 => Encoding::Q8_0,
-        GgufType::Q4KM => Encoding::Q4KM,
-        GgufType::Q5KM => Encoding::Q5KM,
+        GgufType::Q4Km => Encoding::Q4Km,
+        GgufType::Q5Km => Encoding::Q5Km,
     });
     match encoding {
         Some(encoding) => to_gguf(&source, &args.dir, encoding),

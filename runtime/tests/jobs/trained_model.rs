@@ -219,6 +219,12 @@ fn file_of_llama_cpp_is_written_for_families_that_it_can_express() {
     let file = std::fs::read(p.path("m.gguf")).unwrap();
     assert_eq!(&file[..8], b"GGUF\x03\0\0\0");
     assert!(std::fs::read(p.path("a.gguf")).unwrap().len() > file.len());
+    // As llama.cpp spells it; the file names the mixture by its number.
+    p.run(&["export", "base/model", "k.gguf", "--gguf", "Q4_K_M"]).succeeds();
+    let key = [&b"general.file_type"[..], &4u32.to_le_bytes(), &15u32.to_le_bytes()].concat();
+    let file = std::fs::read(p.path("k.gguf")).unwrap();
+    assert!(file.windows(key.len()).any(|window| window == key));
+    p.run(&["export", "base/model", "s.gguf", "--gguf", "q4_k_s"]).refuses(&["q4_k_s", "q4_k_m"]);
     p.run(&["export", "base/model", "m.gguf", "--gguf", "f16"]).refuses(&["m.gguf", "already exists"]);
     p.run(&["export", "base/model", "m.bin", "--gguf", "f16"]).refuses(&["m.bin must end in .gguf"]);
     p.run(&["export", "base", "n.gguf", "--gguf", "f16"]).refuses(&["model directory", "checkpoint"]);
