@@ -8,8 +8,8 @@ that leaves its function as it is.
 
 1. Each tensor has the type that llama.cpp's mixture gives it.
 2. The package `gguf` reads the weights with an error that is no larger than that of llama.cpp's own quantiser (`ggml_quantize_chunk`).
-3. llama.cpp itself computes with each file: the perplexity of a text is near that of the f32 file, and no farther from it than with the weights as
-   llama.cpp quantises them. The divergence from its probabilities is told as well, with greedy text.
+3. llama.cpp itself computes with each file: the divergence of its probabilities from those of the f32 file, over a text, is no larger than with
+   the weights as llama.cpp quantises them. Perplexities, which move either way by chance, are told with greedy text.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-WIDTH, N_TOKENS, ROOM = 256, 160, 0.02
+WIDTH, N_TOKENS, ROOM = 256, 160, 1.1
 KINDS = ["f32", "q8_0", "q5_k_m", "q4_k_m"]
 ggml = ctypes.CDLL(next(str(path) for path in Path(xllamacpp.__path__[0]).glob("*.so")))
 ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
@@ -164,7 +164,7 @@ def main() -> None:
         subprocess.run([phalanx, "export", source, folder / "narrow.gguf", "--gguf", "f32"], check=True, stdout=subprocess.DEVNULL)
         compare_weights(folder, "q5_k_m")
         compare_weights(folder, "q4_k_m")
-        perplexity, exact = {}, None
+        perplexity, divergence, exact = {}, {}, None
         for kind in ["narrow", "f32", "q8_0", "q5_k_m", "q5_k_m-llama.cpp", "q4_k_m", "q4_k_m-llama.cpp"]:
             path = folder / f"{kind}.gguf"
             model = Model(path, tokenizer.get_vocab_size())
@@ -175,13 +175,14 @@ def main() -> None:
             assert known.sum() > 100, known.sum()
             perplexity[kind] = float(np.exp(losses[known].mean()))
             exact = told if kind == "f32" else exact
-            divergence = float("nan") if exact is None else np.nanmean(np.nansum(np.exp(exact) * (exact - told), axis=1)[known])
-            print(f"{kind:17} {path.stat().st_size:9} bytes, perplexity {perplexity[kind]:.4f}, divergence from f32 {divergence:.1e}: "
+            if exact is not None:
+                divergence[kind] = float(np.nansum(np.exp(exact) * (exact - told), axis=1)[known].mean())
+            print(f"{kind:17} {path.stat().st_size:9} bytes, perplexity {perplexity[kind]:.4f}, divergence from f32 {divergence.get(kind, 0):.1e}: "
                   f"{model.greedy('Once upon a time')!r}")
         assert abs(perplexity["narrow"] / perplexity["f32"] - 1) < 1e-3, "the wide model is another one"
         for kind in ["q5_k_m", "q4_k_m"]:
-            off, off_peer = (abs(perplexity[name] / perplexity["f32"] - 1) for name in (kind, f"{kind}-llama.cpp"))
-            assert off <= off_peer + ROOM, f"the perplexity of {kind} is {off:.2%} off, and {off_peer:.2%} with llama.cpp's blocks"
+            ours, peer = divergence[kind], divergence[f"{kind}-llama.cpp"]
+            assert ours <= peer * ROOM, f"{kind} diverges by {ours:.1e}, and by {peer:.1e} with llama.cpp's blocks"
 
 
 if __name__ == "__main__":
