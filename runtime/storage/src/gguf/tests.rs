@@ -93,7 +93,7 @@ fn readers_formulas_are_those_of_llama_cpps_package() {
     let shown = |kind, bytes: &[u8]| {
         let values = dequantised(kind, bytes);
         let picked = [0, 33, 70, 127, 128, 191, 222, 255].map(|i| values[i]);
-        (picked, values.iter().sum::<f32>(), values.iter().zip(0u8..).map(|(x, i)| x * f32::from(i)).sum::<f32>())
+        (picked, values.iter().sum::<f32>(), values.iter().zip(0u16..).map(|(x, i)| x * f32::from(i)).sum::<f32>())
     };
 
     let four = shown(Q4k, &block(Q4k, &[(0, 0.125), (2, 0.25)]));
