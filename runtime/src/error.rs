@@ -14,7 +14,7 @@ use crate::config::error::ConfigError;
 use crate::data::prepare::PrepareError;
 use crate::data::shown::ShowError;
 use crate::data::token_cache_format::TokenCacheError;
-use crate::data::tokenize::TokenizeError;
+use crate::data::tokenize_error::TokenizeError;
 use crate::data::tokenizer_error::TokenizerError;
 use crate::error::command::CommandError;
 use crate::error::control_plane::ControlPlaneError;

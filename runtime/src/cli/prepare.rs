@@ -2,6 +2,7 @@
 
 use super::{JobArgs, conclude, conclude_json, conclude_styled, report_note};
 use crate::console::{Console, printable};
+use crate::data::prepare::Summary;
 use crate::data::shown::{ShownSample, first_samples};
 use crate::devices;
 use crate::error::JobError;
@@ -49,6 +50,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
             "rows": prepared.train.len(),
             "row_tokens": prepared.train.row_len(),
             "validation_rows": prepared.validation.as_ref().map_or(0, |rows| rows.len()),
+            "skipped": skipped(&preparation::files_with_skipped(&prepared)),
             "samples": samples.iter().map(as_json).collect::<Vec<_>>(),
         });
         conclude_json(console, &result, true);
@@ -62,6 +64,22 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         conclude_styled(console, drawn(n + 1, sample, colours));
     }
     Ok(())
+}
+
+/// The records that were left out.
+fn skipped(files: &[Summary]) -> serde_json::Value {
+    let file = |s: &Summary| {
+        serde_json::json!({
+            "path": s.path.display().to_string(),
+            "records": s.n_records,
+            "skipped": s.n_skipped,
+            "list": s.skipped_list.as_ref().map(|list| list.display().to_string()),
+        })
+    };
+    serde_json::json!({
+        "records": files.iter().map(|s| s.n_skipped).sum::<usize>(),
+        "files": files.iter().map(file).collect::<Vec<_>>(),
+    })
 }
 
 fn as_json(sample: &ShownSample) -> serde_json::Value {

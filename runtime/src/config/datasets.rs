@@ -39,6 +39,9 @@ section! {
         pub min_sample_len: usize = 2 => TOKENS;
         /// Keep only one of several samples with the same tokens.
         pub dataset_exact_deduplication: bool = false;
+        /// Leave out records that cannot be used, count them, and list them in a file beside the tokenized data, instead of ending
+        /// the run; a file of which more than half cannot be used ends it still.
+        pub skip_bad_records: bool = false;
         /// Chat template of conversations: that of the tokenizer, a named one, or jinja for `chat_template_jinja`.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
         /// Text of the template or path of a file with it, for `chat_template: jinja`.

@@ -63,6 +63,8 @@ pub struct DataConfig {
     pub min_sample_len: usize,
     /// Keep only one of documents with the same tokens; default false.
     pub deduplicate: bool,
+    /// Leave out records that cannot be used, and list them; default false: they end the run.
+    pub skip_bad_records: bool,
     /// What the second row of a batch is that a sample becomes; default: there is none.
     pub second_row: Option<SecondRow>,
     /// Prepare only the first file at once, the next ones when asked, and no more than this many rows; default: all rows of all
@@ -86,6 +88,7 @@ impl DataConfig {
             excess_length_strategy: ExcessLength::Drop,
             min_sample_len: 2,
             deduplicate: false,
+            skip_bad_records: false,
             second_row: None,
             stream_rows: None,
         }

@@ -5,6 +5,7 @@
 //! and a batch is copied from the rows that the sampler selects ([`rows`]). [`prepare`] is the entry point; files of a stream follow while
 //! the job trains (`stream`).
 
+mod bad_records;
 pub mod chat_spans;
 pub mod chat_template;
 pub mod columns;
@@ -23,6 +24,7 @@ pub mod record_error;
 pub mod records;
 pub mod rows;
 pub mod shown;
+pub(crate) mod skipped;
 pub mod sources;
 pub(crate) mod stream;
 mod summary;
@@ -34,6 +36,7 @@ pub mod token_changes;
 pub(crate) mod token_pieces;
 pub mod token_span;
 pub mod tokenize;
+pub mod tokenize_error;
 pub mod tokenizer;
 
 mod byte_vocabulary;

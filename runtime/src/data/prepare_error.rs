@@ -4,7 +4,7 @@ use super::chat_template::ChatTemplateError;
 use super::config::DataConfigError;
 use super::sources::SourceError;
 use super::token_cache_format::TokenCacheError;
-use super::tokenize::TokenizeError;
+use super::tokenize_error::TokenizeError;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -56,9 +56,10 @@ pub enum PrepareError {
     TooShort { path: PathBuf, n_tokens: usize, limit: usize },
     /// No document has a token to predict.
     #[error(
-        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long{}, {n_short} shorter than min_sample_len, {n_repeated} repeated",
+        "dataset {} has nothing to train on: {n_documents} documents, {n_empty} without a token to predict, {n_dropped} dropped as too long{}, {n_short} shorter than min_sample_len, {n_repeated} repeated{}",
         path.display(),
-        in_tokens(*dropped_lens)
+        in_tokens(*dropped_lens),
+        left_out(*n_skipped)
     )]
     Empty {
         path: PathBuf,
@@ -68,6 +69,7 @@ pub enum PrepareError {
         dropped_lens: Option<(usize, usize)>,
         n_short: usize,
         n_repeated: usize,
+        n_skipped: u64,
     },
     /// Rows have numbers of 32 bits.
     #[error(
@@ -91,7 +93,17 @@ pub(crate) fn in_tokens(lens: Option<(usize, usize)>) -> String {
     }
 }
 
+/// How many records `skip_bad_records` left out, if any.
+fn left_out(n_skipped: u64) -> String {
+    if n_skipped == 0 { String::new() } else { format!("; {n_skipped} records that cannot be used were left out") }
+}
+
 impl PrepareError {
+    /// Whether the work was asked to stop.
+    pub(super) fn is_stop(&self) -> bool {
+        matches!(self, Self::Tokenize(TokenizeError::Stopped(_)))
+    }
+
     /// Whether a file has no document, or only documents that another one has too. One of several files may be too short, or have no
     /// record of a shard; it is an error only if all are.
     pub(super) fn is_of_nothing(&self) -> bool {

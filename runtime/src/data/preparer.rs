@@ -1,5 +1,6 @@
 //! Files of data sets that are tokenized and laid into rows one after the other.
 
+use super::bad_records::BadRecords;
 use super::config::{DataConfig, DataConfigError, DatasetConfig};
 use super::data_file::DataFile;
 use super::document_layout::{self, Kept, Seen, TooLong};
@@ -8,6 +9,7 @@ use super::prepare_error::PrepareError;
 use super::record::RecordReader;
 use super::records::{Compression, ReadError, plain_copy};
 use super::rows::{Layout, Part, RowShape, RowStore, Weight};
+use super::skipped;
 use super::sources::choice::Choice;
 use super::sources::{Purpose, SourceError, SourceFile, files_of};
 use super::stream::{Stream, StreamFiles, in_order_of_stream};
@@ -16,7 +18,8 @@ use super::template_sources::{TemplateSources, template_sources};
 use super::token_cache::{FORMAT_VERSION, TokenFile, TokenWriter};
 use super::token_cache_format::TokenCacheError;
 use super::token_turn::{PATIENCE, Turn};
-use super::tokenize::{OnProgress, Progress, TokenizeError, tokenize_records, tokenize_text};
+use super::tokenize::{OnProgress, Progress, ReadRecords, tokenize_records, tokenize_text};
+use super::tokenize_error::TokenizeError;
 use super::tokenizer::Tokenizer;
 use crate::config::datasets::{DatasetType, FileFormat};
 use crate::process_limits;
@@ -34,6 +37,16 @@ pub(super) struct Loaded {
     pub(super) weights: Vec<Weight>,
     pub(super) summaries: Vec<Summary>,
     pub(super) digests: Vec<[u8; 32]>,
+}
+
+impl Loaded {
+    fn push(&mut self, file: LoadedFile) {
+        self.parts.push(file.part);
+        self.lens.push(file.lens);
+        self.weights.push(file.weight);
+        self.summaries.push(file.summary);
+        self.digests.push(file.digest);
+    }
 }
 
 /// The tokens of a file, laid into rows.
@@ -88,11 +101,18 @@ impl<'a> Preparer<'a> {
         Some(self.load(&source, progress))
     }
 
+    /// The length of the next file.
+    fn next_bytes(&self) -> u64 {
+        let next = self.sources.as_slice().first().and_then(|source| source.path.metadata().ok());
+        next.map_or(0, |file| file.len())
+    }
+
     fn load(&mut self, source: &Source, progress: OnProgress<'_>) -> Result<LoadedFile, PrepareError> {
         let (config, tokenizer) = (&*self.config, &*self.tokenizer);
-        let (tokens, from_cache) = source.tokens(config, tokenizer, &self.cache_dir, progress)?;
+        let (tokens, key, from_cache) = source.tokens(config, tokenizer, &self.cache_dir, progress)?;
         check_vocabulary(&source.path, &tokens, tokenizer, self.vocab_size)?;
         let (digest, n_tokens) = (tokens.digest(), tokens.tokens().len());
+        let skipped_list = skipped::write_list(&self.cache_dir, &key, &source.path, &tokens);
         let laid_out = match source.format {
             // What does not fill a row is less than a row of all the data.
             FileFormat::Text if !source.is_one_of_several => {
@@ -111,25 +131,32 @@ impl<'a> Preparer<'a> {
             None => Arc::get_mut(&mut part.tokens).expect("nobody else has it yet").close(),
         }
         let weight = Weight { dataset: source.nth_dataset, n_visits: source.dataset.weight };
-        Ok(LoadedFile { part, lens, weight, summary: Summary { from_cache, ..summary }, digest })
+        Ok(LoadedFile { part, lens, weight, summary: Summary { from_cache, skipped_list, ..summary }, digest })
     }
 
     /// All files.
     pub(super) fn all(mut self, progress: OnProgress<'_>) -> Result<Loaded, PrepareError> {
-        let (mut loaded, mut empty) = (Loaded::default(), None);
+        let (mut loaded, mut empty, mut bad) = (Loaded::default(), None, BadRecords::default());
         while let Some(next) = self.next_file(progress) {
             match next {
-                Ok(file) => {
-                    loaded.parts.push(file.part);
-                    loaded.lens.push(file.lens);
-                    loaded.weights.push(file.weight);
-                    loaded.summaries.push(file.summary);
-                    loaded.digests.push(file.digest);
-                }
+                Ok(file) => loaded.push(file),
                 Err(error) if error.is_of_nothing() => empty = empty.or(Some(error)),
-                Err(error) => return Err(error),
+                // A user who mends one file does not want to meet the next one then.
+                Err(PrepareError::Tokenize(error)) if error.is_of_records() && !self.config.skip_bad_records => {
+                    bad.add(error)
+                }
+                Err(error) if bad.is_empty() || error.is_stop() => return Err(error),
+                Err(_) => {
+                    bad.leave_open();
+                    break;
+                }
+            }
+            if !bad.is_empty() && !bad.has_room_for(self.next_bytes()) {
+                bad.leave_open();
+                break;
             }
         }
+        bad.refused()?;
         match empty.filter(|_| loaded.parts.is_empty()) {
             Some(error) => Err(error),
             None => Ok(loaded),
@@ -209,14 +236,14 @@ pub(super) fn sources(datasets: &[DatasetConfig], purpose: Purpose, seed: u64) -
 }
 
 impl Source {
-    /// The tokens of the file, and whether they were in the cache.
+    /// The tokens of the file, their key, and whether they were in the cache.
     fn tokens(
         &self,
         config: &DataConfig,
         tokenizer: &Tokenizer,
         cache_dir: &Path,
         progress: OnProgress<'_>,
-    ) -> Result<(TokenFile, bool), PrepareError> {
+    ) -> Result<(TokenFile, [u8; 32], bool), PrepareError> {
         let kind = self.dataset.kind;
         let templates = match template_sources(&self.dataset.template, tokenizer, &self.path) {
             _ if !kind.has_messages() => None,
@@ -229,13 +256,13 @@ impl Source {
         let of_template = templates.as_ref().map(TemplateSources::key).unwrap_or_default();
         let key = self.key(&content, config, tokenizer, &of_template);
         if let Some(file) = self.cached(cache_dir, &key)? {
-            return Ok((file, true));
+            return Ok((file, key, true));
         }
         let (path, total_bytes) = (&self.path, file.len());
         let turn = Turn::wait(cache_dir, &key, PATIENCE, &|| progress(Progress { path, done_bytes: 0, total_bytes }))?;
         // Another process may have written it meanwhile.
         if let Some(file) = self.cached(cache_dir, &key)? {
-            return Ok((file, true));
+            return Ok((file, key, true));
         }
         let mut writer = TokenWriter::create(cache_dir, &key)?;
         match self.format {
@@ -260,11 +287,13 @@ impl Source {
                 dataset.conversation.markers.eos = tokenizer.eos_id().and_then(|id| tokenizer.token_text(id));
                 let reader = RecordReader::new(&dataset, config.train_on_inputs, parse)
                     .map_err(|reason| PrepareError::Template { path: self.path.clone(), reason })?;
-                tokenize_records(&file, format, &self.choice, &reader, tokenizer, &mut writer, progress)?;
+                let (choice, reader, skips_bad) = (&self.choice, &reader, config.skip_bad_records);
+                let how = ReadRecords { format, choice, reader, tokenizer, skips_bad };
+                tokenize_records(&file, &how, &mut writer, progress)?;
             }
         }
         file.check_unchanged(&content).map_err(TokenizeError::Read)?;
-        Ok((writer.finish()?, false))
+        Ok((writer.finish()?, key, false))
     }
 
     /// The tokens that are in the cache and undamaged.
@@ -294,6 +323,9 @@ impl Source {
                 options += &format!(" {} {conversation:?} {bos:?} {template:?} {variables:?}", config.train_on_inputs);
                 options += &dataset.pair.as_ref().map(|pair| format!(" {pair:?}")).unwrap_or_default();
             }
+        }
+        if config.skip_bad_records && self.format != FileFormat::Text {
+            options += " skip_bad_records";
         }
         let mut hasher = blake3::Hasher::new();
         hasher.update(&FORMAT_VERSION.to_le_bytes());
@@ -343,6 +375,9 @@ fn cut(path: &Path, tokens: TokenFile, row_len: usize) -> Result<(Part, Summary)
         n_repeated: 0,
         n_truncated: 0,
         n_cut: 0,
+        n_records: 0,
+        n_skipped: 0,
+        skipped_list: None,
         n_rows,
     };
     Ok((Part { tokens: Arc::new(tokens.into_reader()), layout: Layout::Cut { n_rows } }, summary))
@@ -362,8 +397,18 @@ fn lay_out(
         .map_err(|TooLong { line, len }| PrepareError::TooLong { path: path.clone(), line, len, limit: row_len })?;
     let Kept { pieces, lens, n_empty, n_dropped, dropped_lens, n_short, n_repeated, n_truncated, n_cut } = kept;
     let (n_tokens, n_documents) = (tokens.tokens().len(), tokens.documents().len());
+    let (n_records, n_skipped) = (tokens.n_records(), tokens.n_skipped());
     if pieces.is_empty() {
-        return Err(PrepareError::Empty { path, n_documents, n_empty, n_dropped, dropped_lens, n_short, n_repeated });
+        return Err(PrepareError::Empty {
+            path,
+            n_documents,
+            n_empty,
+            n_dropped,
+            dropped_lens,
+            n_short,
+            n_repeated,
+            n_skipped,
+        });
     }
     if n_empty + n_dropped + n_short > 0 {
         // The summary tells the user.
@@ -390,6 +435,9 @@ fn lay_out(
         n_repeated,
         n_truncated,
         n_cut,
+        n_records: n_records as usize,
+        n_skipped: n_skipped as usize,
+        skipped_list: None,
         n_rows,
     };
     Ok((part, lens, summary))

@@ -75,10 +75,13 @@ fn first_record(dataset: &DatasetConfig) -> Option<Value> {
     }
     let file = DataFile::open(&source.path).ok()?;
     let batch = RecordFile::open(&file, source.format, &[]).ok()?.next_batch().ok()?;
-    match batch.into_iter().next()?.content {
+    let read = |content| match content {
         Content::Json { bytes, .. } => serde_json::from_slice(&bytes).ok(),
         Content::Fields(record) => Some(record),
-    }
+        Content::Refused(_) => None,
+    };
+    // Bad records before it may be left out.
+    batch.into_iter().find_map(|numbered| read(numbered.content))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::data::chat_template::ChatTemplateError;
 use crate::data::records::LeftOut;
+use crate::data::tokenizer_error::TokenizerError;
 use crate::data::{exact_json, prompt_completion};
 use serde_json::Value;
 use thiserror::Error;
@@ -87,6 +88,9 @@ pub enum RecordError {
     /// A model is trained to predict the next token, no other one.
     #[error("label {label} at position {position} is neither -100 nor the token there, {id}")]
     OtherLabel { position: usize, label: i64, id: u32 },
+    /// The tokenizer refuses a text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     /// The chat template refuses the conversation.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),

@@ -14,8 +14,9 @@ use phalanx_strategies::sampler::Permutation;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::prepare_error::PrepareError;
-use super::preparer::Preparer;
+use super::preparer::{LoadedFile, Preparer};
 use super::rows::RowStore;
+use super::summary::Summary;
 use super::tokenize::OnProgress;
 
 /// The order of files among the orders of a seed: beyond any epoch, and any choice of rows by weight.
@@ -37,6 +38,8 @@ pub(crate) struct Stream {
     /// Rows that the job trains on.
     n_needed: u64,
     files: StreamFiles,
+    /// Files after the first of which records were left out.
+    with_skipped: Mutex<Vec<Summary>>,
     /// What is not prepared yet, until somebody prepares it.
     rest: Mutex<Option<Preparer<'static>>>,
     /// Set when nothing more is prepared: all that is needed is there, or a file cannot be used.
@@ -52,8 +55,8 @@ impl Stream {
         files: StreamFiles,
         rest: Preparer<'static>,
     ) -> Arc<Self> {
-        let rest = Mutex::new(Some(rest));
-        Arc::new(Self { store, seed, n_needed, files, rest, ended: OnceLock::new() })
+        let (with_skipped, rest) = (Mutex::default(), Mutex::new(Some(rest)));
+        Arc::new(Self { store, seed, n_needed, files, with_skipped, rest, ended: OnceLock::new() })
     }
 
     pub(crate) const fn store(&self) -> &Arc<RowStore> {
@@ -67,6 +70,27 @@ impl Stream {
 
     pub(crate) const fn files(&self) -> &StreamFiles {
         &self.files
+    }
+
+    /// The files after the first of which records were left out, of those that are prepared.
+    pub(crate) fn with_skipped(&self) -> Vec<Summary> {
+        self.with_skipped.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn push(&self, file: LoadedFile) {
+        let LoadedFile { part, summary, .. } = file;
+        if summary.n_skipped > 0 {
+            if !summary.from_cache {
+                tracing::warn!(
+                    dataset = %summary.path.display(),
+                    n_records = summary.n_records,
+                    n_skipped = summary.n_skipped,
+                    "records that cannot be used are left out"
+                );
+            }
+            self.with_skipped.lock().unwrap_or_else(PoisonError::into_inner).push(summary);
+        }
+        self.store.push(part);
     }
 
     /// Whether the row at this position and those before it are there.
@@ -129,7 +153,7 @@ fn prepare_rest(stream: &Weak<Stream>, mut rest: Preparer<'static>, progress: On
         let Some(stream) = stream.upgrade() else { return };
         let ended = match next {
             Some(Ok(file)) => {
-                stream.store.push(file.part);
+                stream.push(file);
                 continue;
             }
             Some(Err(error)) if error.is_of_nothing() => continue,

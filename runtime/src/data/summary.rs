@@ -29,6 +29,12 @@ pub struct Summary {
     pub n_truncated: usize,
     /// Documents cut into several rows.
     pub n_cut: usize,
+    /// Records that were read; 0 of a plain text, which has none.
+    pub n_records: usize,
+    /// Records among them that were left out because they cannot be used.
+    pub n_skipped: usize,
+    /// The file that lists these.
+    pub skipped_list: Option<PathBuf>,
     /// Rows of the data set.
     pub n_rows: usize,
 }

@@ -1,7 +1,8 @@
 //! Token ids on disk: written once, verified whole, mapped into memory while a job prepares its data.
 //!
-//! File, all numbers little-endian: a `Header` of 128 bytes, the tokens (4 bytes each, `TRAINED` marks those to predict, `UNDESIRABLE` those of undesirable answers),
-//! 4 bytes of zero if their number is odd, then the ends of the documents (16 bytes each).
+//! File, all numbers little-endian: a `Header` of 184 bytes, the tokens (4 bytes each, `TRAINED` marks those to predict, `UNDESIRABLE` those of undesirable answers),
+//! 4 bytes of zero if their number is odd, the ends of the documents (16 bytes each), then the records that were left out, as a list in
+//! JSON, if there are any. The digest of the tokens is without these, so that other sentences about them are no other data.
 //!
 //! Invariants:
 //! - `TOKEN-CACHE-1` A file with a final name is complete: it gets the name after everything is on disk.
@@ -13,18 +14,18 @@ use std::fs::{DirEntry, File, TryLockError};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::token_cache_format::{DocumentEnd, MARKS, TokenCacheError};
+use super::token_cache_format::{DocumentEnd, LISTED_MAX, MARKS, SkippedRecord, TokenCacheError};
 use super::token_reader::TokenReader;
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use phalanx_storage::sync_dir::sync_dir;
 
 /// Part of every key: a change of the format, or of how text becomes tokens, must change it.
-pub(crate) const FORMAT_VERSION: u32 = 3;
+pub(crate) const FORMAT_VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"PHXTOKEN";
 const HEADER_BYTES: usize = size_of::<Header>();
-const _: () = assert!(HEADER_BYTES == 128 && cfg!(target_endian = "little"));
+const _: () = assert!(HEADER_BYTES == 184 && cfg!(target_endian = "little"));
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -34,8 +35,15 @@ struct Header {
     max_id: u32,
     n_tokens: u64,
     n_documents: u64,
+    /// Records that were read, and how many of them were left out.
+    n_records: u64,
+    n_skipped: u64,
+    /// Length of the list of these.
+    skipped_bytes: u64,
     key: [u8; 32],
+    /// Hash of tokens and documents.
     payload_hash: [u8; 32],
+    skipped_hash: [u8; 32],
     /// Hash of the fields before it.
     header_hash: [u8; 32],
 }
@@ -45,11 +53,16 @@ impl Header {
         *blake3::hash(&bytemuck::bytes_of(self)[..HEADER_BYTES - 32]).as_bytes()
     }
 
-    /// Length of a file with this header; `None` if no file can be that long.
-    fn file_bytes(&self) -> Option<u64> {
-        let tokens = self.n_tokens.checked_add(self.n_tokens % 2)?.checked_mul(4)?;
-        let documents = self.n_documents.checked_mul(size_of::<DocumentEnd>() as u64)?;
-        tokens.checked_add(documents)?.checked_add(HEADER_BYTES as u64)
+    /// Where tokens end and documents begin, where these end, and where the file does; `None` if no file can be that long.
+    fn ends(&self) -> Option<[u64; 3]> {
+        let tokens = self.n_tokens.checked_add(self.n_tokens % 2)?.checked_mul(4)?.checked_add(HEADER_BYTES as u64)?;
+        let documents = self.n_documents.checked_mul(size_of::<DocumentEnd>() as u64)?.checked_add(tokens)?;
+        Some([tokens, documents, documents.checked_add(self.skipped_bytes)?])
+    }
+
+    /// The same of a file whose length was checked.
+    fn places(&self) -> [usize; 3] {
+        self.ends().expect("a file has this length").map(|end| end as usize)
     }
 }
 
@@ -65,6 +78,7 @@ pub(crate) struct TokenFile {
     path: PathBuf,
     map: Mmap,
     header: Header,
+    skipped: Vec<SkippedRecord>,
 }
 
 impl TokenFile {
@@ -82,13 +96,13 @@ impl TokenFile {
         // until the rows are laid out.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io_error("map", &path, &error))?;
         match Self::check(&map, key) {
-            Ok(header) => Ok(Some(Self { file, path, map, header })),
+            Ok((header, skipped)) => Ok(Some(Self { file, path, map, header, skipped })),
             Err(reason) => Err(TokenCacheError::Damaged { path, reason }),
         }
     }
 
     /// `TOKEN-CACHE-2`; the error names the mismatch.
-    fn check(map: &[u8], key: &[u8; 32]) -> Result<Header, &'static str> {
+    fn check(map: &[u8], key: &[u8; 32]) -> Result<(Header, Vec<SkippedRecord>), &'static str> {
         let bytes = map.get(..HEADER_BYTES).ok_or("it is shorter than its header")?;
         let header: Header = bytemuck::pod_read_unaligned(bytes);
         if header.magic != MAGIC || header.version != FORMAT_VERSION {
@@ -100,10 +114,13 @@ impl TokenFile {
         if header.key != *key {
             return Err("it belongs to other data");
         }
-        if header.file_bytes() != Some(map.len() as u64) {
+        if header.ends().map(|[.., end]| end) != Some(map.len() as u64) {
             return Err("its length is not the one in its header");
         }
-        if *blake3::hash(&map[HEADER_BYTES..]).as_bytes() != header.payload_hash {
+        let [_, documents_end, _] = header.places();
+        let (payload, skipped) = map[HEADER_BYTES..].split_at(documents_end - HEADER_BYTES);
+        if [payload, skipped].map(|bytes| *blake3::hash(bytes).as_bytes()) != [header.payload_hash, header.skipped_hash]
+        {
             return Err("its content does not match its checksum");
         }
         let documents = bytes_of_documents(map, &header);
@@ -112,7 +129,14 @@ impl TokenFile {
         if in_order.is_none_or(|last| last > header.n_tokens) {
             return Err("its documents are not in order or exceed its tokens");
         }
-        Ok(header)
+        let skipped: Vec<SkippedRecord> = match skipped {
+            [] => Vec::new(),
+            list => serde_json::from_slice(list).map_err(|_| "its list of records left out is not one")?,
+        };
+        if skipped.len() as u64 > header.n_skipped || header.n_skipped > header.n_records {
+            return Err("it counts fewer records than it lists");
+        }
+        Ok((header, skipped))
     }
 
     /// The stored tokens, with their [`MARKS`].
@@ -131,6 +155,21 @@ impl TokenFile {
         self.header.payload_hash
     }
 
+    /// Records that were read, of a file that has records.
+    pub(crate) const fn n_records(&self) -> u64 {
+        self.header.n_records
+    }
+
+    /// Records among them that were left out because they cannot be used.
+    pub(crate) const fn n_skipped(&self) -> u64 {
+        self.header.n_skipped
+    }
+
+    /// The first of these.
+    pub(crate) fn skipped(&self) -> &[SkippedRecord] {
+        &self.skipped
+    }
+
     /// The tokens of document `number`, at most `max` of them.
     pub(crate) fn document(&self, number: u32, max: usize) -> &[u32] {
         let (documents, number) = (self.documents(), number as usize);
@@ -140,8 +179,8 @@ impl TokenFile {
 
     /// Reads the same file without a map.
     pub(crate) fn into_reader(self) -> TokenReader {
-        let documents_at = (self.map.len() - bytes_of_documents(&self.map, &self.header).len()) as u64;
-        TokenReader::new(self.file, self.path, HEADER_BYTES as u64, documents_at)
+        let [documents_at, ..] = self.header.places();
+        TokenReader::new(self.file, self.path, HEADER_BYTES as u64, documents_at as u64)
     }
 
     /// The largest id; 0 if there is no token.
@@ -152,8 +191,8 @@ impl TokenFile {
 
 /// The bytes of the documents' ends, in a file of the length in its header.
 fn bytes_of_documents<'a>(map: &'a [u8], header: &Header) -> &'a [u8] {
-    let n = header.n_tokens as usize;
-    &map[HEADER_BYTES + 4 * (n + n % 2)..]
+    let [tokens_end, documents_end, _] = header.places();
+    &map[tokens_end..documents_end]
 }
 
 /// For fuzz targets.
@@ -161,7 +200,7 @@ fn bytes_of_documents<'a>(map: &'a [u8], header: &Header) -> &'a [u8] {
 impl TokenFile {
     /// Checks a file; returns its numbers of tokens and documents, and the total length of its documents.
     pub(crate) fn measure(map: &[u8], key: &[u8; 32]) -> Option<(usize, usize, usize)> {
-        let header = Self::check(map, key).ok()?;
+        let (header, _) = Self::check(map, key).ok()?;
         let ends = bytes_of_documents(map, &header).chunks_exact(size_of::<DocumentEnd>());
         let ends: Vec<u64> = ends.map(|bytes| bytemuck::pod_read_unaligned::<DocumentEnd>(bytes).end).collect();
         let starts = std::iter::once(&0).chain(&ends);
@@ -182,6 +221,7 @@ impl TokenFile {
             n_tokens: tokens.len() as u64,
             n_documents: ends.len() as u64,
             payload_hash: *blake3::hash(&payload).as_bytes(),
+            skipped_hash: *blake3::hash(&[]).as_bytes(),
             ..Header::zeroed()
         };
         header.header_hash = header.hash();
@@ -199,6 +239,7 @@ pub(crate) struct TokenWriter {
     header: Header,
     hasher: blake3::Hasher,
     documents: Vec<DocumentEnd>,
+    skipped: Vec<SkippedRecord>,
     finished: bool,
 }
 
@@ -215,6 +256,7 @@ impl TokenWriter {
             header,
             hasher: blake3::Hasher::new(),
             documents: Vec::new(),
+            skipped: Vec::new(),
             finished: false,
         };
         writer.file.write_all(&[0; HEADER_BYTES]).map_err(|error| writer.error(&error))?;
@@ -234,6 +276,27 @@ impl TokenWriter {
         self.documents.push(DocumentEnd { end: self.header.n_tokens, line });
     }
 
+    /// Counts records that were read.
+    pub(crate) fn count_records(&mut self, n: u64) {
+        self.header.n_records += n;
+    }
+
+    /// Leaves out a record.
+    pub(crate) fn skip(&mut self, record: SkippedRecord) {
+        self.header.n_skipped += 1;
+        if self.skipped.len() < LISTED_MAX {
+            self.skipped.push(record);
+        }
+    }
+
+    pub(crate) const fn n_records(&self) -> u64 {
+        self.header.n_records
+    }
+
+    pub(crate) const fn n_skipped(&self) -> u64 {
+        self.header.n_skipped
+    }
+
     /// Stores the file under its final name and opens it.
     pub(crate) fn finish(mut self) -> Result<TokenFile, TokenCacheError> {
         if self.header.n_tokens % 2 == 1 {
@@ -243,6 +306,13 @@ impl TokenWriter {
         self.write(bytemuck::cast_slice(&documents))?;
         self.header.n_documents = documents.len() as u64;
         self.header.payload_hash = *self.hasher.finalize().as_bytes();
+        let skipped = match &self.skipped[..] {
+            [] => Vec::new(),
+            some => serde_json::to_vec(some).expect("numbers and texts are JSON"),
+        };
+        self.header.skipped_bytes = skipped.len() as u64;
+        self.header.skipped_hash = *blake3::hash(&skipped).as_bytes();
+        self.file.write_all(&skipped).map_err(|error| self.error(&error))?;
         self.header.header_hash = self.header.hash();
         self.put_on_disk().map_err(|error| self.error(&error))?;
         self.finished = true;
@@ -285,7 +355,7 @@ impl Drop for TokenWriter {
 
 /// A new file beside `path`, never one of another writer, which may run on another machine with the same process id. It is locked
 /// until it is closed (TOKEN-CACHE-3).
-fn create_temporary(path: &Path) -> Result<(PathBuf, File), TokenCacheError> {
+pub(super) fn create_temporary(path: &Path) -> Result<(PathBuf, File), TokenCacheError> {
     for attempt in 0u64.. {
         let temporary = path.with_extension(format!("tmp-{}-{attempt}", std::process::id()));
         match File::create_new(&temporary) {
@@ -334,6 +404,8 @@ mod tests {
         writer.end_document(1);
         writer.push(&[900 | TRAINED]).unwrap();
         writer.end_document(4);
+        writer.count_records(3);
+        writer.skip(SkippedRecord { line: 2, error: "why".to_owned() });
         writer.finish().unwrap()
     }
 
@@ -347,6 +419,26 @@ mod tests {
         assert_eq!(file.tokens(), [1, 2 | TRAINED, 900 | TRAINED]);
         assert_eq!(file.documents(), [DocumentEnd { end: 2, line: 1 }, DocumentEnd { end: 3, line: 4 }]);
         assert_eq!(file.max_id(), 900);
+        assert_eq!((file.n_records(), file.n_skipped()), (3, 1));
+        assert_eq!(file.skipped(), [SkippedRecord { line: 2, error: "why".to_owned() }]);
+        let reader = file.into_reader();
+        assert_eq!(reader.document(1, 9), Ok(2..3));
+    }
+
+    #[test]
+    fn digest_is_that_of_the_tokens_whatever_the_sentences_about_records_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let digest = |error: Option<&str>| {
+            let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
+            writer.push(&[1, 2]).unwrap();
+            writer.end_document(2);
+            writer.count_records(2);
+            error.into_iter().for_each(|error| writer.skip(SkippedRecord { line: 1, error: error.to_owned() }));
+            writer.finish().unwrap().digest()
+        };
+
+        assert_eq!(digest(Some("a")), digest(Some("b")));
+        assert_eq!(digest(Some("a")), digest(None));
     }
 
     #[test]

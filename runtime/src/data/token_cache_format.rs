@@ -1,6 +1,7 @@
 //! The format of cached tokens.
 
 use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -33,4 +34,16 @@ pub(crate) struct DocumentEnd {
     pub(crate) end: u64,
     /// Line of the data file, or number of the record in a JSON list; from 1.
     pub(crate) line: u64,
+}
+
+/// Records of a file that are listed as left out; more are only counted.
+pub(crate) const LISTED_MAX: usize = 100_000;
+
+/// A record that was left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SkippedRecord {
+    /// Its line, or its number where there are no lines.
+    pub(crate) line: u64,
+    /// Why it cannot be used.
+    pub(crate) error: String,
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use phalanx_storage::foreign_file;
 
 use super::token_cache::{cache_path, io_error};
-use super::tokenize::{Stopped, TokenizeError};
+use super::tokenize_error::{Stopped, TokenizeError};
 
 /// How long the process with the turn may write nothing until others stop to wait for it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);

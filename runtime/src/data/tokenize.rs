@@ -3,55 +3,25 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
 use serde_json::Value;
-use thiserror::Error;
 
+use super::bad_records::{BadRecords, explained, skipped};
 use super::data_file::DataFile;
 use super::document::{Document, Sample};
 use super::record::RecordReader;
-use super::record_error::RecordError;
-use super::records::{LeftOut, Numbered, ReadError, RecordFile};
+use super::records::{Numbered, ReadError, RecordFile};
 use super::sources::choice::Choice;
 use super::text_chunks::{self, Cut};
 use super::token_cache::TokenWriter;
 use super::token_cache_format::{TRAINED, TokenCacheError, UNDESIRABLE};
 use super::token_span::Piece;
+use super::tokenize_error::{Stopped, TokenizeError};
 use super::tokenizer::Tokenizer;
 use super::tokenizer_error::TokenizerError;
 use crate::config::datasets::FileFormat;
-
-/// Why a data file cannot be tokenised.
-#[allow(missing_docs, reason = "each variant's message says what its fields are")]
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum TokenizeError {
-    /// The run was asked to stop.
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-    /// The file cannot be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// A record does not have the fields that its type requires.
-    #[error("{}:{line}: {reason}", path.display())]
-    Record { path: PathBuf, line: u64, reason: RecordError },
-    /// Several records cannot be used.
-    #[error("{}", listed(first, *is_all))]
-    Records { first: Vec<TokenizeError>, is_all: bool },
-    /// A text file is not UTF-8.
-    #[error(
-        "{} is not UTF-8 text at byte {offset}; convert it, or train with the byte tokenizer, which takes any file",
-        path.display()
-    )]
-    NotUtf8 { path: PathBuf, offset: u64 },
-    /// The tokenizer refuses a text.
-    #[error("{}: {reason}", path.display())]
-    Tokenizer { path: PathBuf, reason: TokenizerError },
-    /// The tokens cannot be stored.
-    #[error(transparent)]
-    Cache(#[from] TokenCacheError),
-}
 
 /// Progress of tokenising a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,11 +33,6 @@ pub struct Progress<'a> {
     /// Its length.
     pub total_bytes: u64,
 }
-
-/// The work was asked to stop; files that were finished before stay in the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("stopped while the data was tokenized")]
-pub struct Stopped;
 
 /// Is called now and then while files are tokenized, and ends that with an error.
 pub(crate) type OnProgress<'a> = &'a dyn Fn(Progress<'_>) -> Result<(), Stopped>;
@@ -135,35 +100,43 @@ fn encode_bytes(
     Ok(shifted(pieces, start as usize + skipped))
 }
 
+/// Which records of a file are tokenized, and how.
+pub(crate) struct ReadRecords<'a> {
+    pub(crate) format: FileFormat,
+    pub(crate) choice: &'a Choice,
+    pub(crate) reader: &'a RecordReader,
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// Leave out records that cannot be used.
+    pub(crate) skips_bad: bool,
+}
+
 /// Tokenises the chosen records of a file.
 pub(crate) fn tokenize_records(
     file: &DataFile,
-    format: FileFormat,
-    choice: &Choice,
-    reader: &RecordReader,
-    tokenizer: &Tokenizer,
+    how: &ReadRecords<'_>,
     writer: &mut TokenWriter,
     progress: OnProgress<'_>,
 ) -> Result<(), TokenizeError> {
     let (path, total_bytes) = (file.path(), file.len());
+    let ReadRecords { format, choice, reader, tokenizer, skips_bad } = *how;
     let mut records = RecordFile::open(file, format, &reader.fields_of_messages())?;
     let encode = |numbered: Numbered| {
         let line = numbered.line;
         encode_record(path, line, &numbered.into_value(path)?, reader, tokenizer)
     };
-    let (mut n_read, mut unusable) = (0, Unusable::default());
+    let (mut n_read, mut bad) = (0, BadRecords::default());
     loop {
         let batch = match records.next_batch() {
-            Err(error) if !unusable.errors.is_empty() => {
-                unusable.add(error.into(), &records.left_out());
-                return unusable.end(true);
+            Err(error) if !bad.is_empty() && !skips_bad => {
+                bad.add(error.into());
+                break;
             }
             batch => batch?,
         };
         let done_bytes = records.done_bytes();
         if batch.is_empty() || choice.ends_before(n_read) {
             progress(Progress { path, done_bytes, total_bytes })?;
-            return unusable.end(true);
+            break;
         }
         let first = n_read;
         if first == 0 {
@@ -173,79 +146,46 @@ pub(crate) fn tokenize_records(
         n_read += batch.len() as u64;
         let chosen = (first..).zip(batch).filter(|(record, _)| choice.has(*record));
         let batch: Vec<Numbered> = chosen.map(|(_, numbered)| numbered).collect();
+        writer.count_records(batch.len() as u64);
         let encoded: Vec<Result<Vec<Encoded>, TokenizeError>> = batch.into_par_iter().map(encode).collect();
-        for documents in encoded {
-            match documents {
-                Ok(documents) if unusable.errors.is_empty() => write_documents(documents, writer)?,
-                Ok(_) => {}
-                Err(error) => unusable.add(error, &records.left_out()),
+        take(encoded, skips_bad, &records, &mut bad, writer)?;
+        if !skips_bad && bad.is_enough(done_bytes) {
+            if done_bytes < total_bytes {
+                bad.leave_open();
             }
-        }
-        if unusable.is_enough(done_bytes) {
-            return unusable.end(done_bytes >= total_bytes);
+            break;
         }
         progress(Progress { path, done_bytes, total_bytes })?;
     }
+    match skips_bad {
+        true => bad.refused_as_most(path, writer.n_skipped(), writer.n_records()),
+        false => bad.refused(),
+    }
 }
 
-/// Records that cannot be used: as many as a message names, so that a user does not meet them one by one.
-#[derive(Default)]
-struct Unusable {
-    errors: Vec<TokenizeError>,
-    n_more: usize,
-    /// Bytes of the file that were read when the first one was met.
-    met_at: Option<u64>,
-}
-
-impl Unusable {
-    /// Records that are named.
-    const N_MAX: usize = 10;
-
-    /// Bytes of the file that are searched for more after the first.
-    const BYTES_MAX: u64 = 64 << 20;
-
-    fn add(&mut self, error: TokenizeError, left_out: &[LeftOut]) {
-        let error = match error {
-            TokenizeError::Record { path, line, reason } => {
-                TokenizeError::Record { path, line, reason: reason.with_type_of_column(left_out) }
+/// Writes the documents of records, and leaves out or collects the records that cannot be used. What comes after one that is not left
+/// out is not needed.
+fn take(
+    encoded: Vec<Result<Vec<Encoded>, TokenizeError>>,
+    skips_bad: bool,
+    file: &RecordFile,
+    bad: &mut BadRecords,
+    writer: &mut TokenWriter,
+) -> Result<(), TokenCacheError> {
+    for documents in encoded {
+        match documents {
+            Ok(documents) if bad.is_empty() || skips_bad => write_documents(documents, writer)?,
+            Ok(_) => {}
+            Err(error) => {
+                let error = explained(error, &file.left_out());
+                if let Some(record) = skipped(&error).filter(|_| skips_bad) {
+                    writer.skip(record);
+                }
+                bad.add(error);
             }
-            other => other,
-        };
-        // All records of a file have the same columns, and one tokenizer.
-        let of_all = |error: &TokenizeError| match error {
-            TokenizeError::Record { reason: RecordError::ColumnType { field, .. }, .. } => Some(field.clone()),
-            TokenizeError::Record { reason: RecordError::NoTemplate { .. }, .. } => Some(String::new()),
-            _ => None,
-        };
-        if of_all(&error).is_some() && self.errors.iter().any(|known| of_all(known) == of_all(&error)) {
-            return;
-        }
-        if self.errors.len() < Self::N_MAX { self.errors.push(error) } else { self.n_more += 1 }
-    }
-
-    /// Whether the message is complete; `done_bytes` of the file are read.
-    fn is_enough(&mut self, done_bytes: u64) -> bool {
-        if self.errors.is_empty() {
-            return false;
-        }
-        let met_at = *self.met_at.get_or_insert(done_bytes);
-        self.errors.len() == Self::N_MAX || done_bytes - met_at > Self::BYTES_MAX
-    }
-
-    /// The error, if a record cannot be used; `is_all` is whether all of the file was read.
-    fn end(mut self, is_all: bool) -> Result<(), TokenizeError> {
-        match self.errors.len() {
-            0 => Ok(()),
-            1 => Err(self.errors.remove(0)),
-            _ => Err(TokenizeError::Records { first: self.errors, is_all: is_all && self.n_more == 0 }),
         }
     }
-}
-
-fn listed(errors: &[TokenizeError], is_all: bool) -> String {
-    let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
-    let at_least = if is_all { "" } else { "at least " };
-    format!("{at_least}{} records cannot be used:\n{}", errors.len(), lines.join("\n"))
+    Ok(())
 }
 
 /// The tokens of one document and the line that it came from.
@@ -266,11 +206,11 @@ fn encode_record(
     reader: &RecordReader,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Encoded>, TokenizeError> {
-    let samples =
-        reader.samples(record).map_err(|reason| TokenizeError::Record { path: path.to_owned(), line, reason })?;
+    let refused = |reason| TokenizeError::Record { path: path.to_owned(), line, reason };
+    let samples = reader.samples(record).map_err(refused)?;
     let encode = |sample| Ok((line, encode_sample(sample, tokenizer)?));
-    let encoded: Result<Vec<Encoded>, _> = samples.into_iter().map(encode).collect();
-    let mut encoded = encoded.map_err(|reason| tokenizer_error(path, reason))?;
+    let encoded: Result<Vec<Encoded>, TokenizerError> = samples.into_iter().map(encode).collect();
+    let mut encoded = encoded.map_err(|reason| refused(reason.into()))?;
     if reader.aligns_answers() {
         align(&mut encoded);
     }
@@ -393,7 +333,9 @@ mod tests {
         .unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32])?;
         let file = DataFile::open(&path)?;
-        tokenize_records(&file, FileFormat::Json, &Choice::ALL, &reader, tokenizer, &mut writer, &|_| Ok(()))?;
+        let (format, choice) = (FileFormat::Json, &Choice::ALL);
+        let how = ReadRecords { format, choice, reader: &reader, tokenizer, skips_bad: false };
+        tokenize_records(&file, &how, &mut writer, &|_| Ok(()))?;
         Ok(writer.finish()?)
     }
 
@@ -523,7 +465,8 @@ mod tests {
         {
             assert!(few.contains(named), "{few}");
         }
-        assert!(many.starts_with("at least 10 records") && many.lines().count() == 11, "{many}");
+        assert!(many.starts_with("100 records cannot be used:\n") && many.contains("\n  and 90 more\n"), "{many}");
+        assert_eq!(many.lines().count(), 13, "{many}");
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub(crate) fn data_config(config: &JobConfig) -> Result<DataConfig, JobError> {
         excess_length_strategy: d.excess_length_strategy,
         min_sample_len: d.min_sample_len,
         deduplicate: d.dataset_exact_deduplication,
+        skip_bad_records: d.skip_bad_records,
         second_row: config.objective().second_row(),
         stream_rows: config
             .schedule

@@ -8,8 +8,10 @@ use crate::config::JobConfig;
 use crate::data::end_of_turn::{self, with_ids};
 use crate::data::prepare::{PrepareError, Prepared, Summary, prepare};
 use crate::data::prepare_error::in_tokens;
+use crate::data::skipped::EXTENSION as LIST_EXTENSION;
 use crate::data::template_sources::template_sources;
-use crate::data::tokenize::{OnProgress, Progress, Stopped};
+use crate::data::tokenize::{OnProgress, Progress};
+use crate::data::tokenize_error::Stopped;
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
 use crate::error::export::ExportError;
@@ -89,13 +91,54 @@ pub(crate) fn prepare_rows(
         }
         many => on_event(&Event::Note(describe(&total(many), row_len))),
     }
+    much_skipped(&prepared.summaries).into_iter().for_each(|note| on_event(&Event::Note(note)));
     Ok(prepared)
+}
+
+/// Share of the records of a file that may be left out without a warning.
+const SHARE_SKIPPED: f64 = 0.1;
+
+/// Files that are named in warnings.
+const WARNED_MAX: usize = 3;
+
+/// Warnings of files of which many records were left out.
+fn much_skipped(summaries: &[Summary]) -> Vec<String> {
+    let share = |s: &Summary| s.n_skipped as f64 / s.n_records.max(1) as f64;
+    let much: Vec<&Summary> = summaries.iter().filter(|s| share(s) > SHARE_SKIPPED).collect();
+    let warning = |s: &&Summary| {
+        format!(
+            "warning: {:.1}% of the records of {} cannot be used, and training goes on without them",
+            100.0 * share(s),
+            s.path.display()
+        )
+    };
+    let n_more = much.len().saturating_sub(WARNED_MAX);
+    let more = (n_more > 0).then(|| format!("warning: the same holds for {n_more} more files"));
+    much.iter().take(WARNED_MAX).map(warning).chain(more).collect()
+}
+
+/// What was left out of a file, and where it is listed; nothing if all of it is used.
+fn skipped(s: &Summary) -> Option<String> {
+    let listed = s.skipped_list.as_ref().map_or(String::new(), |list| format!(" (listed in {})", list.display()));
+    let Summary { n_skipped, n_records, .. } = s;
+    (*n_skipped > 0).then(|| format!("{n_skipped} of {n_records} records cannot be used and are left out{listed}"))
+}
+
+/// The files of prepared data of which records were left out; of a stream, as far as it is prepared.
+pub(crate) fn files_with_skipped(data: &Prepared) -> Vec<Summary> {
+    let of_stream = data.train.stream().map(|stream| stream.with_skipped()).unwrap_or_default();
+    data.summaries.iter().filter(|s| s.n_skipped > 0).cloned().chain(of_stream).collect()
 }
 
 /// Prepares the files of a stream that are not prepared yet.
 pub(crate) fn prepare_rest(data: &Prepared, on_event: &mut (dyn FnMut(&Event) + Send)) -> Result<(), JobError> {
     let Some(stream) = data.train.stream() else { return Ok(()) };
-    Ok(with_progress(&|| false, on_event, |progress| stream.prepare_now(progress))?)
+    with_progress(&|| false, on_event, |progress| stream.prepare_now(progress))?;
+    let further = stream.with_skipped();
+    let note = |s: &Summary| skipped(s).map(|skipped| format!("{}: {skipped}", s.path.display()));
+    let notes = further.iter().filter_map(note).chain(much_skipped(&further));
+    notes.for_each(|note| on_event(&Event::Note(note)));
+    Ok(())
 }
 
 /// Does work whose progress becomes events, until `stops` is true.
@@ -135,7 +178,19 @@ fn total(many: &[Summary]) -> Summary {
         n_repeated: sum(|s| s.n_repeated),
         n_truncated: sum(|s| s.n_truncated),
         n_cut: sum(|s| s.n_cut),
+        n_records: sum(|s| s.n_records),
+        n_skipped: sum(|s| s.n_skipped),
+        skipped_list: list_of_all(many),
         n_rows: sum(|s| s.n_rows),
+    }
+}
+
+/// The list of what was left out of several files: one, or a pattern of all in the folder.
+fn list_of_all(many: &[Summary]) -> Option<PathBuf> {
+    let mut lists = many.iter().filter_map(|s| s.skipped_list.as_ref());
+    match (lists.next()?, lists.next()) {
+        (one, None) => Some(one.clone()),
+        (first, Some(_)) => Some(first.with_file_name(format!("*.{LIST_EXTENSION}"))),
     }
 }
 
@@ -155,6 +210,7 @@ fn describe(s: &Summary, row_len: usize) -> String {
             text += &format!(", {n} of {} documents {what}", s.n_documents);
         }
     }
+    text.extend(skipped(s).map(|skipped| format!(", {skipped}")));
     let n_accounted_for = s.n_empty + s.n_dropped + s.n_short + s.n_repeated + s.n_truncated;
     if n_accounted_for == 0 && s.n_kept_tokens < s.n_tokens {
         text += &format!(", {} tokens at its end, which fill no row, left out", s.n_tokens - s.n_kept_tokens);

@@ -29,6 +29,7 @@ const FREE: [&str; 11] = [
     "lora_model_dir",
     "tokenizer",
     "dataset_prepared_path",
+    "skip_bad_records",
     "eval_steps",
     "evals_per_epoch",
     "offload_optimizer",

@@ -4,6 +4,7 @@
 //! tests of other files.
 
 mod bad_input;
+mod bad_records;
 mod catch_up;
 mod cluster;
 mod corruption;

@@ -77,12 +77,16 @@ impl Rows {
         while self.next_row < batch.num_rows() && n_bytes < BATCH_BYTES as u64 {
             let mut converter = Converter { messages: &self.messages, is_in_messages: false, n_bytes: 0, n_stored: 0 };
             let line = self.next_record;
-            let record =
-                converter.record(batch, self.next_row).map_err(|refusal| match (refusal, path.to_owned()) {
-                    (Refusal::TooLarge, path) => ReadError::TooLarge { path, line, limit_mib: DECODED_BYTES_MAX >> 20 },
-                    (Refusal::Type { field, kind }, path) => ReadError::Type { path, line, field, kind },
-                })?;
-            records.push(Numbered { line, content: Content::Fields(Value::Object(record)) });
+            let content = match (converter.record(batch, self.next_row), path.to_owned()) {
+                (Ok(record), _) => Content::Fields(Value::Object(record)),
+                (Err(Refusal::TooLarge), path) => {
+                    Content::Refused(ReadError::TooLarge { path, line, limit_mib: DECODED_BYTES_MAX >> 20 })
+                }
+                (Err(Refusal::Type { field, kind }), path) => {
+                    Content::Refused(ReadError::Type { path, line, field, kind })
+                }
+            };
+            records.push(Numbered { line, content });
             self.expansion.spend(converter.n_stored)?;
             n_bytes += converter.n_bytes;
             (self.next_row, self.next_record) = (self.next_row + 1, line + 1);

@@ -116,10 +116,24 @@ impl Records for Delimited {
             self.allowance.set(RECORD_BYTES_MAX);
             let line = |position: &csv::Position| position.line() + self.late;
             let next = line(self.reader.position());
+            let n_bytes_before = self.reader.position().byte();
             match self.reader.read_record(&mut record) {
                 Ok(false) => break,
                 Ok(true) => {}
-                Err(error) => return Err(self.error(error.position().map_or(next, line), &error)),
+                Err(error) => {
+                    let is_of_record =
+                        matches!(error.kind(), ErrorKind::UnequalLengths { .. } | ErrorKind::Utf8 { .. });
+                    let line = error.position().map_or(next, line);
+                    let refused = self.error(line, &error);
+                    if !is_of_record {
+                        return Err(refused);
+                    }
+                    let n_bytes_of_record = self.reader.position().byte().saturating_sub(n_bytes_before);
+                    self.expansion.spend(n_bytes_of_record)?;
+                    n_bytes += n_bytes_of_record as usize + size_of::<Numbered>();
+                    records.push(Numbered { line, content: Content::Refused(refused) });
+                    continue;
+                }
             }
             self.expansion.spend(record.as_slice().len() as u64 + STORED_BYTES * self.fields.len() as u64)?;
             n_bytes += record.as_slice().len() + n_bytes_of_fields + size_of::<Numbered>();

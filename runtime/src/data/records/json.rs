@@ -180,6 +180,7 @@ impl Numbered {
     pub(crate) fn into_value(self, path: &Path) -> Result<Value, ReadError> {
         let (bytes, first_line) = match self.content {
             Content::Fields(record) => return Ok(record),
+            Content::Refused(error) => return Err(error),
             Content::Json { bytes, first_line } => (bytes, first_line),
         };
         if decoded_bytes(&bytes) > DECODED_BYTES_MAX {

@@ -45,6 +45,8 @@ pub(crate) enum Content {
     Json { bytes: Vec<u8>, first_line: u64 },
     /// Named fields.
     Fields(Value),
+    /// Nothing: the format cannot give the record, but those after it.
+    Refused(ReadError),
 }
 
 /// A column, or a field of a struct, that records lack because no value of theirs has its type.
