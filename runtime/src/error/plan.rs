@@ -21,6 +21,12 @@ pub enum PlanError {
          `phalanx eval outputs`, or one of its checkpoints"
     )]
     NoReference { path: PathBuf },
+    /// A path that leads nowhere in the place of a model.
+    #[error(
+        "there is no {}: name the folder of a model with its `config.json`, or a model of the Hub that `phalanx fetch` has downloaded",
+        path.display()
+    )]
+    NoModelThere { path: PathBuf },
     /// A checkpoint of a run that did not compute them.
     #[error(
         "step {step}: `precompute_ref_log_probs` computes the log-probabilities of the reference before the first step, and neither the \

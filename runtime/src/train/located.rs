@@ -26,8 +26,11 @@ pub(crate) fn model_at(path: &Path, revision: Option<&str>) -> Result<PathBuf, J
     readable(HubCache::of_user().resolve(Kind::Model, path, revision)?)
 }
 
-/// Refuses a file of llama.cpp, and a folder with nothing else.
+/// Refuses a path that leads nowhere, a file of llama.cpp, and a folder with nothing else.
 pub(crate) fn readable(path: PathBuf) -> Result<PathBuf, JobError> {
+    if path.metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        return Err(PlanError::NoModelThere { path }.into());
+    }
     let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
     let is_model = ["config.json", ADAPTER_CONFIG].iter().any(|name| path.join(name).symlink_metadata().is_ok());
     let mut entries = std::fs::read_dir(&path).into_iter().flatten().flatten();

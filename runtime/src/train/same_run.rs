@@ -24,7 +24,7 @@ type Keys = BTreeMap<String, Value>;
 
 /// Keys of these sections that may differ within a run: contents that are compared by digest, and what does not change what is
 /// computed. The batch is compared as a whole.
-const FREE: [&str; 11] = [
+const FREE: [&str; 12] = [
     "base_model",
     "lora_model_dir",
     "tokenizer",

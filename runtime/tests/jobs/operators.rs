@@ -30,7 +30,7 @@ fn node_that_is_declared_gone_is_not_waited_for_although_the_patience_has_no_end
     silent.iter().for_each(|pid| signal(*pid, libc::SIGSTOP));
     std::thread::sleep(std::time::Duration::from_secs(2));
     assert_eq!(last_incident(&p).unwrap()["why"], "Started", "the job waits for the node with its state");
-    until("the node's silence", || (p.run(&["drain", "out", "0", "--gone"]).code == Some(0)).then_some(()));
+    p.run(&["drain", "out", "0", "--gone"]).succeeds();
 
     let incident = until("the next world", || last_incident(&p).filter(|incident| incident["why"] != "Started"));
     assert!(incident["n_repeated"].is_u64() || incident["first_step"].as_u64() > Some(10), "{incident}");
@@ -111,4 +111,12 @@ fn init_says_what_it_has_guessed_and_what_is_not_there() {
     assert!(of_columns.contains("(prompt, better, worse); `type: alpaca` is a guess"), "{of_columns}");
     assert!(of_paths.contains("there is no file none.jsonl") && of_paths.contains("no folder ./none"), "{of_paths}");
     assert!(!of_type.contains("guess"), "{of_type}");
+}
+
+#[test]
+fn model_that_is_not_there_is_named_with_what_would_fit() {
+    let p = Project::new();
+    p.write("job.yaml", "base_model: ./modell\ndatasets: [{path: DIR/text.txt, type: completion}]\nmax_steps: 1\n");
+
+    p.run(&["train", "job.yaml"]).refuses(&["there is no ./modell", "phalanx fetch"]);
 }

@@ -64,7 +64,10 @@ impl Coordinator {
                 "no world trains: {blocked}; the job ends within {} s",
                 self.stop_patience().as_secs_f64().ceil()
             )),
-            (Phase::Regrouping { .. }, _, Some(blocked)) if blocked.remaining().is_some() => {
+            // The answer of the store is on its way.
+            (Phase::Regrouping { .. }, _, Some(blocked))
+                if blocked.remaining().is_some() || blocked == Blocked::Listing =>
+            {
                 Outlook::Later(blocked.to_string())
             }
             (Phase::Regrouping { .. }, Asked::Change | Asked::Drain(_), Some(blocked)) => {
