@@ -77,7 +77,7 @@ fn demo_does_not_follow_a_link_of_its_name_in_the_folder_for_temporary_files() {
     [&shared, &target].iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
     // The program keeps the number of the shell's process.
     let script = format!(
-        "for name in phalanx-demo-$$ phalanx-demo; do ln -s {} {}/$name; done; exec {} demo --kills 1",
+        "for name in phalanx-demo-$$ phalanx-demo; do ln -s {} {}/$name; done; exec {} demo --steps 60",
         target.display(),
         shared.display(),
         env!("CARGO_BIN_EXE_phalanx")
