@@ -79,8 +79,9 @@ impl Rows {
             let line = self.next_record;
             let content = match (converter.record(batch, self.next_row), path.to_owned()) {
                 (Ok(record), _) => Content::Fields(Value::Object(record)),
+                // A small file can have many of these, and each takes as long as it is large.
                 (Err(Refusal::TooLarge), path) => {
-                    Content::Refused(ReadError::TooLarge { path, line, limit_mib: DECODED_BYTES_MAX >> 20 })
+                    return Err(ReadError::TooLarge { path, line, limit_mib: DECODED_BYTES_MAX >> 20 });
                 }
                 (Err(Refusal::Type { field, kind }), path) => {
                     Content::Refused(ReadError::Type { path, line, field, kind })
