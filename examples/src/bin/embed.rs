@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
             }
             Event::Saved { step, .. } => println!("saved after step {step}"),
             Event::NotSaved { step, reason } => println!("step {step} was not saved: {reason}"),
-            Event::Eval(_) | Event::Note(_) | Event::Preparing { .. } => {}
+            Event::Eval(_) | Event::Note(_) | Event::Preparing { .. } | Event::Reference { .. } => {}
         }
     }
     let report = handle.wait()?;

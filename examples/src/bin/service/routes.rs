@@ -94,6 +94,7 @@ async fn events(
             Ok(Event::Preparing { path, done_bytes, total_bytes }) => {
                 ("preparing", json!({ "path": path, "done_bytes": done_bytes, "total_bytes": total_bytes }))
             }
+            Ok(Event::Reference { done, total }) => ("reference", json!({ "done": done, "total": total })),
             Ok(Event::Started(started)) => ("started", json!(started)),
             Ok(Event::Step(metrics)) => ("step", json!(metrics)),
             Ok(Event::Eval(metrics)) => ("eval", json!(metrics)),
