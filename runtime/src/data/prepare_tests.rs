@@ -566,11 +566,13 @@ fn file_that_changes_while_it_is_tokenized_leaves_no_tokens() {
         std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
         encoder.finish().unwrap()
     };
-    let plain = |text: &str| text.as_bytes().to_vec();
     let zstd = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
-    let packed: [(&str, &dyn Fn(&str) -> Vec<u8>); 5] =
-        [("a.jsonl", &plain), ("b.txt", &plain), ("c.jsonl.gz", &gzip), ("d.jsonl.zst", &zstd), ("e.txt.gz", &gzip)];
-    for (name, pack) in packed {
+    for name in ["a.jsonl", "b.txt", "c.jsonl.gz", "d.jsonl.zst", "e.txt.gz"] {
+        let pack = |text: &str| match name.rsplit('.').next() {
+            Some("gz") => gzip(text),
+            Some("zst") => zstd(text),
+            _ => text.as_bytes().to_vec(),
+        };
         let (kind, path) = (DatasetType::Completion, files.path(name));
         let text = if name.contains("txt") { "alpha beta ".repeat(20) } else { lines(&["alpha"]) };
         let before = pack(&text);
