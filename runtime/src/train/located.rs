@@ -1,6 +1,7 @@
 //! Models and data sets that a configuration calls by their names on the Hub, in the Hub's cache of this machine.
 
 use crate::config::JobConfig;
+use crate::config::output::is_url;
 use crate::error::JobError;
 use crate::error::plan::PlanError;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
@@ -28,7 +29,7 @@ pub(crate) fn model_at(path: &Path, revision: Option<&str>) -> Result<PathBuf, J
 
 /// Refuses a path that leads nowhere, a file of llama.cpp, and a folder with nothing else.
 pub(crate) fn readable(path: PathBuf) -> Result<PathBuf, JobError> {
-    if path.metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+    if !is_url(&path) && path.metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
         return Err(PlanError::NoModelThere { path }.into());
     }
     let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");

@@ -41,7 +41,7 @@ fn rank_on_a_gpu_trains_with_the_losses_of_the_cpu() {
     }
 }
 
-/// Every axis with two ranks, and all sums that a reproducible run needs.
+/// Every axis with two ranks, on one GPU through host memory and on two over NCCL.
 #[test]
 fn two_gpu_ranks_on_any_axis_train_with_the_losses_of_two_cpu_ranks() {
     let (p, gpu) = (Project::new(), software_gpu());
@@ -52,19 +52,22 @@ fn two_gpu_ranks_on_any_axis_train_with_the_losses_of_two_cpu_ranks() {
         ("context_parallel_size", "2"),
         ("pipeline_parallel_size", "2"),
     ] {
-        let train_on = |device: &str| {
-            let out = p.path(&format!("{axis}-{device}")).display().to_string();
+        let train_on = |device: &str, collectives: &str, n_gpus: &str| {
+            let out = p.path(&format!("{axis}-{device}-{collectives}")).display().to_string();
             let axis = format!("--{axis}");
             let keys = ["--device", device, "--max_steps", "3", "--save_steps", "3", "--output_dir", &out, &axis, size];
-            run(&mut train(&p, gpu.dir(), &keys)).succeeds();
+            let keys = [&keys[..], &["--gpu_collectives", collectives]].concat();
+            run(train(&p, gpu.dir(), &keys).env("SOFTGPU_DEVICES", n_gpus)).succeeds();
             losses(&p, &out)
         };
 
-        let (found, expected) = (train_on("cuda"), train_on("cpu"));
-
+        let expected = train_on("cpu", "auto", "1");
         assert_eq!(expected.len(), 3);
-        for (y, x) in expected.iter().zip(&found) {
-            assert!((x - y).abs() < 2e-5 * y, "{axis}: {found:?} on GPUs, {expected:?} on CPUs");
+        for (collectives, n_gpus) in [("staged", "1"), ("nccl", "2")] {
+            let found = train_on("cuda", collectives, n_gpus);
+            for (y, x) in expected.iter().zip(&found) {
+                assert!((x - y).abs() < 2e-5 * y, "{axis}, {collectives}: {found:?} on GPUs, {expected:?} on CPUs");
+            }
         }
     }
 }

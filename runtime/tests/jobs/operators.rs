@@ -61,7 +61,10 @@ fn run_whose_folder_is_removed_ends_with_a_sentence_or_goes_on_and_never_waits_f
         let mut run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         until("a checkpoint", || (!p.checkpoints("gone").is_empty()).then_some(()));
 
-        std::fs::remove_dir_all(p.path("gone")).or_else(|_| std::fs::remove_dir_all(p.path("gone"))).unwrap();
+        // The run writes meanwhile.
+        until("the removal", || {
+            std::fs::remove_dir_all(p.path("gone")).ok().or((!p.path("gone").exists()).then_some(()))
+        });
         let ended = until("its end", || run.try_wait().unwrap());
 
         let mut said = String::new();
