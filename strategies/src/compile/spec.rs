@@ -107,3 +107,29 @@ pub(super) fn check_reproducible(parallel: &Parallel, mesh_rank: &MeshRank) -> R
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::{AdamW, AdamW8bit};
+
+    #[test]
+    fn shards_of_state_in_blocks_begin_at_blocks() {
+        let unit_of = |optimizer| {
+            let spec = StepSpec {
+                n_microbatches: 1,
+                precision: Precision::F32,
+                recompute: Recompute::None,
+                lora: None,
+                optimizer,
+                max_grad_norm: None,
+                offload_optimizer: false,
+                parallel: Parallel::default(),
+            };
+            spec.shard_unit()
+        };
+
+        assert!(unit_of(OptimizerSpec::AdamW8bit(AdamW8bit::default())).is_multiple_of(STATE_BLOCK));
+        assert!(!unit_of(OptimizerSpec::AdamW(AdamW::default())).is_multiple_of(STATE_BLOCK), "cut more finely");
+    }
+}
