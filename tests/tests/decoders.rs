@@ -4,7 +4,7 @@
 use phalanx_tests::decoders::TARGETS;
 
 /// Damaged seeds per target; longer searches are `cargo fuzz`'s.
-const CASES: u64 = 5_000;
+const CASES: u64 = 20_000;
 
 #[test]
 fn every_target_has_a_unique_name_and_a_file_that_calls_it() {

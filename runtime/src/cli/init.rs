@@ -9,6 +9,7 @@ use crate::config::preference::Rl;
 use crate::config::reference::reference_markdown;
 use crate::config::starter::{self, Extent, Start};
 use crate::config::{JobConfig, foreign, read_text};
+use crate::data::config::DatasetConfig;
 use crate::data::recognised::{Recognised, columns};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::JobError;
@@ -134,9 +135,14 @@ const KINDS: [DatasetType; 5] = [
 
 /// What the first record of a data set tells, if it can be read.
 fn recognised(dataset: &Path) -> Option<Recognised> {
+    Recognised::of(&described(dataset)?)
+}
+
+/// A data set by its path alone, if there is one.
+fn described(dataset: &Path) -> Option<DatasetConfig> {
     let text = starter::starter_yaml(None, dataset, DatasetType::Completion);
     let job = JobConfig::from_yaml_str(&text, &[]).ok()?;
-    Recognised::of(data_plan::data_config(&job).ok()?.datasets.first()?)
+    data_plan::data_config(&job).ok()?.datasets.into_iter().next()
 }
 
 /// What the user should look at: paths that lead nowhere yet, and a type that no column told.
@@ -144,7 +150,7 @@ fn guesses(base_model: Option<&Path>, dataset: &Path, kind: Option<&String>) -> 
     let is_missing =
         |path: &&Path| (path.starts_with(".") || path.starts_with("..") || path.is_absolute()) && !path.exists();
     let model = base_model.filter(is_missing).map(|path| format!("there is no folder {}", path.display()));
-    let columns = columns_of(dataset);
+    let columns = described(dataset).and_then(|dataset| columns(&dataset));
     let data = match (&columns, kind) {
         (None, _) if dataset.extension().is_some() && !dataset.to_string_lossy().contains('*') && !dataset.exists() => {
             Some(format!("there is no file {}", dataset.display()))
@@ -157,13 +163,6 @@ fn guesses(base_model: Option<&Path>, dataset: &Path, kind: Option<&String>) -> 
         _ => None,
     };
     model.into_iter().chain(data).collect()
-}
-
-/// The names of the columns of the first record of a data set, if it can be read.
-fn columns_of(dataset: &Path) -> Option<Vec<String>> {
-    let text = starter::starter_yaml(None, dataset, DatasetType::Completion);
-    let job = JobConfig::from_yaml_str(&text, &[]).ok()?;
-    columns(data_plan::data_config(&job).ok()?.datasets.first()?)
 }
 
 /// The type of a data set, else that which files with this ending mostly have.
@@ -213,8 +212,12 @@ impl Answers {
             let question = "Type of the dataset (completion, alpaca, chat_template, sharegpt, preference)";
             answer(question, &guessed_type(&dataset, recognised))
         });
-        let is_asked = args.dataset_type.is_some() || asks || args.from.is_some();
-        let guesses = guesses(base_model.as_deref(), &dataset, (!is_asked && recognised.is_none()).then_some(&kind));
+        let is_guessed = args.dataset_type.is_none() && !asks && recognised.is_none();
+        // A file that is converted names its own data.
+        let guesses = match args.from {
+            Some(_) => Vec::new(),
+            None => guesses(base_model.as_deref(), &dataset, is_guessed.then_some(&kind)),
+        };
         let dataset_type = KINDS.into_iter().find(|known| known.word() == kind);
         let dataset_type = dataset_type.ok_or(CommandError::DatasetType { found: kind })?;
         let rl = dataset_type.is_pair().then(|| recognised.and_then(|found| found.rl).unwrap_or(Rl::Dpo));

@@ -40,7 +40,7 @@ section! {
         /// Keep only one of several samples with the same tokens.
         pub dataset_exact_deduplication: bool = false;
         /// Leave out records that cannot be used, count them, and list them in a file beside the tokenized data, instead of ending
-        /// the run; a file of which more than half cannot be used ends it still.
+        /// the run. It ends all the same if more than half of the records of a file cannot be used.
         pub skip_bad_records: bool = false;
         /// Chat template of conversations: that of the tokenizer, a named one, or jinja for `chat_template_jinja`.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;

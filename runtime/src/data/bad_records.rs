@@ -64,7 +64,7 @@ impl BadRecords {
         self.is_open = true;
     }
 
-    /// Whether no more of a file is searched, of which `done_bytes` are read.
+    /// Whether the search of a file ends here, after `done_bytes` of it.
     pub(super) fn is_enough(&mut self, done_bytes: u64) -> bool {
         !self.is_empty() && done_bytes - *self.met_at.get_or_insert(done_bytes) > FILE_BYTES_MAX
     }

@@ -176,7 +176,7 @@ fn files_of_formats() -> Vec<Case> {
     ]
 }
 
-/// Three pairs, of which the second has a prompt of bytes and the others have none.
+/// Three pairs. Only the second one has a prompt of bytes.
 fn pairs_with_a_binary_prompt() -> Vec<u8> {
     let prompts: ArrayRef = Arc::new(BinaryArray::from(vec![None, Some(&b"p"[..]), None]));
     let answers = |letter: &str| -> ArrayRef { Arc::new(StringArray::from(vec![letter; 3])) };

@@ -38,7 +38,7 @@ pub(crate) struct Stream {
     /// Rows that the job trains on.
     n_needed: u64,
     files: StreamFiles,
-    /// Files after the first of which records were left out.
+    /// Files after the first one that had records left out.
     with_skipped: Mutex<Vec<Summary>>,
     /// What is not prepared yet, until somebody prepares it.
     rest: Mutex<Option<Preparer<'static>>>,
@@ -72,7 +72,7 @@ impl Stream {
         &self.files
     }
 
-    /// The files after the first of which records were left out, of those that are prepared.
+    /// The prepared files after the first one that had records left out.
     pub(crate) fn with_skipped(&self) -> Vec<Summary> {
         self.with_skipped.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -171,15 +171,18 @@ fn take(
     file: &RecordFile,
     bad: &mut BadRecords,
     writer: &mut TokenWriter,
-) -> Result<(), TokenCacheError> {
+) -> Result<(), TokenizeError> {
     for documents in encoded {
         match documents {
             Ok(documents) if bad.is_empty() || skips_bad => write_documents(documents, writer)?,
             Ok(_) => {}
             Err(error) => {
                 let error = explained(error, &file.left_out());
-                if let Some(record) = skipped(&error).filter(|_| skips_bad) {
-                    writer.skip(record);
+                match skipped(&error) {
+                    Some(record) if skips_bad => writer.skip(record),
+                    // What is not about one record would be lost with it.
+                    None if skips_bad => return Err(error),
+                    _ => {}
                 }
                 bad.add(error);
             }

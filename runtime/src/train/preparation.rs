@@ -101,7 +101,7 @@ const SHARE_SKIPPED: f64 = 0.1;
 /// Files that are named in warnings.
 const WARNED_MAX: usize = 3;
 
-/// Warnings of files of which many records were left out.
+/// A warning for each file that had many records left out.
 fn much_skipped(summaries: &[Summary]) -> Vec<String> {
     let share = |s: &Summary| s.n_skipped as f64 / s.n_records.max(1) as f64;
     let much: Vec<&Summary> = summaries.iter().filter(|s| share(s) > SHARE_SKIPPED).collect();
@@ -124,7 +124,7 @@ fn skipped(s: &Summary) -> Option<String> {
     (*n_skipped > 0).then(|| format!("{n_skipped} of {n_records} records cannot be used and are left out{listed}"))
 }
 
-/// The files of prepared data of which records were left out; of a stream, as far as it is prepared.
+/// The files of prepared data that had records left out; a stream has those that it has prepared so far.
 pub(crate) fn files_with_skipped(data: &Prepared) -> Vec<Summary> {
     let of_stream = data.train.stream().map(|stream| stream.with_skipped()).unwrap_or_default();
     data.summaries.iter().filter(|s| s.n_skipped > 0).cloned().chain(of_stream).collect()

@@ -53,7 +53,7 @@ fn logs_of_a_good_job_have_no_warning_and_no_escape_codes() {
 }
 
 #[test]
-fn run_whose_folder_is_removed_ends_with_a_sentence_or_goes_on_and_never_waits_for_ever() {
+fn run_whose_folder_is_removed_ends_with_a_sentence() {
     for ranks in ["1", "2"] {
         let p = Project::new();
         let keys = [&UNENDING[..], &["--dp_shard_size", ranks, "--save_steps", "20", "--output_dir", "gone"]].concat();
@@ -114,6 +114,10 @@ fn init_says_what_it_has_guessed_and_what_is_not_there() {
     assert!(of_columns.contains("(prompt, better, worse); `type: alpaca` is a guess"), "{of_columns}");
     assert!(of_paths.contains("there is no file none.jsonl") && of_paths.contains("no folder ./none"), "{of_paths}");
     assert!(!of_type.contains("guess"), "{of_type}");
+    // A file that is converted names its own data.
+    p.write("trl.yaml", "model_name_or_path: base\ndataset_name: pairs.jsonl\nbeta: 0.1\n");
+    let converted = said("d.yaml", &["--from", "trl.yaml"]);
+    assert!(!converted.contains("there is no"), "{converted}");
 }
 
 #[test]
