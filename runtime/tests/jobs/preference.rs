@@ -1,7 +1,8 @@
 //! Jobs over pairs of answers: kills, evaluations, and what cannot be evaluated.
 
-use crate::support::Project;
-use crate::support::job::with_kills;
+use crate::support::job::{reaches, until, with_kills};
+use crate::support::{Project, ranks_of};
+use std::process::Stdio;
 
 /// Adapters, beside which the base model is the reference.
 const ADAPTERS: &str = "rl: dpo\nadapter: lora\nlora_r: 4\nlora_target_linear: true\nlora_dropout: 0.1\n";
@@ -125,6 +126,33 @@ fn run_continues_with_the_reference_in_its_checkpoint_and_not_without_one() {
     half("back", &computed);
     p.train(&[&rest[..], &["back"]].concat()).succeeds();
     assert!(weights(&p, "back") == weights(&p, "whole"), "the weights differ");
+}
+
+/// The world that follows trains no more, and saves what the one before it has done.
+#[test]
+fn last_state_that_is_saved_without_its_rank_has_the_reference_with_which_it_continues() {
+    // The evaluation comes before the save, and gives time for the kill.
+    let p = pairs(&format!("{WHOLE}{COMPUTED}"));
+    let length = ["--max_steps", "6", "--save_steps", "none", "--val_set_size", "60", "--eval_steps", "100"];
+    let keys = [&length[..], &["--dp_shard_size", "2"]].concat();
+    let died = (0..5).any(|i| {
+        let out = format!("out-{i}");
+        let mut command = p.command(&[&["train", "job.yaml"][..], &keys, &["--output_dir", &out]].concat());
+        let mut run = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        until("the last step", || {
+            (p.path(&out).join("metrics.jsonl").exists() && p.metrics(&out).len() >= 6).then_some(())
+        });
+        if let [.., last] = ranks_of(run.id())[..] {
+            reaches(last, libc::SIGKILL);
+        }
+        assert!(run.wait().unwrap().success());
+
+        let last = p.checkpoints(&out).pop().unwrap();
+        let mut files = std::fs::read_dir(last).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+        assert!(files.any(|name| name.ends_with("reference.bin")), "{out}");
+        std::fs::read_to_string(p.path(&out).join("events.jsonl")).unwrap().contains("\"why\":\"Died\"")
+    });
+    assert!(died, "no rank of five runs died before its last save");
 }
 
 fn kills_change_no_bit(p: &Project) {

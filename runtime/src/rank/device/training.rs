@@ -100,6 +100,8 @@ impl<'a> Device<'a> {
                 return Ok(None);
             }
         } else {
+            // The run that resumes needs it, and its state is saved in any case.
+            let _is_whole = instance.trainer.keep_reference(&data, saving)?;
             save_last(&mut instance.trainer, saving, &mut event_sink)?;
         }
         let mut report = event_sink.report.clone();

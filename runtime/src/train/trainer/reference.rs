@@ -31,39 +31,54 @@ impl Trainer<'_> {
         control: &Control,
         emit: &mut dyn FnMut(Event),
     ) -> Result<bool, JobError> {
-        if !self.plan.objective.has_computed_reference() {
+        if self.keep_reference(data, saving)? {
             return Ok(false);
         }
-        let others = data.validation.filter(|rows| !rows.has_store_of(data.train));
-        let sets: Vec<Rows> = std::iter::once(data.train).chain(others).map(Rows::of_store).collect();
+        if self.state.step > 0 {
+            return Err(PlanError::ReferenceNotComputed { step: self.state.step }.into());
+        }
+        for rows in sets(data).iter().filter(|rows| rows.reference().is_none()) {
+            let Some(own) = self.own_reference(rows, control, emit)? else {
+                self.member.as_mut().map_or(Ok(()), |member| member.stopped(self.state.step))?;
+                return Ok(true);
+            };
+            let sums = self.summed(own)?;
+            rows.set_reference(sums);
+        }
+        self.keep_reference(data, saving)?;
+        Ok(false)
+    }
+
+    /// Shares what any rank has, and makes it a part of all checkpoints to come once it is whole; returns whether it is, as it always is
+    /// for objectives that compute none.
+    ///
+    /// # Errors
+    /// When a peer is lost.
+    pub(crate) fn keep_reference(&mut self, data: &TrainData<'_>, saving: &mut Saving) -> Result<bool, JobError> {
+        if !self.plan.objective.has_computed_reference() {
+            return Ok(true);
+        }
+        let (sets, mut is_whole) = (sets(data), true);
         if let Some(file) = self.restored_reference.take() {
             reference_file::decode(&file, &sets);
         }
         for rows in &sets {
             let holders = self.team.gather(u64::from(rows.reference().is_some()))?;
-            let holder = holders.iter().position(|has| *has > 0);
-            let sums = match (holder, rows.reference()) {
-                (Some(_), Some(_)) if holders.iter().all(|has| *has > 0) => continue,
-                (Some(holder), Some(own)) if holder == self.team.mesh_rank.rank => own.to_vec(),
-                (Some(_), _) => vec![0.0; rows.len() * rows.n_batch_rows()],
-                (None, _) if self.state.step > 0 => {
-                    return Err(PlanError::ReferenceNotComputed { step: self.state.step }.into());
-                }
-                (None, _) => match self.own_reference(rows, control, emit)? {
-                    Some(own) => own,
-                    None => return self.stopped_before_the_first_step(),
-                },
+            let Some(holder) = holders.iter().position(|has| *has > 0) else {
+                is_whole = false;
+                continue;
             };
-            let sums = self.summed(sums)?;
-            rows.set_reference(sums);
+            if holders.contains(&0) {
+                let own = rows.reference().filter(|_| holder == self.team.mesh_rank.rank);
+                let sums = own.map_or_else(|| vec![0.0; rows.len() * rows.n_batch_rows()], <[f64]>::to_vec);
+                let sums = self.summed(sums)?;
+                rows.set_reference(sums);
+            }
         }
-        saving.set_extra(reference_file::NAME, reference_file::encode(&sets));
-        Ok(false)
-    }
-
-    fn stopped_before_the_first_step(&mut self) -> Result<bool, JobError> {
-        self.member.as_mut().map_or(Ok(()), |member| member.stopped(self.state.step))?;
-        Ok(true)
+        if is_whole {
+            saving.set_extra(reference_file::NAME, reference_file::encode(&sets));
+        }
+        Ok(is_whole)
     }
 
     /// The log-probabilities of all ranks, from those of each.
@@ -130,4 +145,10 @@ impl Trainer<'_> {
         }));
         Ok(is_whole.then_some(sums))
     }
+}
+
+/// The rows whose reference is computed: those of each store once.
+fn sets(data: &TrainData<'_>) -> Vec<Rows> {
+    let others = data.validation.filter(|rows| !rows.has_store_of(data.train));
+    std::iter::once(data.train).chain(others).map(Rows::of_store).collect()
 }
