@@ -100,9 +100,7 @@ impl<'a> Device<'a> {
                 return Ok(None);
             }
         } else {
-            // The run that resumes needs it, and its state is saved in any case.
-            let _is_whole = instance.trainer.keep_reference(&data, saving)?;
-            save_last(&mut instance.trainer, saving, &mut event_sink)?;
+            save_last(&mut instance.trainer, &data, saving, &mut event_sink)?;
         }
         let mut report = event_sink.report.clone();
         report.finished = report.steps >= self.run.total_steps || instance.trainer.is_over();
@@ -136,7 +134,14 @@ impl<'a> Device<'a> {
 }
 
 /// Saves the last step in a world that trains no more: earlier worlds have completed it, or their checkpoint was lost, or the job fails.
-fn save_last(trainer: &mut Trainer<'_>, saving: &mut Saving, event_sink: &mut EventSink<'_>) -> Result<(), JobError> {
+fn save_last(
+    trainer: &mut Trainer<'_>,
+    data: &TrainData<'_>,
+    saving: &mut Saving,
+    event_sink: &mut EventSink<'_>,
+) -> Result<(), JobError> {
+    // The run that resumes needs it, and its state is saved in any case.
+    let _is_whole = trainer.keep_reference(data, saving)?;
     trainer.check_weights()?;
     trainer.verify_if_due(true, 1.0)?;
     let outcome = trainer.save(saving)?;
