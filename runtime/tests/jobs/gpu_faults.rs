@@ -239,6 +239,8 @@ fn successor_waits_for_the_memory_of_its_predecessor() {
         let (_, incidents) = job.ends_undisturbed();
 
         assert_eq!(incidents.len(), 1, "{collectives:?}: {incidents:?}");
+        let also = incidents[0].0["detail"].as_str().unwrap_or_default();
+        assert!(!also.contains("cannot allocate"), "{collectives:?}: the successor gave up: {also}");
         incidents[0].is_recovered_in_time(fault);
     }
 }
