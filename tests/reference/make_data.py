@@ -37,6 +37,8 @@ def main():
     table = pyarrow.table(RECORDS)
     pyarrow.parquet.write_table(table, out / "records.parquet", compression="zstd", row_group_size=3)
     pyarrow.parquet.write_table(table, out / "snappy.parquet", compression="snappy", version="1.0")
+    for codec in ["brotli", "lz4", "gzip"]:
+        pyarrow.parquet.write_table(table, out / f"{codec}.parquet", compression=codec)
     with pyarrow.ipc.new_stream(out / "stream.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=3)
     with pyarrow.ipc.new_file(out / "file.arrow", table.schema) as writer:

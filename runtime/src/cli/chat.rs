@@ -230,6 +230,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn template_that_a_tokenizer_has_beside_its_usual_one_is_found_by_its_name_before_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = serde_json::json!({"chat_template": [
+            {"name": "default", "template": "usual"},
+            {"name": "rag", "template": "with documents"},
+            {"name": "chatml", "template": "own"},
+        ]});
+        std::fs::write(dir.path().join("tokenizer_config.json"), own.to_string()).unwrap();
+        let model = phalanx_needs::reference("models/tiny-llama3/tokenizer.json");
+        std::fs::copy(model, dir.path().join("tokenizer.json")).unwrap();
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+
+        let found = [None, Some("rag"), Some("chatml")].map(|name| template_source(&tokenizer, name).unwrap().unwrap());
+
+        assert_eq!(found, ["usual", "with documents", "own"]);
+        let unknown = template_source(&tokenizer, Some("tool_use")).unwrap_err().to_string();
+        assert!(unknown.contains("tool_use"), "{unknown}");
+    }
+
+    #[test]
     fn line_that_is_too_long_is_left_out_and_the_next_one_is_read() {
         let long = vec![b'a'; QUESTION_BYTES_MAX as usize + 1];
         let mut input = std::io::Cursor::new([&b"Hi \xff\n"[..], &long, &long, b"\nb\n"].concat());

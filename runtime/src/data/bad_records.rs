@@ -19,6 +19,9 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of further files that are searched for more.
 const FILES_BYTES_MAX: u64 = 256 << 20;
 
+/// Records that are counted before the search ends: a small compressed file may expand to millions.
+const COUNTED_MAX: u64 = 100_000;
+
 /// Records that cannot be used, of a file or of several.
 #[derive(Debug)]
 pub(super) struct BadRecords {
@@ -66,12 +69,13 @@ impl BadRecords {
 
     /// Whether the search of a file ends here, after `done_bytes` of it.
     pub(super) fn is_enough(&mut self, done_bytes: u64) -> bool {
-        !self.is_empty() && done_bytes - *self.met_at.get_or_insert(done_bytes) > FILE_BYTES_MAX
+        let is_far = !self.is_empty() && done_bytes - *self.met_at.get_or_insert(done_bytes) > FILE_BYTES_MAX;
+        is_far || self.n_more >= COUNTED_MAX
     }
 
     /// Whether a further file of this length is searched.
     pub(super) fn has_room_for(&mut self, file_bytes: u64) -> bool {
-        let left = self.n_bytes_left.checked_sub(file_bytes);
+        let left = self.n_bytes_left.checked_sub(file_bytes).filter(|_| self.n_more < COUNTED_MAX);
         self.n_bytes_left = left.unwrap_or(self.n_bytes_left);
         left.is_some()
     }

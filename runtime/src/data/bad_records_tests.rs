@@ -409,3 +409,21 @@ fn sentence_is_short_and_has_no_escape_codes_or_ends_of_lines() {
     assert_eq!(excerpt(&"é".repeat(300)), "é".repeat(300));
     assert_eq!(excerpt(&"é".repeat(4000)), "é".repeat(300) + "…");
 }
+
+/// As an attacker packs them: the file has a few hundred bytes.
+#[test]
+fn search_for_bad_records_ends_in_a_small_file_that_expands_to_many() {
+    const N: usize = 500_000;
+    let list = format!("[{}1]", "1,".repeat(N));
+    let folder = Folder::new(&[("many.json.gz", &gzip(list.as_bytes())), ("one.jsonl", b"1\n")]);
+    let strict = |names: &[&str]| {
+        let config = DataConfig { skip_bad_records: false, ..folder.config(DatasetType::Completion, names) };
+        folder.prepare(&config).unwrap_err().to_string()
+    };
+
+    let refused = strict(&["many.json.gz", "one.jsonl"]);
+
+    let n: usize = refused.strip_prefix("at least ").unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!((COUNTED_MAX as usize..N / 2).contains(&n), "{n}");
+    assert!(refused.contains("many.json.gz:10: a record must be a JSON object"), "{refused}");
+}

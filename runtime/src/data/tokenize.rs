@@ -150,9 +150,7 @@ pub(crate) fn tokenize_records(
         let encoded: Vec<Result<Vec<Encoded>, TokenizeError>> = batch.into_par_iter().map(encode).collect();
         take(encoded, skips_bad, &records, &mut bad, writer)?;
         if !skips_bad && bad.is_enough(done_bytes) {
-            if done_bytes < total_bytes {
-                bad.leave_open();
-            }
+            bad.leave_open();
             break;
         }
         progress(Progress { path, done_bytes, total_bytes })?;

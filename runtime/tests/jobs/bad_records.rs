@@ -137,3 +137,26 @@ fn streamed_run_continues_after_a_bad_record_once_such_records_are_left_out() {
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!((&json["skipped"]["records"], &json["skipped"]["files"][0]["skipped"]), (&json!(2), &json!(2)));
 }
+
+/// As Python's `json` writes them.
+#[test]
+fn numbers_that_json_does_not_know_change_nothing_in_fields_that_are_not_read() {
+    let p = Project::new();
+    let texts: Vec<String> = (1..=40).map(|n| format!("line {n} holds")).collect();
+    let plain = texts.iter().map(|text| json!({ "text": text }).to_string() + "\n");
+    p.write("plain.jsonl", &plain.collect::<String>());
+    let scored = texts.iter().map(|text| {
+        format!(
+            "{{\"score\": NaN, \"all\": [Infinity, -Infinity, 123456789012345678901234567890], \"text\": {text:?}}}\n"
+        )
+    });
+    p.write("scored.jsonl", &scored.collect::<String>());
+
+    for name in ["plain", "scored"] {
+        p.write("job.yaml", &YAML.replace("text.txt", &format!("{name}.jsonl")));
+        p.train(&["--output_dir", name]).succeeds();
+    }
+
+    assert_eq!(p.metrics("scored"), p.metrics("plain"));
+    assert_eq!(p.model_bytes("scored"), p.model_bytes("plain"));
+}

@@ -65,8 +65,10 @@ fn reference() -> Vec<(u64, Value)> {
 /// Files that another library wrote.
 #[test]
 fn columns_of_every_type_become_the_fields_that_were_written() {
-    let mut files = vec![("records.parquet", FileFormat::Parquet), ("snappy.parquet", FileFormat::Parquet)];
-    files.extend([("stream.arrow", FileFormat::Arrow), ("file.arrow", FileFormat::Arrow)]);
+    let mut files = ["records", "snappy", "brotli", "lz4", "gzip"]
+        .map(|name| (format!("{name}.parquet"), FileFormat::Parquet))
+        .to_vec();
+    files.extend(["stream.arrow", "file.arrow"].map(|name| (name.to_owned(), FileFormat::Arrow)));
     for (name, format) in files {
         let mut records = read(&phalanx_needs::reference(&format!("data/{name}")), format).unwrap();
 
