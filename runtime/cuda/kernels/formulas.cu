@@ -1,12 +1,17 @@
 // Sums over the rows of a microbatch, and formulas over groups of these rows.
 
-// sums [2, n_rows]: for each row of `len` tokens, the sum of those that have a label, and their number. A block for each row.
-extern "C" __global__ void __launch_bounds__(256) row_sums(const float* __restrict__ x, const int* __restrict__ labels, int len, int n_rows, double* sums) {
+// sums [2, n_rows]: for each row of `len` tokens, the sum of those that have a label, and their number; each counts as much as its weight says, if
+// there are weights. A block for each row.
+extern "C" __global__ void __launch_bounds__(256) row_sums(const float* __restrict__ x, const int* __restrict__ labels, const float* __restrict__ weights, int len, int n_rows, double* sums) {
     wait_for_predecessor();
     long long first = (long long)blockIdx.x * len;
     double sum = 0.0, count = 0.0;
-    for (int i = threadIdx.x; i < len; i += blockDim.x)
-        if (labels[first + i] >= 0) sum += double(x[first + i]), count += 1.0;
+    for (int i = threadIdx.x; i < len; i += blockDim.x) {
+        if (labels[first + i] < 0) continue;
+        double weight = weights ? double(weights[first + i]) : 1.0;
+        sum += weight * double(x[first + i]);
+        count += weight;
+    }
     sum = block_sum(sum);
     count = block_sum(count);
     if (threadIdx.x) return;
@@ -14,10 +19,10 @@ extern "C" __global__ void __launch_bounds__(256) row_sums(const float* __restri
     sums[n_rows + blockIdx.x] = count;
 }
 
-// dx [n] = the derivative of its row's sum for each token that has a label, otherwise 0.
-extern "C" __global__ void __launch_bounds__(256) row_sums_backward(const double* __restrict__ d, const int* __restrict__ labels, int len, int n, float* dx) {
+// dx [n] = the derivative of its row's sum for each token that has a label, times its weight if there are weights, otherwise 0.
+extern "C" __global__ void __launch_bounds__(256) row_sums_backward(const double* __restrict__ d, const int* __restrict__ labels, const float* __restrict__ weights, int len, int n, float* dx) {
     wait_for_predecessor();
-    GRID_STRIDE(i, n) dx[i] = labels[i] >= 0 ? float(d[i / len]) : 0.0f;
+    GRID_STRIDE(i, n) dx[i] = labels[i] >= 0 ? float(d[i / len] * (weights ? double(weights[i]) : 1.0)) : 0.0f;
 }
 
 // A step of a tape: what it does, and the steps that it reads, or its constant. The numbers are those of lower/formulas.rs.

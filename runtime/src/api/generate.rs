@@ -230,6 +230,7 @@ impl Generator {
                 Column::Positions => i as i32,
                 Column::DocStart
                 | Column::Labels
+                | Column::LossWeights
                 | Column::DesirableLabels
                 | Column::NextIds
                 | Column::LastId

@@ -146,6 +146,7 @@ fn fill_inputs(machine: &mut dyn Machine, c: &Compiled, plan: &ModelPlan) {
                         (i * 7919 % vocabulary) as i32
                     }
                     Column::Positions => (i % seq_len) as i32,
+                    Column::LossWeights => 1.0f32.to_bits() as i32,
                     Column::DocStart | Column::DropoutKeys => 0,
                 };
                 let tokens: Vec<i32> = (0..c.program.value(b.value).n_elements()).map(token).collect();

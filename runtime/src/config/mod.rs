@@ -148,7 +148,7 @@ impl JobConfig {
             notes: source.notes(),
         };
         job.schedule.end_after_an_epoch();
-        if job.objective() != Objective::Supervised && job.adapter.lora_dropout > 0.0 {
+        if job.objective().rows_per_sample() > 1 && job.adapter.lora_dropout > 0.0 {
             job.adapter.lora_dropout = 0.0;
             let note = "`lora_dropout` is not applied with `rl` or `reward_model`: both answers are compared without noise, as in TRL";
             job.notes.push(note.into());

@@ -245,8 +245,18 @@ impl ForwardBuilder {
     /// For each row, the sum of `x [N]` over the tokens that have an id in this column, and their number: `[2, R]`, f64.
     pub fn row_sums(&mut self, x: Tensor, labels: Column) -> Tensor {
         let labels = self.column(labels);
+        self.sums_of(vec![x, labels])
+    }
+
+    /// The same, in which each token counts as much as its weight says.
+    pub fn weighted_row_sums(&mut self, x: Tensor, labels: Column, weights: Column) -> Tensor {
+        let (labels, weights) = (self.column(labels), self.column(weights));
+        self.sums_of(vec![x, labels, weights])
+    }
+
+    fn sums_of(&mut self, reads: Vec<Tensor>) -> Tensor {
         let sums = self.program.add_value("rows", &[2, self.batch.n_rows], DType::F64, Kind::Activation);
-        self.push(Op::RowSums(op::RowSums), vec![x, labels], vec![sums]);
+        self.push(Op::RowSums(op::RowSums), reads, vec![sums]);
         sums
     }
 

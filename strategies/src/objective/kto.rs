@@ -45,8 +45,8 @@ fn divergence() -> Expr {
 }
 
 impl OfPairs for Kto {
-    fn second_row(&self) -> SecondRow {
-        SecondRow::Mismatched
+    fn second_row(&self) -> Option<SecondRow> {
+        Some(SecondRow::Mismatched)
     }
 
     fn has_reference(&self) -> bool {

@@ -12,6 +12,7 @@ mod pairs;
 mod report;
 mod reward;
 mod unit;
+mod weighted;
 
 pub use cpo::Cpo;
 pub use dpo::{Dpo, DpoLoss};
@@ -20,7 +21,8 @@ pub use orpo::Orpo;
 pub use pairs::SecondRow;
 pub use report::{Report, Sums};
 pub use reward::Reward;
-pub use unit::{Counts, Unit};
+pub use unit::{Counts, Unit, WEIGHT_MAX, WEIGHT_ONE};
+pub use weighted::Weighted;
 
 use crate::model::{BatchShape, Head, ModelConfig, ModelError};
 use crate::program::Program;
@@ -32,6 +34,8 @@ pub enum Objective {
     /// The negative log-likelihood of the labels, averaged over predicted tokens.
     #[default]
     Supervised,
+    /// The same, averaged over the weights of these tokens.
+    Weighted(Weighted),
     /// That preferred answers become more likely than rejected ones, relative to a reference.
     Dpo(Dpo),
     /// The same without a reference.
@@ -48,6 +52,7 @@ impl Objective {
     fn of_pairs(&self) -> Option<&dyn OfPairs> {
         match self {
             Objective::Supervised => None,
+            Objective::Weighted(weighted) => Some(weighted),
             Objective::Dpo(dpo) => Some(dpo),
             Objective::Cpo(cpo) => Some(cpo),
             Objective::Orpo(orpo) => Some(orpo),
@@ -58,12 +63,12 @@ impl Objective {
 
     /// Rows of a microbatch that belong to one sample of the data.
     pub fn rows_per_sample(&self) -> usize {
-        if self.of_pairs().is_some() { pairs::ROWS } else { 1 }
+        self.of_pairs().map_or(1, OfPairs::rows)
     }
 
     /// What the second of these rows is, if there is one.
     pub fn second_row(&self) -> Option<SecondRow> {
-        self.of_pairs().map(OfPairs::second_row)
+        self.of_pairs().and_then(OfPairs::second_row)
     }
 
     /// Whether it compares the model with the one that it begins with.

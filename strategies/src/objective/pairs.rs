@@ -6,7 +6,6 @@ use crate::program::formula::Expr;
 use crate::program::{Column, Program};
 
 /// Rows of a pair.
-pub(super) const ROWS: usize = 2;
 pub(super) const CHOSEN: u32 = 0;
 pub(super) const REJECTED: u32 = 1;
 
@@ -41,9 +40,19 @@ pub enum SecondRow {
 /// An objective over pairs. The log-probability of an answer is [`log_prob`], that of the frozen reference [`reference`], and that of the
 /// answer with its prompt [`text`].
 pub(super) trait OfPairs {
-    /// What the second row is.
-    fn second_row(&self) -> SecondRow {
-        SecondRow::Rejected
+    /// Rows of a sample: those of a pair, or one.
+    fn rows(&self) -> usize {
+        2
+    }
+
+    /// What the second row is, if there is one.
+    fn second_row(&self) -> Option<SecondRow> {
+        (self.rows() == 2).then_some(SecondRow::Rejected)
+    }
+
+    /// The column that says how much each label counts in [`log_prob`] and [`length`]; if there is none, each counts once.
+    fn weights(&self) -> Option<Column> {
+        None
     }
 
     /// Another column of labels, for which sums and numbers of tokens of the model are the last operand.
@@ -137,7 +146,10 @@ pub(super) fn program(objective: &dyn OfPairs, model: &ModelConfig, batch: Batch
     let logits = model.logits(&mut b);
     let labels = if objective.has_texts() { Column::NextIds } else { Column::Labels };
     let log_probs = b.log_probs(logits, labels);
-    let mut rows = vec![b.row_sums(log_probs, Column::Labels)];
+    let mut rows = vec![match objective.weights() {
+        Some(weights) => b.weighted_row_sums(log_probs, Column::Labels, weights),
+        None => b.row_sums(log_probs, Column::Labels),
+    }];
     if objective.has_texts() {
         rows.push(b.row_sums(log_probs, Column::NextIds));
     }
@@ -168,10 +180,10 @@ fn answers(model: &ModelConfig, b: &mut ForwardBuilder) -> Tensor {
 
 fn finished(objective: &dyn OfPairs, mut b: ForwardBuilder, rows: &[Tensor]) -> Program {
     let totals = objective.totals();
-    let given = (!totals.is_empty()).then(|| b.totals(&totals, rows, ROWS));
+    let given = (!totals.is_empty()).then(|| b.totals(&totals, rows, objective.rows()));
     let terms: Vec<(Expr, usize)> =
         objective.terms().into_iter().map(|term| (term.formula, term.unit.hyper())).collect();
     let scalars = objective.scalars().into_iter().flat_map(|scalar| scalar.terms);
     let scalars: Vec<Expr> = scalars.map(|term| term.formula).collect();
-    b.finish_formulas(&terms, &scalars, (rows, given), ROWS)
+    b.finish_formulas(&terms, &scalars, (rows, given), objective.rows())
 }

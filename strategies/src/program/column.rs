@@ -9,6 +9,8 @@ pub enum Column {
     Ids,
     /// Id to be predicted at each position; -100 for none.
     Labels,
+    /// How much the label at each position counts; 0 where there is none.
+    LossWeights,
     /// Id of the next token of the document, trained on or not; -100 at its end.
     NextIds,
     /// The labels of answers that are desirable; -100 elsewhere.
@@ -29,6 +31,7 @@ impl Column {
         match self {
             Column::Ids => "ids",
             Column::Labels => "labels",
+            Column::LossWeights => "loss_weights",
             Column::NextIds => "next_ids",
             Column::DesirableLabels => "desirable_labels",
             Column::LastId => "last_id",
@@ -49,6 +52,7 @@ impl Column {
             | Column::Positions
             | Column::DocStart
             | Column::DropoutKeys => DType::I32,
+            Column::LossWeights => DType::F32,
         }
     }
 }

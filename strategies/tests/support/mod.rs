@@ -3,7 +3,7 @@
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
-use phalanx_strategies::objective::{Cpo, Dpo, DpoLoss, Kto, Objective, Orpo};
+use phalanx_strategies::objective::{Cpo, Dpo, DpoLoss, Kto, Objective, Orpo, Weighted};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
 use phalanx_strategies::passes::context_parallel::CpComm;
 use phalanx_strategies::passes::fully_sharded::ZeroStage;
@@ -60,7 +60,14 @@ pub fn objectives() -> impl Strategy<Value = Objective> {
     let cpo = prop::option::of(Just(0.5))
         .prop_map(|margin| Objective::Cpo(Cpo { beta: 0.1, margin, alpha: 1.0, label_smoothing: 0.0 }));
     let kto = Just(Objective::Kto(Kto { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 0.5 }));
-    prop_oneof![Just(Objective::Supervised), dpo, cpo, kto, Just(Objective::Orpo(Orpo { beta: 0.1 }))]
+    prop_oneof![
+        Just(Objective::Supervised),
+        Just(Objective::Weighted(Weighted)),
+        dpo,
+        cpo,
+        kto,
+        Just(Objective::Orpo(Orpo { beta: 0.1 }))
+    ]
 }
 
 /// Without dropout, adapters of layers that are computed together share products.

@@ -4,7 +4,8 @@ use phalanx::devices;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Machine, packed};
 use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
-use phalanx_strategies::model::{BatchShape, FAMILIES, Family, Head, HfConfig, ModelConfig, RopeScaling};
+use phalanx_strategies::model::{BatchShape, FAMILIES, Family, HfConfig, ModelConfig, RopeScaling};
+use phalanx_strategies::objective::{Objective, Weighted};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
@@ -34,6 +35,8 @@ pub struct Case {
     pub lora: Option<LoraSpec>,
     /// Rows hold two documents each.
     pub packed: bool,
+    /// Tokens count more or less.
+    pub weighted: bool,
     pub seed: u64,
 }
 
@@ -44,6 +47,16 @@ pub struct Data {
     pub labels: Vec<i32>,
     pub positions: Vec<i32>,
     pub doc_start: Vec<i32>,
+    /// How much each label counts; 1 if tokens have no weights.
+    pub loss_weights: Vec<f32>,
+}
+
+impl Data {
+    /// One over the sum of the weights of all labels.
+    fn scale(&self) -> f64 {
+        let counted = self.labels.iter().zip(&self.loss_weights).filter(|(label, _)| **label >= 0);
+        1.0 / counted.map(|(_, weight)| f64::from(*weight)).sum::<f64>()
+    }
 }
 
 /// Every family, with biases, grouped heads, windows, tied heads and adapters where it supports them.
@@ -64,7 +77,8 @@ pub fn cases() -> impl Strategy<Value = Case> {
         )| {
             let model = small_model(family, n_layers, n_kv_heads, tied, window);
             let lora = lora.then(|| adapters(family));
-            Case { model, seq_len, rows, n_microbatches, recompute, precision: Precision::F32, lora, packed, seed }
+            let (precision, weighted) = (Precision::F32, false);
+            Case { model, seq_len, rows, n_microbatches, recompute, precision, lora, packed, weighted, seed }
         },
     )
 }
@@ -147,6 +161,8 @@ impl Case {
                 data.labels.push(if last || label == 0 { -100 } else { label });
                 data.positions.push((t - start) as i32);
                 data.doc_start.push(start as i32);
+                let weight = if self.weighted { rng.fork_named("weight").bits(t as u64) % 5 } else { 2 };
+                data.loss_weights.push(0.5 * weight as f32);
             }
         }
         data
@@ -175,7 +191,8 @@ impl Case {
 
     fn forward(&self) -> Program {
         let batch = BatchShape { n_rows: self.rows, seq_len: self.seq_len };
-        self.model.forward(batch, Head::Loss).expect("the rows fit the positions")
+        let objective = if self.weighted { Objective::Weighted(Weighted) } else { Objective::Supervised };
+        objective.program(&self.model, batch).expect("the rows fit the positions")
     }
 }
 
@@ -256,7 +273,7 @@ impl Bench {
 
     /// Trains one step with learning rate `lr`; returns the mean loss and the gradient of every trained parameter.
     pub fn step(&mut self, data: &Data, lr: f64) -> (f64, Tensors) {
-        self.scale = 1.0 / data.labels.iter().filter(|l| **l >= 0).count() as f64;
+        self.scale = data.scale();
         let train = self.train.clone();
         self.fill(&train, data, 0);
         let hyper = train.program.bound(Role::Hyper).next().expect("a step has scalars");
@@ -275,7 +292,6 @@ impl Bench {
     /// Mean loss of the same step, computed by the forward program, microbatch after microbatch.
     pub fn loss(&mut self, data: &Data) -> f64 {
         let eval = self.eval.clone();
-        let scale = 1.0 / data.labels.iter().filter(|l| **l >= 0).count() as f64;
         let ids = eval.program.bound(Role::Column(Column::Ids)).next().expect("a model reads ids");
         let n = eval.program.value(ids).n_elements();
         let mut sum = 0.0;
@@ -284,7 +300,7 @@ impl Bench {
             self.machine.run_all(&eval, &mut Groups::none()).expect("the forward program runs");
             sum += self.loss_of(&eval);
         }
-        sum * scale
+        sum * data.scale()
     }
 
     fn loss_of(&self, compiled: &Compiled) -> f64 {
@@ -307,6 +323,12 @@ impl Bench {
                 self.machine.write(compiled, value, 0, &column[at..at + n]);
                 at += n;
             }
+        }
+        let mut at = first;
+        for value in compiled.program.bound(Role::Column(Column::LossWeights)) {
+            let n = compiled.program.value(value).n_elements();
+            self.machine.write(compiled, value, 0, &data.loss_weights[at..at + n]);
+            at += n;
         }
     }
 }

@@ -92,6 +92,16 @@ proptest! {
     }
 
     #[test]
+    fn gradients_of_weighted_tokens_are_the_slopes_of_the_loss(case in cases().prop_filter("a label", |case| case.seq_len > 8)) {
+        let case = Case { weighted: true, ..case };
+        let mut bench = Bench::new(&case);
+
+        let (error, what) = slope_error(&case, &mut bench);
+
+        in_test(error < 1.0, || format!("{error:.2} times the bound: {what}"))?;
+    }
+
+    #[test]
     fn recomputation_changes_no_bit_of_an_update(case in cases(), precision in precisions()) {
         let case = Case { precision, ..case };
         let data = case.data();

@@ -35,7 +35,8 @@ impl Kernel for op::RowSums {
         // SAFETY: the results overlap no operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let (x, labels) = (o.reads[0].slice(), o.reads[1].slice());
-            log_probs::row_sums(x, labels, o.writes[0].slice_mut());
+            let weights = o.reads.get(2).map(|weights| weights.slice());
+            log_probs::row_sums(x, labels, weights, o.writes[0].slice_mut());
         }
     }
 }
@@ -45,7 +46,8 @@ impl Kernel for op::RowSumsBackward {
         // SAFETY: the results overlap no operand (`Op::in_place_pairs` names no pair).
         unsafe {
             let (d, labels) = (o.reads[0].slice(), o.reads[1].slice());
-            log_probs::row_sums_backward(d, labels, o.writes[0].slice_mut());
+            let weights = o.reads.get(2).map(|weights| weights.slice());
+            log_probs::row_sums_backward(d, labels, weights, o.writes[0].slice_mut());
         }
     }
 }

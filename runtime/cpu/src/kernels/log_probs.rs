@@ -102,32 +102,39 @@ simd! {
     }
 }
 
-/// For each row of the microbatch, the sum over tokens with `label >= 0`, and their number.
+/// For each row of the microbatch, the sum over tokens with `label >= 0`, and their number; both weighted if there are weights.
 ///
 /// # Shapes
-/// `x`, `labels`: `[N]`; `sums: [2, R]`, `N` a multiple of `R`.
-pub fn row_sums(x: &[f32], labels: &[i32], sums: &mut [f64]) {
+/// `x`, `labels`, `weights`: `[N]`; `sums: [2, R]`, `N` a multiple of `R`.
+pub fn row_sums(x: &[f32], labels: &[i32], weights: Option<&[f32]>, sums: &mut [f64]) {
     let n_rows = sums.len() / 2;
     let len = x.len() / n_rows;
     let (sums, counts) = sums.split_at_mut(n_rows);
-    let rows = x.chunks_exact(len).zip(labels.chunks_exact(len));
-    for ((x, labels), (sum, count)) in rows.zip(sums.iter_mut().zip(counts)) {
-        let counted = || x.iter().zip(labels).filter(|(_, label)| **label >= 0);
-        *sum = counted().map(|(x, _)| *x as f64).sum();
-        *count = counted().count() as f64;
+    for (row, (sum, count)) in sums.iter_mut().zip(counts).enumerate() {
+        let counted = (row * len..(row + 1) * len).filter(|i| labels[*i] >= 0);
+        (*sum, *count) = (0.0, 0.0);
+        for i in counted {
+            let weight = weight_of(weights, i);
+            *sum += weight * x[i] as f64;
+            *count += weight;
+        }
     }
 }
 
-/// The derivative of its row's sum for each token with `label >= 0`; otherwise zero.
+/// The derivative of its row's sum for each token with `label >= 0`, times its weight if there are weights; otherwise zero.
 ///
 /// # Shapes
-/// `d: [2, R]`, `labels`, `dx`: `[N]`, `N` a multiple of `R`.
-pub fn row_sums_backward(d: &[f64], labels: &[i32], dx: &mut [f32]) {
+/// `d: [2, R]`, `labels`, `weights`, `dx`: `[N]`, `N` a multiple of `R`.
+pub fn row_sums_backward(d: &[f64], labels: &[i32], weights: Option<&[f32]>, dx: &mut [f32]) {
     let n_rows = d.len() / 2;
     let len = dx.len() / n_rows;
-    for ((dx, labels), d) in dx.chunks_exact_mut(len).zip(labels.chunks_exact(len)).zip(d) {
-        dx.iter_mut().zip(labels).for_each(|(dx, label)| *dx = if *label >= 0 { *d as f32 } else { 0.0 });
+    for (i, (dx, label)) in dx.iter_mut().zip(labels).enumerate() {
+        *dx = if *label >= 0 { (d[i / len] * weight_of(weights, i)) as f32 } else { 0.0 };
     }
+}
+
+fn weight_of(weights: Option<&[f32]>, i: usize) -> f64 {
+    weights.map_or(1.0, |weights| weights[i] as f64)
 }
 
 #[cfg(test)]
@@ -194,12 +201,24 @@ mod tests {
     fn sums_of_rows_are_those_of_tokens_with_a_label() {
         let mut sums = [f64::NAN; 4];
 
-        row_sums(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], &[-100, 0, 7, -100, -100, -100], &mut sums);
+        row_sums(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], &[-100, 0, 7, -100, -100, -100], None, &mut sums);
 
         assert_eq!(sums, [6.0, 0.0, 2.0, 0.0]);
         let mut dx = [f32::NAN; 6];
-        row_sums_backward(&[0.5, 3.0, 9.0, 9.0], &[-100, 0, 7, 1, -100, -1], &mut dx);
+        row_sums_backward(&[0.5, 3.0, 9.0, 9.0], &[-100, 0, 7, 1, -100, -1], None, &mut dx);
         assert_eq!(dx, [0.0, 0.5, 0.5, 3.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn tokens_count_as_much_as_their_weights_say() {
+        let (labels, weights) = ([-100, 0, 7, 1, -100, 3], Some(&[9.0, 0.5, 2.0, 0.25, 9.0, 0.0][..]));
+        let (mut sums, mut dx) = ([f64::NAN; 4], [f32::NAN; 6]);
+
+        row_sums(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], &labels, weights, &mut sums);
+        row_sums_backward(&[0.5, 3.0, 9.0, 9.0], &labels, weights, &mut dx);
+
+        assert_eq!(sums, [9.0, 2.0, 2.5, 0.25]);
+        assert_eq!(dx, [0.0, 0.25, 1.0, 0.75, 0.0, 0.0]);
     }
 
     #[test]

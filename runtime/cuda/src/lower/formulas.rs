@@ -21,12 +21,14 @@ impl Lowering {
             Op::LogProbsBackward(op::LogProbsBackward { first }) => self.log_probs_backward(*first),
             Op::RowSums(_) => {
                 let (x, labels, sums) = (self.reads[0], self.reads[1], self.writes[0]);
-                let args = Args::new().ptr(x).ptr(labels).int(x.len() / sums.cols).int(sums.cols).ptr(sums);
+                let args = Args::new().ptr(x).ptr(labels).ptr_or_null(self.reads.get(2).copied());
+                let args = args.int(x.len() / sums.cols).int(sums.cols).ptr(sums);
                 self.launch(Instance::of(FORMULAS, "row_sums"), [sums.cols as u32, 1, 1], THREADS, 0, args);
             }
             Op::RowSumsBackward(_) => {
                 let (d, labels, dx) = (self.reads[0], self.reads[1], self.writes[0]);
-                let args = Args::new().ptr(d).ptr(labels).int(dx.len() / d.cols).int(dx.len()).ptr(dx);
+                let args = Args::new().ptr(d).ptr(labels).ptr_or_null(self.reads.get(2).copied());
+                let args = args.int(dx.len() / d.cols).int(dx.len()).ptr(dx);
                 self.launch_strided(Instance::of(FORMULAS, "row_sums_backward"), dx.len(), args);
             }
             Op::Formulas(formulas) => self.formulas(formulas),

@@ -199,7 +199,7 @@ impl Rewrite<'_> {
         self.collective(CollectiveKind::AllGather, self.program.value(x).n_columns(), x, all, site);
         let value = self.program.value(sums).clone();
         let own = self.program.add_value(value.name, &value.shape, value.dtype, Kind::Activation);
-        instr.reads = vec![all, self.slice(instr.reads[1], true)];
+        (instr.reads[0], instr.reads[1]) = (all, self.slice(instr.reads[1], true));
         instr.writes = vec![own];
         self.program.instrs.push(instr);
         self.collective(CollectiveKind::AllReduce, 1, own, sums, site);

@@ -6,8 +6,8 @@ use super::signature::Signature;
 use crate::program::{DType, Instr, Value, ValueId};
 use std::ops::Range;
 
-/// `[x N or [N, 1], labels N] -> [sums [2, R]]`, f64: for each row, the sum over its tokens that have a label, and their number. `N` is a multiple
-/// of `R`.
+/// `[x N or [N, 1], labels N, (weights N)] -> [sums [2, R]]`, f64: for each row, the sum over its tokens that have a label, and their number. With
+/// weights, each token counts as much as its weight says in both. `N` is a multiple of `R`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSums;
 
@@ -17,13 +17,14 @@ impl Operation for RowSums {
     }
 
     fn check(&self, s: &Signature<'_>) -> Result<(), String> {
-        s.count(2, 1)?;
+        s.count(s.reads.len().clamp(2, 3), 1)?;
         let n = check_tokens(s, s.reads[0])?;
-        check_rows(s, n, s.reads[1], s.writes[0])
+        check_rows(s, n, &s.reads[1..], s.writes[0])
     }
 
     fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
-        adjoints.simple(RowSumsBackward, instr.reads[0], vec![dy, instr.reads[1]]);
+        let reads = [dy].into_iter().chain(instr.reads[1..].iter().copied()).collect();
+        adjoints.simple(RowSumsBackward, instr.reads[0], reads);
         Ok(())
     }
 
@@ -32,7 +33,8 @@ impl Operation for RowSums {
     }
 }
 
-/// `[d [2, R], labels N] -> [dx N or [N, 1]]`: the derivative of a row's sum for each of its tokens that has a label, otherwise zero.
+/// `[d [2, R], labels N, (weights N)] -> [dx N or [N, 1]]`: the derivative of a row's sum for each of its tokens that has a label, times its
+/// weight, otherwise zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSumsBackward;
 
@@ -42,9 +44,9 @@ impl Operation for RowSumsBackward {
     }
 
     fn check(&self, s: &Signature<'_>) -> Result<(), String> {
-        s.count(2, 1)?;
+        s.count(s.reads.len().clamp(2, 3), 1)?;
         let n = check_tokens(s, s.writes[0])?;
-        check_rows(s, n, s.reads[1], s.reads[0])
+        check_rows(s, n, &s.reads[1..], s.reads[0])
     }
 }
 
@@ -55,8 +57,11 @@ fn check_tokens(s: &Signature<'_>, x: &Value) -> Result<usize, String> {
     Ok(shape[0])
 }
 
-fn check_rows(s: &Signature<'_>, n: usize, labels: &Value, sums: &Value) -> Result<(), String> {
-    s.shape(labels, &[n], Some(DType::I32))?;
+/// Labels, and weights if there are any; sums of rows.
+fn check_rows(s: &Signature<'_>, n: usize, of_tokens: &[&Value], sums: &Value) -> Result<(), String> {
+    for (value, dtype) in of_tokens.iter().zip([DType::I32, DType::F32]) {
+        s.shape(value, &[n], Some(dtype))?;
+    }
     let rows = sums.n_columns();
     s.shape(sums, &[2, rows], Some(DType::F64))?;
     if rows == 0 || !n.is_multiple_of(rows) {

@@ -20,7 +20,11 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend(of_shape);
     }
     for (n, rows) in [(12, 4), (2000, 2), (5, 5), (700, 1)] {
-        cases.extend([row_sums(n, rows), row_sums_backward(n, rows)]);
+        cases.extend(
+            [false, true]
+                .into_iter()
+                .flat_map(|weighted| [row_sums(n, rows, weighted), row_sums_backward(n, rows, weighted)]),
+        );
     }
     for (groups, residual, counts) in [(3, false, true), (3, true, true), (3, true, false), (70, true, true)] {
         cases.extend([
@@ -55,15 +59,21 @@ fn gradient(n: usize, v: usize, first: usize) -> Case {
     Case::new(name, op, reads, TOLERANCE).writing(&[n, v], DType::F32)
 }
 
-fn row_sums(n: usize, rows: usize) -> Case {
-    let reads = vec![Operand::random(&[n], DType::F32, 1), labels(n, 9)];
-    Case::new(format!("sums of {rows} rows of {n}"), Op::RowSums(op::RowSums), reads, OTHER_ORDER)
+/// Weights of tokens, some of them 0; none if it is not `weighted`.
+fn weights(n: usize, weighted: bool) -> Option<Operand> {
+    weighted.then(|| Operand::random(&[n], DType::F32, 6).map(|x| x.max(0.0)))
+}
+
+fn row_sums(n: usize, rows: usize, weighted: bool) -> Case {
+    let reads = [Operand::random(&[n], DType::F32, 1), labels(n, 9)].into_iter().chain(weights(n, weighted)).collect();
+    Case::new(format!("sums of {rows} rows of {n}, weighted {weighted}"), Op::RowSums(op::RowSums), reads, OTHER_ORDER)
         .writing(&[2, rows], DType::F64)
 }
 
-fn row_sums_backward(n: usize, rows: usize) -> Case {
-    let reads = vec![Operand::random(&[2, rows], DType::F64, 1), labels(n, 9)];
-    let name = format!("gradient of sums of {rows} rows of {n}");
+fn row_sums_backward(n: usize, rows: usize, weighted: bool) -> Case {
+    let reads = [Operand::random(&[2, rows], DType::F64, 1), labels(n, 9)];
+    let reads = reads.into_iter().chain(weights(n, weighted)).collect();
+    let name = format!("gradient of sums of {rows} rows of {n}, weighted {weighted}");
     Case::new(name, Op::RowSumsBackward(op::RowSumsBackward), reads, Tolerance::EXACT).writing(&[n], DType::F32)
 }
 

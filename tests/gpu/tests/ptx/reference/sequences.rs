@@ -51,18 +51,21 @@ fn log_probs_backward(x: &[Matrix], first: usize) -> Vec<f64> {
 
 fn row_sums(x: &[Matrix], n_rows: usize) -> Vec<f64> {
     let len = x[0].at.len() / n_rows;
-    let rows = || x[0].at.chunks(len).zip(x[1].at.chunks(len));
-    let counted = |(x, labels): (&[f64], &[f64])| -> Vec<f64> {
-        x.iter().zip(labels).filter(|(_, label)| **label >= 0.0).map(|(x, _)| *x).collect()
+    let total = |row: usize, of_token: &dyn Fn(usize) -> f64| -> f64 {
+        (row * len..(row + 1) * len).map(|i| counts(x, i) * of_token(i)).sum()
     };
-    let sums = rows().map(|row| counted(row).iter().sum());
-    sums.chain(rows().map(|row| counted(row).len() as f64)).collect()
+    let sums = (0..n_rows).map(|row| total(row, &|i| x[0].at[i]));
+    sums.chain((0..n_rows).map(|row| total(row, &|_| 1.0))).collect()
 }
 
 fn row_sums_backward(x: &[Matrix]) -> Vec<f64> {
-    let (d, labels) = (x[0].row(0), &x[1].at);
-    let len = labels.len() / d.len();
-    labels.iter().enumerate().map(|(i, label)| if *label < 0.0 { 0.0 } else { d[i / len] }).collect()
+    let (d, n) = (x[0].row(0), x[1].at.len());
+    (0..n).map(|i| counts(x, i) * d[i * d.len() / n]).collect()
+}
+
+/// How much a token counts, by the labels and weights behind the first operand.
+fn counts(x: &[Matrix], i: usize) -> f64 {
+    if x[1].at[i] < 0.0 { 0.0 } else { x.get(2).map_or(1.0, |weights| weights.at[i]) }
 }
 
 fn formulas(f: &op::Formulas, x: &[Matrix]) -> Vec<Vec<f64>> {
