@@ -322,6 +322,20 @@ fn scores_train_as_on_one_rank_under_every_pair_of_choices() -> Result<()> {
     check(&Task { shape: Shape::Gpt2, extra: ADAPTED }, &[&few_cells()[..], &tokens_cut].concat(), &SCORES)
 }
 
+/// Losses are divided by the weights of all ranks.
+#[test]
+fn weighted_tokens_train_as_on_one_rank() -> Result<()> {
+    const WEIGHTED: [(&str, &str); 2] = [("datasets.0.type", "tokenized"), ("loss_weights", "true")];
+    const ADAPTED: &[(&str, &str)] =
+        &[WEIGHTED[0], WEIGHTED[1], LORA[0], LORA[1], LORA[2], LORA[3], ("lora_dropout", "0.2")];
+    const EXACT: &[(&str, &str)] = &[WEIGHTED[0], WEIGHTED[1], ("reproducible", "true")];
+    check(&Task { shape: Shape::Llama, extra: &WEIGHTED }, &few_cells(), &Tolerance::F32)?;
+    let tokens_cut = [Cell { sequence_parallel: true, ..mesh(1, 1, 1, 2, 2) }, mesh(2, 1, 2, 1, 2)];
+    check(&Task { shape: Shape::Gpt2, extra: ADAPTED }, &tokens_cut, &Tolerance::F32)?;
+    let cells = [Cell { zero: 1, ..mesh(1, 1, 2, 1, 1) }, mesh(2, 2, 1, 1, 1), mesh(1, 1, 3, 1, 1)];
+    check(&Task { shape: Shape::Llama, extra: EXACT }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })
+}
+
 /// Each cell resumes from the checkpoint of another mesh.
 #[test]
 fn reproducible_runs_over_pairs_have_equal_bits_on_every_mesh() -> Result<()> {

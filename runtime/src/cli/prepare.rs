@@ -83,7 +83,13 @@ fn skipped(files: &[Summary]) -> serde_json::Value {
 }
 
 fn as_json(sample: &ShownSample) -> serde_json::Value {
-    let piece = |(trained, text): &(bool, String)| serde_json::json!({"trained": trained, "text": text});
+    let piece = |(weight, text): &(f32, String)| {
+        let mut piece = serde_json::json!({"trained": *weight > 0.0, "text": text});
+        if is_weighted(*weight) {
+            piece["weight"] = (*weight).into();
+        }
+        piece
+    };
     serde_json::json!({
         "row": sample.row,
         "tokens": sample.n_tokens,
@@ -97,14 +103,22 @@ fn drawn(number: usize, sample: &ShownSample, colours: bool) -> String {
     let ShownSample { row, n_tokens, n_predicted, pieces } = sample;
     let mut text = format!("\nsample {number} (row {row}): {n_tokens} tokens, {n_predicted} trained on\n");
     let (begin, end) = if colours { ("\u{1b}[32m", "\u{1b}[0m") } else { (">>", "<<") };
-    for (is_predicted, piece) in pieces {
+    for (weight, piece) in pieces {
         let piece = printable(piece);
-        match is_predicted {
+        match *weight > 0.0 {
             true => text.extend([begin, &piece, end]),
             false => text += &piece,
         }
+        if is_weighted(*weight) {
+            text += &format!("(×{weight})");
+        }
     }
     text
+}
+
+/// Whether something is trained on that counts more or less than once.
+fn is_weighted(weight: f32) -> bool {
+    weight > 0.0 && weight != 1.0
 }
 
 #[cfg(test)]
@@ -114,22 +128,22 @@ mod tests {
     #[test]
     fn json_of_a_sample_with_control_characters_is_json() {
         let text = "a\u{7f}b\u{1b}[2J\u{9b}\u{202e}\n";
-        let pieces = vec![(true, text.to_owned())];
+        let pieces = vec![(0.5, text.to_owned())];
         let sample = ShownSample { row: 4, n_tokens: 9, n_predicted: 3, pieces };
 
         let line = super::super::json_line(&as_json(&sample), true);
 
         assert_eq!(crate::console::printable(&line), line, "it controls no terminal");
         let read: serde_json::Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(read["pieces"][0]["text"], text);
+        assert_eq!(read["pieces"][0], serde_json::json!({"trained": true, "text": text, "weight": 0.5}));
     }
 
     #[test]
     fn trained_tokens_are_marked_with_and_without_colours() {
-        let pieces = vec![(false, "Hi\u{1b}".to_owned()), (true, "Ho".to_owned())];
+        let pieces = vec![(0.0, "Hi\u{1b}".to_owned()), (1.0, "Ho".to_owned()), (2.5, "Ha".to_owned())];
         let sample = ShownSample { row: 4, n_tokens: 9, n_predicted: 3, pieces };
 
-        assert_eq!(drawn(1, &sample, false), "\nsample 1 (row 4): 9 tokens, 3 trained on\nHi\\u{1b}>>Ho<<");
-        assert!(drawn(1, &sample, true).ends_with("Hi\\u{1b}\u{1b}[32mHo\u{1b}[0m"));
+        assert_eq!(drawn(1, &sample, false), "\nsample 1 (row 4): 9 tokens, 3 trained on\nHi\\u{1b}>>Ho<<>>Ha<<(×2.5)");
+        assert!(drawn(1, &sample, true).ends_with("Hi\\u{1b}\u{1b}[32mHo\u{1b}[0m\u{1b}[32mHa\u{1b}[0m(×2.5)"));
     }
 }

@@ -42,6 +42,9 @@ section! {
         /// Leave out records that cannot be used, count them, and list them in a file beside the tokenized data, instead of ending
         /// the run. It ends all the same if more than half of the records of a file cannot be used.
         pub skip_bad_records: bool = false;
+        /// The loss is the mean over the weights of predicted tokens: `weight` of messages and content parts, the column `loss_weights` of
+        /// tokenized data, 1 elsewhere.
+        pub loss_weights: bool = false;
         /// Chat template of conversations: that of the tokenizer, a named one, or jinja for `chat_template_jinja`.
         pub chat_template: ChatTemplateChoice = ChatTemplateChoice::TokenizerDefault;
         /// Text of the template or path of a file with it, for `chat_template: jinja`.

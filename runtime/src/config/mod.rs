@@ -59,7 +59,7 @@ use model::ModelSection;
 use optimizer::OptimizerSection;
 use output::OutputSection;
 use parallel::ParallelSection;
-use phalanx_strategies::objective::Objective;
+use phalanx_strategies::objective::{Objective, Weighted};
 use precision::PrecisionSection;
 use preference::PreferenceSection;
 use reward::RewardSection;
@@ -191,7 +191,11 @@ impl JobConfig {
 
     /// What is minimised.
     pub fn objective(&self) -> Objective {
-        self.reward.objective().unwrap_or_else(|| self.preference.objective())
+        let objective = self.reward.objective().unwrap_or_else(|| self.preference.objective());
+        match objective {
+            Objective::Supervised if self.data.loss_weights => Objective::Weighted(Weighted),
+            objective => objective,
+        }
     }
 
     /// Sequences per step, over all ranks.

@@ -228,6 +228,9 @@ impl PreferenceSection {
         if data.sample_packing {
             return conflict("sample_packing", "each answer of a pair has a row of its own; remove one of the two");
         }
+        if data.loss_weights {
+            return conflict("loss_weights", "answers are compared as a whole; remove one of the two");
+        }
         if data.train_on_inputs {
             return conflict("train_on_inputs", "only answers are compared; remove one of the two");
         }
@@ -293,6 +296,10 @@ mod tests {
             ("rl: orpo\ndpo_beta: 0.5\n", "`rl_beta` (line 7) conflicts"),
             ("rl: simpo\nsample_packing: true\n", "each answer of a pair has a row of its own"),
             ("rl: simpo\ntrain_on_inputs: true\n", "only answers are compared"),
+            (
+                "rl: simpo\nloss_weights: true\n",
+                "`loss_weights` (line 7) conflicts with `rl` (line 6): answers are compared as a whole",
+            ),
             ("rl: kto\nmicro_batch_size: 1\n", "set `micro_batch_size: 2` or more"),
             ("rl: orpo\nkto_desirable_weight: 2\n", "the key belongs to `rl: kto`"),
             ("rl: kto\nprecompute_ref_log_probs: true\n", "the key belongs to `rl: dpo` or `ipo`"),

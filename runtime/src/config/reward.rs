@@ -52,6 +52,11 @@ impl RewardSection {
                 data.sample_packing,
                 "each answer of a pair has a row of its own; remove one of the two",
             ),
+            (
+                "loss_weights",
+                data.loss_weights,
+                "a score has no tokens that count more than others; remove one of the two",
+            ),
             ("train_on_inputs", data.train_on_inputs, "the score is that of the whole text; remove one of the two"),
         ];
         if let Some((first, _, why)) = conflicts.into_iter().find(|(_, is_set, _)| *is_set) {
@@ -109,6 +114,7 @@ mod tests {
             ("preference", "reward_model: true\nsample_packing: true\n", "a row of its own"),
             ("preference", "reward_model: true\ntrain_on_inputs: true\n", "that of the whole text"),
             ("preference", "reward_model: true\nprocess_reward_model: true\n", "process_reward_model"),
+            ("preference", "reward_model: true\nloss_weights: true\n", "no tokens that count more than others"),
             (
                 "preference",
                 "reward_model: true\nadapter: lora\nlora_target_linear: true\nlora_modules_to_save: [lm_head]\n",

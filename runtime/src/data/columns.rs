@@ -25,16 +25,21 @@ pub struct Columns {
     all: Vec<(Column, Vec<i32>)>,
     /// A row as it is stored, before its columns are written, and room for another document.
     stored: Vec<i32>,
+    /// How much the tokens of the row count, if a column says so.
+    weights: Vec<f32>,
 }
 
 impl Columns {
     /// These columns of a batch.
     pub fn new(columns: impl IntoIterator<Item = Column>, batch: BatchShape) -> Columns {
-        let all = columns.into_iter().map(|column| (column, vec![0; batch.n_tokens()])).collect();
-        Columns { row_len: batch.seq_len, all, stored: vec![0; 2 * batch.seq_len] }
+        let all: Vec<(Column, Vec<i32>)> =
+            columns.into_iter().map(|column| (column, vec![0; batch.n_tokens()])).collect();
+        let has_weights = all.iter().any(|(column, _)| *column == Column::LossWeights);
+        let weights = vec![1.0; if has_weights { batch.seq_len } else { 0 }];
+        Columns { row_len: batch.seq_len, all, stored: vec![0; 2 * batch.seq_len], weights }
     }
 
-    /// A column.
+    /// A column; one of f32 as its bits.
     ///
     /// # Panics
     /// When it was not asked for.
@@ -56,6 +61,11 @@ impl Columns {
     /// Where the stored tokens of a document go that is at these positions of its row.
     pub(super) fn stored_mut(&mut self, at: Range<usize>) -> &mut [i32] {
         &mut self.stored[at]
+    }
+
+    /// Where the weights of these tokens go, if a column says how much they count.
+    pub(super) fn weights_mut(&mut self, at: Range<usize>) -> Option<&mut [f32]> {
+        self.weights.get_mut(at)
     }
 
     /// Puts the answer of one stored document behind the prompt of another: the document of the row has `n` tokens, the other one is
@@ -91,6 +101,12 @@ impl Columns {
                         stored.iter().skip(1).map(|next| if is_desirable(*next) { id_of(*next) } else { IGNORED });
                     out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
                 }
+                Column::LossWeights => {
+                    let of_trained =
+                        |(token, weight): (&i32, &f32)| if is_trained(*token) { weight.to_bits() as i32 } else { 0 };
+                    let next = stored.iter().zip(&self.weights[at.clone()]).skip(1).map(of_trained);
+                    out.iter_mut().zip(next.chain([0])).for_each(|(weight, next)| *weight = next);
+                }
                 Column::NextIds => {
                     let next = stored.iter().skip(1).map(|next| id_of(*next));
                     out.iter_mut().zip(next.chain([IGNORED])).for_each(|(label, id)| *label = id);
@@ -119,7 +135,7 @@ impl Columns {
                     out.fill(IGNORED);
                     tokens[first + last] = id_of(self.stored[last]);
                 }
-                Column::Positions => out.fill(0),
+                Column::Positions | Column::LossWeights => out.fill(0),
                 Column::DocStart => out.iter_mut().zip(from as i32..).for_each(|(start, t)| *start = t),
                 Column::DropoutKeys => {}
             }

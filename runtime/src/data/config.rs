@@ -152,6 +152,8 @@ pub struct DatasetConfig {
     pub conversation: ConversationConfig,
     /// What renders them.
     pub template: TemplateConfig,
+    /// Whether messages and tokens have weights of the loss; default false.
+    pub loss_weights: bool,
 }
 
 /// The columns of a pair, by the data set's names, and how they are read.
@@ -221,6 +223,7 @@ impl DatasetConfig {
             pair: None,
             conversation: ConversationConfig::default(),
             template: TemplateConfig::default(),
+            loss_weights: false,
         }
     }
 

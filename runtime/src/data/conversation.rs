@@ -13,10 +13,11 @@ use super::config::{ConversationConfig, MarkerConfig};
 use super::document::Document;
 use super::exact_json;
 use super::function_calls;
+use super::loss_weights;
 use super::prompt_completion::{self, parsed, parsed_object};
 use super::record_error::{RecordError, field_of, type_name, wrong_type};
 use super::thinking;
-use super::training_parts::{self, TrainingPart};
+use super::training_parts::{self, Span, TrainingPart};
 use crate::config::datasets::{EndTraining, TrainedRoles};
 
 /// Fields that carry what the model reads or answers: a template that does not render them would train on another conversation.
@@ -54,6 +55,8 @@ pub(crate) struct ConversationReader {
     /// The data set's name of each field of a message that has another name in templates.
     renamed: BTreeMap<String, String>,
     train_on_inputs: bool,
+    /// Whether messages may count in part.
+    weighs: bool,
     /// All of them if there is no set.
     trained_roles: Option<BTreeSet<String>>,
     /// Marks that end a turn, and when they are trained on.
@@ -82,10 +85,16 @@ impl ConversationReader {
             config: config.clone(),
             renamed,
             train_on_inputs,
+            weighs: false,
             trained_roles,
             markers,
             reported: Mutex::default(),
         }
+    }
+
+    /// The same reader, of messages that may count in part.
+    pub(crate) fn weighing(self, weighs: bool) -> Self {
+        Self { weighs, ..self }
     }
 
     /// The fields with lists of turns.
@@ -106,7 +115,8 @@ impl ConversationReader {
 
     /// The text of the conversation in `record`, and what is trained on; `None` if the record has no turns or no answer: null.
     pub(crate) fn document(&self, record: &Value) -> Result<Option<Document>, RecordError> {
-        let Some(Told { mut conversation, turns, completion }) = self.conversation(record)? else { return Ok(None) };
+        let Some(told) = self.conversation(record)? else { return Ok(None) };
+        let Told { mut conversation, turns, weights: of_turns, completion } = told;
         let is_located = |idx: usize| turns[idx].is_trained() || completion.is_some_and(|first| idx >= first);
         let located: Vec<usize> = (0..turns.len()).filter(|&idx| is_located(idx)).collect();
         let chat = render_for_training(&self.template, &mut conversation, &located)?;
@@ -114,13 +124,22 @@ impl ConversationReader {
             let start = end_of_prompt(&self.template, &conversation.upto(first), &chat.text);
             completion_spans(&chat, &turns, first, start)
         });
+        let mut weights = Vec::new();
         for (idx, training) in turns.iter().enumerate() {
             let own: Vec<Range<usize>> =
                 chat.turns.iter().filter(|(of, _)| *of == idx).map(|(_, span)| span.clone()).collect();
+            if let Some(weight) = of_turns[idx] {
+                // What a template prints behind a conversation belongs to the last turn of a completion.
+                let is_last = completion.is_some() && idx + 1 == turns.len();
+                let end = |span: &Range<usize>| if is_last { chat.text.len() } else { span.end };
+                weights.extend(own.iter().map(|span| (span.start..end(span), weight)));
+            }
             match training {
                 Training::Parts { .. } => {
                     let located = self.spans_of_parts(&conversation.messages[idx], training, &chat, idx, &own);
-                    spans.extend(located.ok_or(RecordError::PartsNotLocated { number: idx + 1 })?);
+                    let located = located.ok_or(RecordError::PartsNotLocated { number: idx + 1 })?;
+                    weights.extend(located.iter().filter_map(|(span, weight)| Some((span.clone(), (*weight)?))));
+                    spans.extend(located.into_iter().map(|(span, _)| span));
                 }
                 Training::Turn(true) if completion.is_none_or(|first| idx < first) => spans.extend(own),
                 Training::Turn(_) => {}
@@ -129,7 +148,8 @@ impl ConversationReader {
         spans.sort_by_key(|span| span.start);
         let trained =
             self.markers.iter().fold(spans, |spans, (marker, when)| train_on_ends(&chat.text, spans, marker, *when));
-        Ok(Some(Document { text: chat.text, trained, bounded: false }))
+        weights.retain(|_| self.weighs);
+        Ok(Some(Document { text: chat.text, trained, weights, bounded: false }))
     }
 
     fn conversation(&self, record: &Value) -> Result<Option<Told>, RecordError> {
@@ -146,29 +166,31 @@ impl ConversationReader {
         if lists.iter().any(|(_, list, _)| list.is_null()) {
             return Ok(None);
         }
-        let (mut messages, mut turns, mut completion) = (Vec::new(), Vec::new(), None);
+        let (mut messages, mut turns, mut weights, mut completion) = (Vec::new(), Vec::new(), Vec::new(), None);
         for (field, list, place) in lists {
             if place == Place::Completion && self.trains_whole_completions() {
                 completion = Some(messages.len());
             }
             let list = parsed(list);
             for turn in list.as_array().ok_or_else(|| wrong_type(field, "a list of turns", &list))? {
-                let (message, training) = self.message(field, &parsed_object(turn), place)?;
+                let (message, training, weight) = self.message(field, &parsed_object(turn), place)?;
                 if messages.is_empty() && message.role() == "system" && self.config.drop_system_message {
                     continue;
                 }
                 messages.push(message);
                 turns.push(training);
+                weights.push(weight);
             }
         }
         if let Some(system) = self.system_beside(record, messages.first())? {
             messages.insert(0, system);
             let place = if pair.is_some() { Place::Prompt } else { Place::Conversation };
             turns.insert(0, Training::Turn(self.trains("system", place)));
+            weights.insert(0, None);
             completion = completion.map(|first| first + 1);
         }
         let conversation = Conversation { messages, tools: self.tools(record)?, variables: variables(record)? };
-        Ok(Some(Told { conversation, turns, completion }))
+        Ok(Some(Told { conversation, turns, weights, completion }))
     }
 
     /// Whether turns of this role are trained on, unless they say otherwise.
@@ -227,8 +249,9 @@ impl ConversationReader {
         Ok(if self.config.has_names_of_sharegpt() { tools.map(function_calls::framed) } else { tools })
     }
 
-    fn message(&self, list: &str, turn: &Value, place: Place) -> Result<(Message, Training), RecordError> {
-        let Fields { mut message, flag, parts } = self.fields_of(list, turn)?;
+    /// A message, what of it is trained on, and how much it counts if it says so.
+    fn message(&self, list: &str, turn: &Value, place: Place) -> Result<(Message, Training, Option<f32>), RecordError> {
+        let Fields { mut message, flag, parts, weight } = self.fields_of(list, turn)?;
         self.check_role(turn, &mut message)?;
         if message["role"] == function_calls::ROLE {
             self.check_content(turn, &message)?;
@@ -256,15 +279,14 @@ impl ConversationReader {
             true => Training::Parts { content: parts, thought },
             false => Training::Turn(is_trained),
         };
-        Ok((Message(message), training))
+        Ok((Message(message), training, weight))
     }
 
     /// The fields of a turn under the names that templates know.
     fn fields_of(&self, list: &str, turn: &Value) -> Result<Fields, RecordError> {
         let fields = turn.as_object().ok_or_else(|| wrong_type(list, "a list of objects", turn))?;
         let mut message = Map::new();
-        let mut flag = None;
-        let mut parts = None;
+        let (mut flag, mut parts, mut weight) = (None, None, None);
         for (name, value) in fields {
             if Some(name) == self.config.field_training.as_ref() {
                 flag = match value {
@@ -279,14 +301,15 @@ impl ConversationReader {
                 continue;
             }
             // Files for OpenAI's fine-tuning leave answers out so.
-            if name == "weight" && self.config.field_training.is_none() {
-                check_weight(value)?;
-                if value.as_f64() == Some(0.0) {
-                    flag = Some(false);
+            if name == "weight" && (self.weighs || self.config.field_training.is_none()) {
+                weight = self.weight(value, "a message")?;
+                if weight.is_some() || self.weighs {
                     continue;
                 }
             }
-            value.as_array().into_iter().flatten().try_for_each(|part| check_weight(&part["weight"]))?;
+            for part in value.as_array().into_iter().flatten() {
+                self.weight(&part["weight"], "a content part")?;
+            }
             let property = self.renamed.get(name).unwrap_or(name);
             // A field that the data set names for this property precedes one that has the property's own name.
             let named = self.config.properties.get(name).filter(|field| *field != name);
@@ -305,7 +328,19 @@ impl ConversationReader {
             let value = if property == "tool_calls" { parsed(value) } else { Cow::Borrowed(value) };
             message.insert(property.clone(), value.into_owned());
         }
-        Ok(Fields { message, flag, parts })
+        let flag = if weight == Some(0.0) { Some(false) } else { flag };
+        Ok(Fields { message, flag, parts, weight: weight.filter(|_| self.weighs) })
+    }
+
+    /// How much something counts, if it says so: without `loss_weights`, once or not at all.
+    fn weight(&self, value: &Value, of: &str) -> Result<Option<f32>, RecordError> {
+        if !self.weighs {
+            let weight = value.as_f64();
+            let in_part = weight.filter(|number| *number != 0.0 && *number != 1.0);
+            let whole = weight.map(|number| number as f32);
+            return in_part.map_or(Ok(whole), |_| Err(RecordError::Weight { weight: value.to_string() }));
+        }
+        (!value.is_null()).then(|| loss_weights::weight(value, || format!("`weight` of {of}"))).transpose()
     }
 
     /// The trained parts of a turn and its end-of-turn marker, as byte ranges of the conversation; `None` if the template prints
@@ -317,7 +352,7 @@ impl ConversationReader {
         chat: &RenderedChat,
         idx: usize,
         turn: &[Range<usize>],
-    ) -> Option<Vec<Range<usize>>> {
+    ) -> Option<Vec<Span>> {
         let (Training::Parts { content, thought }, Some(turn)) = (training, turn.last()) else {
             return Some(Vec::new());
         };
@@ -334,7 +369,7 @@ impl ConversationReader {
             spans.extend(training_parts::spans(thought, parts, &chat.pieces(idx, key)));
         }
         let content_end = pieces.last().map_or(turn.end, |piece| piece.bytes.end);
-        spans.extend((content_end < turn.end).then_some(content_end..turn.end));
+        spans.extend((content_end < turn.end).then_some((content_end..turn.end, None)));
         Some(spans)
     }
 
@@ -403,18 +438,12 @@ impl ConversationReader {
     }
 }
 
-/// Nothing is trained on in part.
-fn check_weight(weight: &Value) -> Result<(), RecordError> {
-    match weight.as_f64() {
-        Some(number) if number != 0.0 && number != 1.0 => Err(RecordError::Weight { weight: weight.to_string() }),
-        _ => Ok(()),
-    }
-}
-
 /// A conversation as a record tells it.
 struct Told {
     conversation: Conversation,
     turns: Vec<Training>,
+    /// How much each of them counts, if it says so.
+    weights: Vec<Option<f32>>,
     /// The position of the message from which on everything is trained on.
     completion: Option<usize>,
 }
@@ -464,6 +493,8 @@ struct Fields {
     flag: Option<bool>,
     /// The parts of its content that are.
     parts: Option<Vec<TrainingPart>>,
+    /// How much it counts, if it says so.
+    weight: Option<f32>,
 }
 
 /// What of a message is trained on.

@@ -82,7 +82,66 @@ fn message_or_part_that_counts_in_part_is_refused() {
 
     let mut record = two_turns();
     record["messages"][1]["content"] = json!([{ "type": "text", "text": "No", "weight": 2 }]);
-    assert!(refused(record).contains("has the weight 2"));
+    assert!(refused(record).contains("has the weight 2, and messages are trained on or not; set `loss_weights: true`"));
+}
+
+/// What is trained on, with how much it counts: what is in several ranges counts as the last of them.
+fn weighed(config: ConversationConfig, record: &Value) -> Result<Vec<(String, f32)>, RecordError> {
+    let template = ChatTemplate::parse(CHATML, "<s>", "</s>")?;
+    let reader = ConversationReader::new(&config, template, false).weighing(true);
+    let Document { text, trained, weights, .. } = reader.document(record)?.expect("the record has turns");
+    let weight =
+        |at: usize| weights.iter().rev().find(|(span, _)| span.contains(&at)).map_or(1.0, |(_, weight)| *weight);
+    let mut runs: Vec<(String, f32)> = Vec::new();
+    for (span, at) in trained.into_iter().flat_map(|span| span.clone().map(move |at| (span.clone(), at))) {
+        match runs.last_mut().filter(|(_, last)| *last == weight(at) && at != span.start) {
+            Some((run, _)) => run.push_str(&text[at..=at]),
+            None => runs.push((text[at..=at].to_owned(), weight(at))),
+        }
+    }
+    Ok(runs)
+}
+
+#[test]
+fn messages_and_parts_count_as_much_as_their_weights_say() {
+    let runs = |expected: &[(&str, f32)]| expected.iter().map(|(text, weight)| ((*text).to_owned(), *weight)).collect();
+    let mut record = two_turns();
+    record["messages"][0]["weight"] = 9.into();
+    record["messages"][1]["weight"] = 0.5.into();
+    record["messages"][3]["weight"] = Value::Null;
+    let all: Vec<(String, f32)> = runs(&[("Ho<|im_end|>", 0.5), ("No<|im_end|>", 1.0)]);
+    assert_eq!(weighed(ConversationConfig::default(), &record).unwrap(), all);
+
+    let parts = json!([{ "text": "Hm", "weight": 0.25 }, { "text": " no", "weight": 0 }, { "text": " 4." }]);
+    record["messages"][3] = json!({ "role": "assistant", "content": parts, "weight": 2 });
+    record["messages"][1]["weight"] = 0.0.into();
+    let all: Vec<(String, f32)> = runs(&[("Hm", 0.25), (" 4.", 2.0), ("<|im_end|>", 2.0)]);
+    assert_eq!(weighed(ConversationConfig::default(), &record).unwrap(), all);
+
+    let (hi, ho) =
+        (json!({ "role": "user", "content": "Hi" }), json!({ "role": "assistant", "content": "Ho", "weight": 3 }));
+    let pair = json!({ "prompt": [hi], "completion": [ho] });
+    let all: Vec<(String, f32)> = runs(&[("Ho<|im_end|>\n", 3.0)]);
+    assert_eq!(weighed(ConversationConfig::default(), &pair).unwrap(), all, "the end of line is of the last turn");
+}
+
+#[test]
+fn weight_precedes_the_flag_of_a_message_and_one_that_is_none_is_refused() {
+    let config = ConversationConfig { field_training: Some("train".into()), ..ConversationConfig::default() };
+    let mut record = two_turns();
+    record["messages"][1] = json!({ "role": "assistant", "content": "Ho", "weight": 0, "train": true });
+    record["messages"][3]["weight"] = 2.into();
+    let found = weighed(config, &record).unwrap();
+    assert_eq!(found, [("No<|im_end|>".to_owned(), 2.0)]);
+
+    for weight in [json!(-1), json!(2_000_000), json!("1")] {
+        record["messages"][3]["weight"] = weight.clone();
+        let refused = weighed(ConversationConfig::default(), &record).unwrap_err().to_string();
+        assert!(refused.starts_with(&format!("`weight` of a message is {weight};")), "{refused}");
+    }
+    record["messages"][3] = json!({ "role": "assistant", "content": [{ "text": "No", "weight": -2 }] });
+    let refused = weighed(ConversationConfig::default(), &record).unwrap_err().to_string();
+    assert!(refused.starts_with("`weight` of a content part is -2;"), "{refused}");
 }
 
 #[test]

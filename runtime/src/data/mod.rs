@@ -47,6 +47,7 @@ mod function_calls;
 mod held_out;
 mod jinja;
 mod labelled;
+mod loss_weights;
 mod mistral_regex;
 #[cfg(test)]
 mod named_templates_tests;

@@ -145,7 +145,7 @@ pub(super) fn filled_by(format: &str, values: &[(&str, &str)]) -> String {
 pub(super) fn text_of(prompt: &str, answer: &str) -> Sample {
     let text = format!("{prompt}{answer}");
     let trained = std::iter::once(prompt.len()..text.len()).collect();
-    Sample::Answer { document: Document { trained, text, bounded: true }, undesirable: false }
+    Sample::Answer { document: Document { trained, weights: Vec::new(), text, bounded: true }, undesirable: false }
 }
 
 /// Messages, and for each answer its message: a text of the assistant, a message, or a list that ends with it.

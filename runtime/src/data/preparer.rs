@@ -324,6 +324,9 @@ impl Source {
                 options += &dataset.pair.as_ref().map(|pair| format!(" {pair:?}")).unwrap_or_default();
             }
         }
+        if dataset.loss_weights && self.format != FileFormat::Text {
+            options += " loss_weights";
+        }
         if config.skip_bad_records && self.format != FileFormat::Text {
             options += " skip_bad_records";
         }

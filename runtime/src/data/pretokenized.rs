@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use super::loss_weights::{self, Tokens};
 use super::record_error::{RecordError, field_of, wrong_type};
 use super::token_cache_format::{MARKS, TRAINED};
 
@@ -18,22 +19,28 @@ const LOSS_MASKS: [&str; 3] = ["completion_mask", "assistant_masks", "loss_mask"
 /// Columns with a number for each token that say nothing of the loss.
 const WITHOUT_EFFECT: [&str; 2] = ["token_type_ids", "special_tokens_mask"];
 
-/// The documents of a row; tokens to predict carry [`TRAINED`]. Padding, which the attention mask excludes, is left out.
-pub(super) fn documents(record: &Value) -> Result<Vec<Vec<u32>>, RecordError> {
-    let row = Row::of(record)?;
+/// How much each token counts, as label.
+const WEIGHTS: &str = "loss_weights";
+
+/// The documents of a row; tokens to predict carry [`TRAINED`]. Padding, which the attention mask excludes, is left out. Weights of the loss are
+/// read if it `weighs`.
+pub(super) fn documents(record: &Value, weighs: bool) -> Result<Vec<Tokens>, RecordError> {
+    let row = Row::of(record, weighs)?;
     let is_seen = |position: &usize| row.attention_mask[*position] != 0;
     let first = (0..row.ids.len()).find(is_seen).unwrap_or(row.ids.len());
     let end = (first..row.ids.len()).rev().find(is_seen).map_or(first, |last| last + 1);
     let starts = row.starts(first, end)?;
-    let mut documents = Vec::with_capacity(starts.len());
+    let mut documents: Vec<(Vec<u32>, Vec<f32>)> = Vec::with_capacity(starts.len());
     for position in first..end {
         if starts.contains(&position) || documents.is_empty() {
-            documents.push(Vec::new());
+            documents.push((Vec::new(), Vec::new()));
         }
-        let token = row.token(position)?;
-        documents.last_mut().expect("one was begun").push(token);
+        let (token, weight) = row.token(position)?;
+        let (tokens, weights) = documents.last_mut().expect("one was begun");
+        tokens.push(token);
+        weights.push(weight);
     }
-    Ok(documents)
+    Ok(documents.into_iter().map(|(tokens, weights)| Tokens::weighted(tokens, &weights)).collect())
 }
 
 /// The columns of a row, each with a number for each token.
@@ -42,13 +49,14 @@ struct Row {
     labels: Vec<i64>,
     attention_mask: Vec<i64>,
     loss_masks: Vec<Vec<i64>>,
+    loss_weights: Option<Vec<f32>>,
     position_ids: Option<Vec<i64>>,
     /// Lengths of the documents.
     lengths: Option<Vec<i64>>,
 }
 
 impl Row {
-    fn of(record: &Value) -> Result<Self, RecordError> {
+    fn of(record: &Value, weighs: bool) -> Result<Self, RecordError> {
         let ids = numbers(record, "input_ids")?.ok_or_else(|| missing(record))?;
         let column = |name: &'static str| match numbers(record, name)? {
             Some(list) if list.len() != ids.len() => {
@@ -61,6 +69,7 @@ impl Row {
             labels: column("labels")?.unwrap_or_else(|| ids.clone()),
             attention_mask: column("attention_mask")?.unwrap_or_else(|| vec![1; ids.len()]),
             loss_masks,
+            loss_weights: weights(record, ids.len(), weighs)?,
             position_ids: column("position_ids")?,
             lengths: numbers(record, "seq_lengths")?,
             ids,
@@ -100,7 +109,8 @@ impl Row {
         Ok(starts)
     }
 
-    fn token(&self, position: usize) -> Result<u32, RecordError> {
+    /// A token, and how much it counts; one that is not predicted counts as any other.
+    fn token(&self, position: usize) -> Result<(u32, f32), RecordError> {
         if self.attention_mask[position] == 0 {
             return Err(RecordError::Hole { position });
         }
@@ -110,14 +120,30 @@ impl Row {
         if label != IGNORED && label != i64::from(id) {
             return Err(RecordError::OtherLabel { position, label, id });
         }
-        let is_trained = label != IGNORED && self.loss_masks.iter().all(|mask| mask[position] != 0);
-        Ok(if is_trained { id | TRAINED } else { id })
+        let weight = self.loss_weights.as_ref().map_or(1.0, |weights| weights[position]);
+        let is_trained = label != IGNORED && weight > 0.0 && self.loss_masks.iter().all(|mask| mask[position] != 0);
+        Ok(if is_trained { (id | TRAINED, weight) } else { (id, 1.0) })
     }
+}
+
+/// The weights of all tokens, if the record has some.
+fn weights(record: &Value, n_tokens: usize, weighs: bool) -> Result<Option<Vec<f32>>, RecordError> {
+    let value = match record.get(WEIGHTS) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(_) if !weighs => return Err(RecordError::WeightsOff),
+        Some(value) => value,
+    };
+    let items = value.as_array().ok_or_else(|| wrong_type(WEIGHTS, "a list of numbers", value))?;
+    if items.len() != n_tokens {
+        return Err(RecordError::Lengths { name: WEIGHTS, found: items.len(), wanted: n_tokens });
+    }
+    let weight = |(position, item)| loss_weights::weight(item, || format!("loss_weights at position {position}"));
+    items.iter().enumerate().map(weight).collect::<Result<_, _>>().map(Some)
 }
 
 /// Refuses a column with a number for each token that nothing reads: it would change the loss.
 fn refuse_unread(record: &Value, n_tokens: usize) -> Result<(), RecordError> {
-    let read = ["input_ids", "labels", "attention_mask", "position_ids", "seq_lengths"];
+    let read = ["input_ids", "labels", "attention_mask", "position_ids", "seq_lengths", WEIGHTS];
     let is_known = |name: &str| [&read[..], &LOSS_MASKS, &WITHOUT_EFFECT].iter().any(|names| names.contains(&name));
     let is_per_token = |value: &Value| {
         value.as_array().is_some_and(|list| list.len() == n_tokens && n_tokens > 1 && list.iter().all(Value::is_number))
@@ -157,6 +183,11 @@ fn whole(x: f64) -> Option<i64> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    /// The documents of a row without weights.
+    fn documents(record: &Value) -> Result<Vec<Vec<u32>>, RecordError> {
+        Ok(super::documents(record, false)?.into_iter().map(|tokens| tokens.ids).collect())
+    }
 
     #[test]
     fn labels_say_which_tokens_are_predicted() {
@@ -221,6 +252,32 @@ mod tests {
         assert!(of(json!({ "input_ids": [1, 2], "seq_lengths": [1, 2] })).contains("3 tokens"));
         assert!(of(json!({ "input_ids": [1, 2], "seq_lengths": [1, -1] })).contains("seq_lengths"));
         assert!(of(json!({ "input_ids": [1, 2], "position_ids": [0, 2] })).contains("position_ids is 2 at position 1"));
-        assert!(of(json!({ "input_ids": [1, 2], "loss_weights": [0.5, 1.0] })).contains("loss_weights"));
+        assert!(of(json!({ "input_ids": [1, 2], "advantages": [0.5, 1.0] })).contains("advantages"));
+    }
+
+    #[test]
+    fn weights_belong_to_tokens_as_labels_and_weight_zero_is_no_label() {
+        let row = json!({ "input_ids": [0, 5, 6, 7, 8, 9], "attention_mask": [0, 1, 1, 1, 1, 1], "labels": [0, 5, 6, -100, 8, 9],
+            "loss_weights": [7, 0.5, 0, 2, 1, 0.25], "seq_lengths": [4, 2] });
+        let weights = |weights: &[f32]| weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>();
+
+        let found = super::documents(&row, true).unwrap();
+
+        assert_eq!(found[0], Tokens { ids: vec![5 | TRAINED, 6, 7], weights: weights(&[0.5, 1.0, 1.0]) });
+        assert_eq!(found[1], Tokens { ids: vec![8 | TRAINED, 9 | TRAINED], weights: weights(&[1.0, 0.25]) });
+        let ones = json!({ "input_ids": [5, 6], "loss_weights": [1, 1.0] });
+        assert_eq!(super::documents(&ones, true), Ok(vec![Tokens::from(vec![5 | TRAINED, 6 | TRAINED])]));
+    }
+
+    #[test]
+    fn weights_that_do_not_fit_are_refused() {
+        let of = |weights: Value, weighs| {
+            super::documents(&json!({ "input_ids": [1, 2], "loss_weights": weights }), weighs).unwrap_err().to_string()
+        };
+
+        assert!(of(json!([0.5, 1.0]), false).contains("`loss_weights: true`"));
+        assert!(of(json!([0.5]), true).contains("loss_weights has 1 numbers, but input_ids has 2"));
+        assert!(of(json!([1, -1]), true).contains("loss_weights at position 1 is -1"));
+        assert!(of(json!(0.5), true).contains("a list of numbers"));
     }
 }

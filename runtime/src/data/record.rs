@@ -25,7 +25,7 @@ pub(crate) enum RecordReader {
     Instruction { prompt: Prompt, train_on_inputs: bool },
     Chat(Box<ChatReaders>),
     Segments { train_on_inputs: bool },
-    Tokens,
+    Tokens { weighs: bool },
     Pairs { fields: PairFields, chat: Option<Box<ChatReaders>> },
 }
 
@@ -38,7 +38,9 @@ pub(crate) struct ChatReaders {
 
 impl ChatReaders {
     fn new(dataset: &DatasetConfig, train_on_inputs: bool, (plain, with_tools): ChatTemplates) -> Self {
-        let reader = |template| ConversationReader::new(&dataset.conversation, template, train_on_inputs);
+        let reader = |template| {
+            ConversationReader::new(&dataset.conversation, template, train_on_inputs).weighing(dataset.loss_weights)
+        };
         Self { plain: reader(plain), with_tools: with_tools.map(reader) }
     }
 
@@ -68,7 +70,7 @@ impl RecordReader {
                 Self::Instruction { prompt: custom.prompt(), train_on_inputs }
             }
             DatasetType::InputOutput => Self::Segments { train_on_inputs },
-            DatasetType::Tokenized => Self::Tokens,
+            DatasetType::Tokenized => Self::Tokens { weighs: dataset.loss_weights },
             DatasetType::ChatTemplate | DatasetType::Sharegpt => {
                 let templates = templates()?.expect("conversations have a template");
                 Self::Chat(Box::new(ChatReaders::new(dataset, train_on_inputs, templates)))
@@ -131,7 +133,7 @@ impl RecordReader {
                 Value::Null => Sample::Empty,
                 _ => {
                     let text = text_of(record, field)?.to_owned();
-                    Sample::Text(Document { trained: vec![0..text.len()], text, bounded: true })
+                    Sample::Text(Document { trained: vec![0..text.len()], weights: Vec::new(), text, bounded: true })
                 }
             },
             Self::Chat(readers) => match readers.of(record).document(record)? {
@@ -151,8 +153,8 @@ impl RecordReader {
                 return Ok(if fields.whole { preference::whole(pair) } else { pair });
             }
             Self::Segments { train_on_inputs } => Sample::Segments(segments(record, *train_on_inputs)?),
-            Self::Tokens => {
-                return Ok(pretokenized::documents(record)?.into_iter().map(Sample::Tokens).collect());
+            Self::Tokens { weighs } => {
+                return Ok(pretokenized::documents(record, *weighs)?.into_iter().map(Sample::Tokens).collect());
             }
         }])
     }
@@ -169,7 +171,7 @@ fn instructions(prompt: &Prompt, record: &Value, train_on_inputs: bool) -> Resul
         let Some((mut text, answer)) = prompt.texts(record, instance)? else { return Ok(Sample::Empty) };
         let trained_from = if train_on_inputs { 0 } else { text.len() };
         text += &answer;
-        Ok(Sample::Text(Document { trained: vec![trained_from..text.len()], text, bounded: true }))
+        Ok(Sample::Text(Document { trained: vec![trained_from..text.len()], weights: Vec::new(), text, bounded: true }))
     };
     instances.iter().map(sample).collect()
 }

@@ -53,8 +53,16 @@ pub enum RecordError {
     )]
     Media { field: String },
     /// A message, or a part of one, that counts in part.
-    #[error("a message has the weight {weight}, and messages are trained on or not; set its `weight` to 1 or 0")]
+    #[error(
+        "a message has the weight {weight}, and messages are trained on or not; set `loss_weights: true`, or its `weight` to 1 or 0"
+    )]
     Weight { weight: String },
+    /// A weight of the loss that is negative, not finite, too large, or no number.
+    #[error("{what} is {found}; a weight of the loss must be a number from 0 to {most}")]
+    NotAWeight { what: String, found: String, most: u32 },
+    /// Weights that nothing reads.
+    #[error("column \"loss_weights\" is read with `loss_weights: true` only; set it, or remove the column")]
+    WeightsOff,
     /// How much better an answer is.
     #[error("field \"margin\" of a pair is not used by reward models here, while TRL subtracts it; remove the field")]
     Margin,
@@ -74,7 +82,7 @@ pub enum RecordError {
         "position_ids is {found} at position {position}; it must count up by one, and begin again at 0 with each document"
     )]
     PositionId { position: usize, found: i64 },
-    /// Weights of the loss, perhaps.
+    /// Something of the loss, perhaps.
     #[error(
         "column {name:?} has a number for each token of input_ids and is not read; remove it, or say in `labels` or `completion_mask` which tokens are trained on"
     )]

@@ -350,6 +350,9 @@ impl Rows {
             part.for_each_document(row, len, |tokens| {
                 let end = used + (tokens.end - tokens.start) as usize;
                 part.tokens.read(tokens.start, batch.stored_mut(used..end))?;
+                if let Some(weights) = batch.weights_mut(used..end) {
+                    part.tokens.read_weights(tokens.start, weights)?;
+                }
                 n_predicted += batch.document(first + filled, used..end);
                 used = end;
                 if n_rows > 1 {
@@ -404,9 +407,10 @@ impl Rows {
             let mut is_first = true;
             part.for_each_document(row, self.store.shape.len, |tokens| {
                 let len = tokens.end - tokens.start;
-                let counted = part.tokens.counted(tokens)?;
+                let counted = part.tokens.counted(tokens.clone())?;
                 let n_predicted = counted.n_predicted as u64;
                 counts.add(Unit::Token, n_predicted);
+                counts.add(Unit::Weight, part.tokens.weight(tokens, n_predicted)?);
                 let label = if counted.is_undesirable { Unit::Undesirable } else { Unit::Desirable };
                 counts.add(label, 1);
                 if std::mem::take(&mut is_first) {
@@ -494,7 +498,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = TokenWriter::create(dir.path(), &[0; 32]).unwrap();
         for (nth, tokens) in documents.iter().enumerate() {
-            writer.push(tokens).unwrap();
+            writer.push(tokens, &[]).unwrap();
             writer.end_document(nth as u64 + 1);
         }
         Part { tokens: Arc::new(writer.finish().unwrap().into_reader()), layout }
@@ -524,6 +528,32 @@ mod tests {
         assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 0, 0]);
         assert_eq!(batch.doc_start, [0, 0, 0, 3, 3, 3, 6, 7]);
         assert_eq!(batch.n_predicted, 3);
+    }
+
+    /// A weight belongs to the token that is predicted.
+    #[test]
+    fn weights_are_those_of_labels_and_their_sum_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::create(dir.path(), &[0; 32]).unwrap();
+        for (tokens, weights) in [([1 | T, 5 | T, 2 | T], [8.0, 0.5, 3.0f32]), ([1, 6, 7 | T], [1.0, 9.0, 0.25])] {
+            writer.push(&tokens, &weights.map(f32::to_bits)).unwrap();
+            writer.end_document(1);
+        }
+        let tokens = Arc::new(writer.finish().unwrap().into_reader());
+        let layout = whole(Packing::best_fit(&[(0, 3), (1, 3)], S), 2);
+        let rows =
+            rows(vec![Part { tokens, layout }, part(&[&[1, 5 | T, 6 | T]], whole(Packing::one_per_row(vec![0]), 1))]);
+        let mut batch = Columns::new([Column::LossWeights], BatchShape { n_rows: 2, seq_len: S });
+
+        for wanted in [[1, 0], [0, 1]] {
+            rows.fill(&wanted, CounterRng::new(0), &mut batch).unwrap();
+        }
+
+        let weights: Vec<f32> = batch.of(Column::LossWeights).iter().map(|bits| f32::from_bits(*bits as u32)).collect();
+        assert_eq!(weights[..S], [0.5, 3.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0]);
+        assert_eq!(weights[S..], [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        let sums = [[0], [1]].map(|row| rows.counts(&row).unwrap().of(Unit::Weight));
+        assert_eq!(sums, [3.75, 2.0]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub enum ShowError {
 }
 
 /// A sample that is trained on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ShownSample {
     /// Its row, counted from 0.
     pub row: u64,
@@ -30,9 +30,11 @@ pub struct ShownSample {
     pub n_tokens: usize,
     /// Its tokens that are predicted.
     pub n_predicted: usize,
-    /// Pieces of its text, with special tokens, each predicted or not.
-    pub pieces: Vec<(bool, String)>,
+    /// Pieces of its text, with special tokens, and how much each counts; 0 if it is not predicted.
+    pub pieces: Vec<(f32, String)>,
 }
+
+const COLUMNS: [Column; 4] = [Column::Ids, Column::Labels, Column::LossWeights, Column::DocStart];
 
 /// The first `n` samples of `rows`.
 ///
@@ -45,11 +47,11 @@ pub fn first_samples(rows: &Rows, n: usize, tokenizer: &Tokenizer) -> Result<Vec
             break;
         }
         let shape = BatchShape { n_rows: rows.n_batch_rows(), seq_len: rows.row_len() };
-        let mut batch = Columns::new([Column::Ids, Column::Labels, Column::DocStart], shape);
+        let mut batch = Columns::new(COLUMNS, shape);
         rows.fill(&[row], CounterRng::new(0), &mut batch)?;
         for at in (0..shape.n_tokens()).step_by(shape.seq_len).take(rows.n_documents()) {
             let of_row = |column| &batch.of(column)[at..at + shape.seq_len];
-            let [ids, labels, doc_start] = [Column::Ids, Column::Labels, Column::DocStart].map(of_row);
+            let [ids, labels, weights, doc_start] = COLUMNS.map(of_row);
             let mut start = 0;
             while start < ids.len() && samples.len() < n {
                 let len = doc_start[start..].iter().take_while(|&&first| first as usize == start).count();
@@ -57,7 +59,7 @@ pub fn first_samples(rows: &Rows, n: usize, tokenizer: &Tokenizer) -> Result<Vec
                 // Each token of padding is alone, and the last token of a document predicts nothing.
                 if labels[start..end].iter().any(|&label| label != IGNORED) {
                     let ids: Vec<u32> = ids[start..end].iter().map(|&id| id as u32).collect();
-                    samples.push(shown(row, &ids, &labels[start..end], tokenizer)?);
+                    samples.push(shown(row, &ids, &labels[start..end], &weights[start..end], tokenizer)?);
                 }
                 start = end;
             }
@@ -66,16 +68,22 @@ pub fn first_samples(rows: &Rows, n: usize, tokenizer: &Tokenizer) -> Result<Vec
     Ok(samples)
 }
 
-fn shown(row: u64, ids: &[u32], labels: &[i32], tokenizer: &Tokenizer) -> Result<ShownSample, TokenizerError> {
-    let is_predicted = |t: usize| t > 0 && labels[t - 1] != IGNORED;
+fn shown(
+    row: u64,
+    ids: &[u32],
+    labels: &[i32],
+    weights: &[i32],
+    tokenizer: &Tokenizer,
+) -> Result<ShownSample, TokenizerError> {
+    let weight = |t: usize| if t > 0 { f32::from_bits(weights[t - 1] as u32) } else { 0.0 };
     let (mut pieces, mut begun) = (Vec::new(), 0);
     for t in 1..=ids.len() {
-        if t == ids.len() || is_predicted(t) != is_predicted(begun) {
+        if t == ids.len() || weight(t) != weight(begun) {
             // The text of a piece depends on what is before it, so it is the difference of two texts.
             let before = tokenizer.decode_bytes(&ids[..begun], false)?;
             let through = tokenizer.decode_bytes(&ids[..t], false)?;
             let text = through.get(before.len()..).unwrap_or_default();
-            pieces.push((is_predicted(begun), String::from_utf8_lossy(text).into_owned()));
+            pieces.push((weight(begun), String::from_utf8_lossy(text).into_owned()));
             begun = t;
         }
     }
@@ -106,7 +114,7 @@ mod tests {
 
         assert_eq!(samples.len(), 3);
         for (n, sample) in samples.iter().enumerate() {
-            let [(false, prompt), (true, answer)] = &sample.pieces[..] else { panic!("{:?}", sample.pieces) };
+            let [(0.0, prompt), (1.0, answer)] = &sample.pieces[..] else { panic!("{:?}", sample.pieces) };
             assert!(prompt.starts_with("<|bos|>") && prompt.contains(&format!("Add {n}.")), "{prompt}");
             assert_eq!(answer, &format!("é{n}<|eos|>"));
             assert_eq!(sample.n_predicted, 4);

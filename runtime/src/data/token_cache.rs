@@ -1,7 +1,7 @@
 //! Token ids on disk: written once, verified whole, mapped into memory while a job prepares its data.
 //!
 //! File, all numbers little-endian: a `Header` of 184 bytes, the tokens (4 bytes each, `TRAINED` marks those to predict, `UNDESIRABLE` those of undesirable answers),
-//! 4 bytes of zero if their number is odd, the ends of the documents (16 bytes each), then the records that were left out, as a list in
+//! how much each of them counts (4 bytes each) if the magic number is that of weighted tokens, else 4 bytes of zero if their number is odd, the ends of the documents (16 bytes each), then the records that were left out, as a list in
 //! JSON, if there are any. The digest of the tokens is without these, so that other sentences about them are no other data.
 //!
 //! Invariants:
@@ -11,7 +11,7 @@
 #![allow(unsafe_code)] // A memory map of a file is unsafe by nature; see `TokenFile::open`.
 
 use std::fs::{DirEntry, File, TryLockError};
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::token_cache_format::{DocumentEnd, LISTED_MAX, MARKS, SkippedRecord, TokenCacheError};
@@ -24,6 +24,10 @@ use phalanx_storage::sync_dir::sync_dir;
 pub(crate) const FORMAT_VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"PHXTOKEN";
+/// That of a file in which not all tokens count once.
+const MAGIC_WEIGHTED: [u8; 8] = *b"PHXWEIGH";
+/// Weights that are copied at a time.
+const WEIGHTS_AT_A_TIME: usize = 1 << 14;
 const HEADER_BYTES: usize = size_of::<Header>();
 const _: () = assert!(HEADER_BYTES == 184 && cfg!(target_endian = "little"));
 
@@ -53,11 +57,16 @@ impl Header {
         *blake3::hash(&bytemuck::bytes_of(self)[..HEADER_BYTES - 32]).as_bytes()
     }
 
-    /// Where tokens end and documents begin, where these end, and where the file does; `None` if no file can be that long.
+    /// Where tokens with their weights end and documents begin, where these end, and where the file does; `None` if no file can be that long.
     fn ends(&self) -> Option<[u64; 3]> {
-        let tokens = self.n_tokens.checked_add(self.n_tokens % 2)?.checked_mul(4)?.checked_add(HEADER_BYTES as u64)?;
+        let behind = if self.has_weights() { self.n_tokens } else { self.n_tokens % 2 };
+        let tokens = self.n_tokens.checked_add(behind)?.checked_mul(4)?.checked_add(HEADER_BYTES as u64)?;
         let documents = self.n_documents.checked_mul(size_of::<DocumentEnd>() as u64)?.checked_add(tokens)?;
         Some([tokens, documents, documents.checked_add(self.skipped_bytes)?])
+    }
+
+    fn has_weights(&self) -> bool {
+        self.magic == MAGIC_WEIGHTED
     }
 
     /// The same of a file whose length was checked.
@@ -105,7 +114,7 @@ impl TokenFile {
     fn check(map: &[u8], key: &[u8; 32]) -> Result<(Header, Vec<SkippedRecord>), &'static str> {
         let bytes = map.get(..HEADER_BYTES).ok_or("it is shorter than its header")?;
         let header: Header = bytemuck::pod_read_unaligned(bytes);
-        if header.magic != MAGIC || header.version != FORMAT_VERSION {
+        if ![MAGIC, MAGIC_WEIGHTED].contains(&header.magic) || header.version != FORMAT_VERSION {
             return Err("it is not a token file of this version");
         }
         if header.header_hash != header.hash() {
@@ -180,7 +189,9 @@ impl TokenFile {
     /// Reads the same file without a map.
     pub(crate) fn into_reader(self) -> TokenReader {
         let [documents_at, ..] = self.header.places();
-        TokenReader::new(self.file, self.path, HEADER_BYTES as u64, documents_at as u64)
+        let weights_at = HEADER_BYTES as u64 + 4 * self.header.n_tokens;
+        let weights_at = self.header.has_weights().then_some(weights_at);
+        TokenReader::new(self.file, self.path, HEADER_BYTES as u64, weights_at, documents_at as u64)
     }
 
     /// The largest id; 0 if there is no token.
@@ -238,6 +249,8 @@ pub(crate) struct TokenWriter {
     dir: PathBuf,
     header: Header,
     hasher: blake3::Hasher,
+    /// How much the tokens count, once one does not count once: a file without a name, as the tokens come first.
+    weights: Option<BufWriter<File>>,
     documents: Vec<DocumentEnd>,
     skipped: Vec<SkippedRecord>,
     finished: bool,
@@ -255,6 +268,7 @@ impl TokenWriter {
             dir: dir.to_owned(),
             header,
             hasher: blake3::Hasher::new(),
+            weights: None,
             documents: Vec::new(),
             skipped: Vec::new(),
             finished: false,
@@ -263,12 +277,45 @@ impl TokenWriter {
         Ok(writer)
     }
 
-    /// Appends tokens to the current document.
-    pub(crate) fn push(&mut self, tokens: &[u32]) -> Result<(), TokenCacheError> {
+    /// Appends tokens to the current document, and how much each counts, as bits of f32; without weights, each counts once.
+    pub(crate) fn push(&mut self, tokens: &[u32], weights: &[u32]) -> Result<(), TokenCacheError> {
+        assert!(weights.is_empty() || weights.len() == tokens.len(), "a weight for each token");
+        self.push_weights(tokens.len(), weights).map_err(|error| self.error(&error))?;
         let largest = tokens.iter().map(|token| token & !MARKS).max().unwrap_or(0);
         self.header.max_id = self.header.max_id.max(largest);
         self.header.n_tokens += tokens.len() as u64;
         self.write(bytemuck::cast_slice(tokens))
+    }
+
+    fn push_weights(&mut self, n_tokens: usize, weights: &[u32]) -> std::io::Result<()> {
+        if self.weights.is_none() && weights.is_empty() {
+            return Ok(());
+        }
+        if self.weights.is_none() {
+            let file = self.weights.insert(BufWriter::new(tempfile::tempfile_in(&self.dir)?));
+            write_ones(file, self.header.n_tokens)?;
+            self.header.magic = MAGIC_WEIGHTED;
+        }
+        let file = self.weights.as_mut().expect("it is there by now");
+        match weights {
+            [] => write_ones(file, n_tokens as u64),
+            weights => file.write_all(bytemuck::cast_slice(weights)),
+        }
+    }
+
+    /// Appends the weights to the tokens.
+    fn take_weights(&mut self, weights: BufWriter<File>) -> Result<(), TokenCacheError> {
+        let mut file = weights.into_inner().map_err(|error| self.error(error.error()))?;
+        file.rewind().map_err(|error| self.error(&error))?;
+        let mut bytes = vec![0; 4 * WEIGHTS_AT_A_TIME];
+        let mut left = 4 * self.header.n_tokens;
+        while left > 0 {
+            let some = &mut bytes[..left.min(4 * WEIGHTS_AT_A_TIME as u64) as usize];
+            file.read_exact(some).map_err(|error| self.error(&error))?;
+            left -= some.len() as u64;
+            self.write(some)?;
+        }
+        Ok(())
     }
 
     /// Ends the current document, which came from `line`.
@@ -299,8 +346,10 @@ impl TokenWriter {
 
     /// Stores the file under its final name and opens it.
     pub(crate) fn finish(mut self) -> Result<TokenFile, TokenCacheError> {
-        if self.header.n_tokens % 2 == 1 {
-            self.write(&[0; 4])?;
+        match self.weights.take() {
+            Some(weights) => self.take_weights(weights)?,
+            None if self.header.n_tokens % 2 == 1 => self.write(&[0; 4])?,
+            None => {}
         }
         let documents = std::mem::take(&mut self.documents);
         self.write(bytemuck::cast_slice(&documents))?;
@@ -353,6 +402,15 @@ impl Drop for TokenWriter {
     }
 }
 
+/// Appends as many weights of 1.
+fn write_ones(file: &mut BufWriter<File>, n: u64) -> std::io::Result<()> {
+    let ones = [1.0f32; 256];
+    for first in (0..n).step_by(ones.len()) {
+        file.write_all(bytemuck::cast_slice(&ones[..ones.len().min((n - first) as usize)]))?;
+    }
+    Ok(())
+}
+
 /// A new file beside `path`, never one of another writer, which may run on another machine with the same process id. It is locked
 /// until it is closed (TOKEN-CACHE-3).
 pub(super) fn create_temporary(path: &Path) -> Result<(PathBuf, File), TokenCacheError> {
@@ -400,9 +458,9 @@ mod tests {
 
     fn written(dir: &Path) -> TokenFile {
         let mut writer = TokenWriter::create(dir, &KEY).unwrap();
-        writer.push(&[1, 2 | TRAINED]).unwrap();
+        writer.push(&[1, 2 | TRAINED], &[]).unwrap();
         writer.end_document(1);
-        writer.push(&[900 | TRAINED]).unwrap();
+        writer.push(&[900 | TRAINED], &[]).unwrap();
         writer.end_document(4);
         writer.count_records(3);
         writer.skip(SkippedRecord { line: 2, error: "why".to_owned() });
@@ -426,11 +484,53 @@ mod tests {
     }
 
     #[test]
+    fn weights_come_back_as_written_and_are_ones_where_there_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let written = |weights: &[f32]| {
+            let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
+            writer.push(&vec![1 | TRAINED; 700], &[]).unwrap();
+            writer.push(&[2, 3], &weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>()).unwrap();
+            writer.push(&[4 | TRAINED], &[]).unwrap();
+            writer.end_document(1);
+            drop(writer.finish().unwrap());
+            let (file, n_files) = (TokenFile::open(dir.path(), &KEY).unwrap().unwrap(), std::fs::read_dir(dir.path()));
+            assert_eq!((file.tokens().len(), file.documents()[0].end, n_files.unwrap().count()), (703, 703, 1));
+            let (digest, reader, mut weights) = (file.digest(), file.into_reader(), [f32::NAN; 5]);
+            reader.read_weights(698, &mut weights).unwrap();
+            (weights, digest)
+        };
+
+        let [(weights, digest), (ones, of_ones), (none, of_none)] = [&[0.5, 3.0][..], &[1.0, 1.0], &[]].map(written);
+
+        assert_eq!((weights, ones, none), ([1.0, 1.0, 0.5, 3.0, 1.0], [1.0; 5], [1.0; 5]));
+        assert!(digest != of_ones && digest != of_none);
+    }
+
+    // TOKEN-CACHE-2
+    #[test]
+    fn flipped_byte_of_weighted_tokens_is_detected() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
+        writer.push(&[1, 2, 3], &[0.5f32, 1.0, 2.0].map(f32::to_bits)).unwrap();
+        writer.end_document(1);
+        drop(writer.finish().unwrap());
+        let path = cache_path(dir.path(), &KEY);
+        let good = std::fs::read(&path).unwrap();
+
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            std::fs::write(&path, &bad).unwrap();
+            assert!(matches!(TokenFile::open(dir.path(), &KEY), Err(TokenCacheError::Damaged { .. })), "byte {at}");
+        }
+    }
+
+    #[test]
     fn digest_is_that_of_the_tokens_whatever_the_sentences_about_records_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let digest = |error: Option<&str>| {
             let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
-            writer.push(&[1, 2]).unwrap();
+            writer.push(&[1, 2], &[]).unwrap();
             writer.end_document(2);
             writer.count_records(2);
             error.into_iter().for_each(|error| writer.skip(SkippedRecord { line: 1, error: error.to_owned() }));
@@ -472,7 +572,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (n_tokens, ends) in [(3, [2, 9]), (3, [3, 2]), (0, [u64::MAX, 0])] {
             let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
-            writer.push(&vec![1; n_tokens]).unwrap();
+            writer.push(&vec![1; n_tokens], &[]).unwrap();
             writer.documents = ends.map(|end| DocumentEnd { end, line: 1 }).to_vec();
 
             let written = writer.finish();
@@ -501,7 +601,7 @@ mod tests {
         let mut first = TokenWriter::create(dir.path(), &KEY).unwrap();
         let second = written(dir.path());
 
-        first.push(&[5]).unwrap();
+        first.push(&[5], &[]).unwrap();
         first.end_document(1);
         let first = first.finish().unwrap();
 
@@ -525,7 +625,7 @@ mod tests {
     fn abandoned_writer_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = TokenWriter::create(dir.path(), &KEY).unwrap();
-        writer.push(&[1, 2, 3]).unwrap();
+        writer.push(&[1, 2, 3], &[]).unwrap();
 
         drop(writer);
 

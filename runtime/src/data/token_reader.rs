@@ -3,7 +3,9 @@
 //! The file is read, not mapped: if another program truncates it, a read returns an error, whereas an access to a map ends the
 //! process by SIGBUS.
 
+use crate::data::loss_weights::counted;
 use crate::data::token_cache_format::{DocumentEnd, MARKS, TRAINED, TokenCacheError, UNDESIRABLE};
+use phalanx_strategies::objective::WEIGHT_ONE;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -18,8 +20,9 @@ const TOKENS_AT_A_TIME: usize = 1024;
 pub(crate) struct TokenReader {
     file: Handle,
     pub(super) path: PathBuf,
-    /// Where tokens and document ends begin in the file.
+    /// Where tokens, their weights if not all of them count once, and document ends begin in the file.
     tokens_at: u64,
+    weights_at: Option<u64>,
     documents_at: u64,
 }
 
@@ -33,8 +36,14 @@ enum Handle {
 
 impl TokenReader {
     /// The tokens of a file that is checked.
-    pub(super) const fn new(file: File, path: PathBuf, tokens_at: u64, documents_at: u64) -> Self {
-        Self { file: Handle::Open(file), path, tokens_at, documents_at }
+    pub(super) const fn new(
+        file: File,
+        path: PathBuf,
+        tokens_at: u64,
+        weights_at: Option<u64>,
+        documents_at: u64,
+    ) -> Self {
+        Self { file: Handle::Open(file), path, tokens_at, weights_at, documents_at }
     }
 
     /// The file, if it stays open.
@@ -70,6 +79,36 @@ impl TokenReader {
     /// `tokens`: any number of tokens that the file has.
     pub(crate) fn read(&self, first: u64, tokens: &mut [i32]) -> Result<(), TokenCacheError> {
         self.read_bytes(bytemuck::cast_slice_mut(tokens), self.tokens_at + first * size_of::<i32>() as u64)
+    }
+
+    /// Reads how much tokens count as labels, from the `first` of the file on.
+    ///
+    /// # Shapes
+    /// `weights`: as `tokens` of [`TokenReader::read`].
+    pub(crate) fn read_weights(&self, first: u64, weights: &mut [f32]) -> Result<(), TokenCacheError> {
+        let Some(at) = self.weights_at else {
+            weights.fill(1.0);
+            return Ok(());
+        };
+        self.read_bytes(bytemuck::cast_slice_mut(weights), at + first * size_of::<f32>() as u64)
+    }
+
+    /// The sum of the weights of the predicted tokens of a document, of which there are so many, in parts of [`WEIGHT_ONE`].
+    pub(crate) fn weight(&self, document: Range<u64>, n_predicted: u64) -> Result<u64, TokenCacheError> {
+        if self.weights_at.is_none() {
+            return Ok(n_predicted.saturating_mul(WEIGHT_ONE));
+        }
+        let (mut tokens, mut weights) = ([0; TOKENS_AT_A_TIME], [0.0; TOKENS_AT_A_TIME]);
+        let (mut first, mut sum) = (document.start + 1, 0u64);
+        while first < document.end {
+            let n = TOKENS_AT_A_TIME.min((document.end - first) as usize);
+            self.read(first, &mut tokens[..n])?;
+            self.read_weights(first, &mut weights[..n])?;
+            let trained = tokens[..n].iter().zip(&weights).filter(|(token, _)| is_trained(**token));
+            sum = trained.fold(sum, |sum, (_, weight)| sum.saturating_add(counted(*weight)));
+            first += n as u64;
+        }
+        Ok(sum)
     }
 
     /// What is in a document.

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::bad_records::{BadRecords, explained, skipped};
 use super::data_file::DataFile;
 use super::document::{Document, Sample};
+use super::loss_weights::Tokens;
 use super::record::RecordReader;
 use super::records::{Numbered, ReadError, RecordFile};
 use super::sources::choice::Choice;
@@ -54,13 +55,13 @@ pub(crate) fn tokenize_text(
         encode_bytes(path, tokenizer, &bytes, start, end == total_bytes)
     };
     if let Some(bos) = tokenizer.document_start() {
-        writer.push(&[bos])?;
+        writer.push(&[bos], &[])?;
     }
     let mut ids = Vec::new();
     text_chunks::tokenize(total_bytes, Cut::default(), encode, |pieces, done_bytes| {
         ids.clear();
         ids.extend(pieces.iter().map(|piece| piece.id | TRAINED));
-        writer.push(&ids)?;
+        writer.push(&ids, &[])?;
         progress(Progress { path, done_bytes, total_bytes })?;
         Ok::<(), TokenizeError>(())
     })?;
@@ -190,11 +191,11 @@ fn take(
 }
 
 /// The tokens of one document and the line that it came from.
-type Encoded = (u64, Vec<u32>);
+type Encoded = (u64, Tokens);
 
 fn write_documents(documents: Vec<Encoded>, writer: &mut TokenWriter) -> Result<(), TokenCacheError> {
     for (line, tokens) in documents {
-        writer.push(&tokens)?;
+        writer.push(&tokens.ids, &tokens.weights)?;
         writer.end_document(line);
     }
     Ok(())
@@ -219,9 +220,9 @@ fn encode_record(
 }
 
 /// The tokens of a sample; none for one that is left out, so that it is counted.
-fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-    Ok(match sample {
-        Sample::Text(document) => encode_document(&document, tokenizer)?,
+fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Tokens, TokenizerError> {
+    let ids: Vec<u32> = match sample {
+        Sample::Text(document) => return encode_document(&document, tokenizer),
         Sample::Answer { document, undesirable } => {
             let pieces = tokenizer.encode_pieces(&document.text)?;
             let tokens = bounded(&document, marked(&document, &pieces), tokenizer).into_iter();
@@ -235,22 +236,36 @@ fn encode_sample(sample: Sample, tokenizer: &Tokenizer) -> Result<Vec<u32>, Toke
             }
             tokens
         }
-        Sample::Tokens(tokens) => tokens,
+        Sample::Tokens(tokens) => return Ok(tokens),
         Sample::Empty => Vec::new(),
-    })
+    };
+    Ok(ids.into())
 }
 
 /// The tokens of a document: those that have characters of a trained span carry [`TRAINED`], and so does an EOS right after one. A text that
 /// brings its BOS or EOS gets no second one.
-fn encode_document(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-    let Document { text, trained, .. } = document;
+fn encode_document(document: &Document, tokenizer: &Tokenizer) -> Result<Tokens, TokenizerError> {
+    let Document { text, trained, weights, .. } = document;
+    if !weights.is_empty() {
+        // A chat template writes what is around such a text.
+        let pieces = pieces_of(document, tokenizer)?;
+        let ids = marked(document, &pieces);
+        let weights: Vec<f32> = ids.iter().zip(&pieces).map(|(id, piece)| weight_of(*id, piece, weights)).collect();
+        return Ok(Tokens::weighted(ids, &weights));
+    }
     let is_whole = matches!(&trained[..], [span] if *span == (0..text.len()));
     let body: Vec<u32> = if is_whole {
         tokenizer.encode(text)?.into_iter().map(|id| id | TRAINED).collect()
     } else {
         marked(document, &pieces_of(document, tokenizer)?)
     };
-    Ok(bounded(document, body, tokenizer))
+    Ok(bounded(document, body, tokenizer).into())
+}
+
+/// How much a token counts: as the last range that it has characters of. One that is not predicted counts as any other.
+fn weight_of(id: u32, piece: &Piece, weights: &[(Range<usize>, f32)]) -> f32 {
+    let own = || weights.iter().rev().find(|(span, _)| is_in(piece, span));
+    if id & TRAINED == 0 { 1.0 } else { own().map_or(1.0, |(_, weight)| *weight) }
 }
 
 /// The tokens of a text, with marks.
@@ -261,7 +276,7 @@ fn marked(document: &Document, pieces: &[Piece]) -> Vec<u32> {
 
 /// Adds BOS and EOS where a document has them.
 fn bounded(document: &Document, body: Vec<u32>, tokenizer: &Tokenizer) -> Vec<u32> {
-    let Document { text, trained, bounded } = document;
+    let Document { text, trained, bounded, .. } = document;
     if !*bounded {
         return body;
     }
@@ -273,13 +288,13 @@ fn bounded(document: &Document, body: Vec<u32>, tokenizer: &Tokenizer) -> Vec<u3
 }
 
 /// Lets the answers of a pair begin at the same token: that at which the earlier one begins.
-fn align(answers: &mut [(u64, Vec<u32>)]) {
+fn align(answers: &mut [Encoded]) {
     let is_trained = |token: &u32| token & TRAINED != 0;
-    let first = answers.iter().filter_map(|(_, tokens)| tokens.iter().position(is_trained)).min();
+    let first = answers.iter().filter_map(|(_, tokens)| tokens.ids.iter().position(is_trained)).min();
     for (_, tokens) in answers {
-        let begin = tokens.iter().position(is_trained);
+        let begin = tokens.ids.iter().position(is_trained);
         if let (Some(first), Some(begin)) = (first, begin) {
-            tokens[first..begin].iter_mut().for_each(|token| *token |= TRAINED);
+            tokens.ids[first..begin].iter_mut().for_each(|token| *token |= TRAINED);
         }
     }
 }
@@ -292,7 +307,7 @@ fn is_in(piece: &Piece, span: &Range<usize>) -> bool {
 /// The tokens of a text. The prompt of an instruction is tokenised by itself where a token would contain the border to the answer, as it
 /// is when the model is asked; a chat template writes what the model is asked with as one text.
 fn pieces_of(document: &Document, tokenizer: &Tokenizer) -> Result<Vec<Piece>, TokenizerError> {
-    let Document { text, trained, bounded } = document;
+    let Document { text, trained, bounded, .. } = document;
     let pieces = tokenizer.encode_pieces(text)?;
     let border = trained.first().map_or(0, |span| span.start);
     if !*bounded || !pieces.iter().any(|piece| piece.start < border && border < piece.end) {
@@ -392,8 +407,8 @@ mod tests {
         let tokenizer = Tokenizer::from_dir(&phalanx_needs::reference("models/tiny-llama2")).unwrap();
         let joined = |span: Range<usize>, bounded| {
             let trained = vec![span];
-            let document = Document { text: "Was she sad? the".to_owned(), trained, bounded };
-            let tokens = encode_document(&document, &tokenizer).unwrap();
+            let document = Document { text: "Was she sad? the".to_owned(), trained, weights: Vec::new(), bounded };
+            let tokens = encode_document(&document, &tokenizer).unwrap().ids;
             let trained: Vec<u32> = tokens.iter().filter(|&t| t & TRAINED != 0).map(|t| t & !TRAINED).collect();
             (tokens.iter().map(|t| t & !TRAINED).collect::<Vec<_>>(), tokenizer.decode(&trained, false).unwrap())
         };
@@ -448,6 +463,42 @@ mod tests {
     }
 
     #[test]
+    fn tokens_count_as_the_last_range_that_they_have_characters_of() {
+        let piece = |id, start, end| Piece { id, start, end };
+        let weights = [(0..6, 0.5), (2..4, 3.0)];
+        let found = [
+            piece(1 | TRAINED, 0, 2),
+            piece(2 | TRAINED, 1, 3),
+            piece(3 | TRAINED, 4, 6),
+            piece(4, 2, 3),
+            piece(5 | TRAINED, 6, 7),
+        ]
+        .map(|piece| weight_of(piece.id, &piece, &weights));
+
+        assert_eq!(found, [0.5, 3.0, 0.5, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn weights_of_messages_are_those_of_their_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        let dataset = DatasetConfig { loss_weights: true, ..DatasetConfig::new("", DatasetType::ChatTemplate) };
+        let reader =
+            RecordReader::new(&dataset, false, || Ok(Some((ChatTemplate::parse(CHATML, "", "")?, None)))).unwrap();
+        let encoded = |weight: f32| {
+            let record = serde_json::json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc", "weight": weight}]});
+            encode_record(dir.path(), 1, &record, &reader, &Tokenizer::bytes()).unwrap().remove(0).1
+        };
+
+        let (half, once) = (encoded(0.5), encoded(1.0));
+
+        assert_eq!((&half.ids, &once.weights[..]), (&once.ids, &[][..]));
+        let weights: Vec<f32> = half.weights.iter().map(|bits| f32::from_bits(*bits)).collect();
+        for (id, weight) in half.ids.iter().zip(weights) {
+            assert_eq!(weight, if id & TRAINED == 0 { 1.0 } else { 0.5 });
+        }
+    }
+
+    #[test]
     fn malformed_line_is_named_by_its_number() {
         let error = records(DatasetType::Completion, "{\"text\":\"ab\"}\n{\"text\":\n").unwrap_err();
 
@@ -479,7 +530,9 @@ mod tests {
 
     #[test]
     fn answers_of_a_pair_begin_at_the_same_token() {
-        let tokens = |trained: [bool; 4]| trained.map(|is_trained| if is_trained { 5 | TRAINED } else { 5 }).to_vec();
+        let tokens = |trained: [bool; 4]| {
+            Tokens::from(trained.map(|is_trained| if is_trained { 5 | TRAINED } else { 5 }).to_vec())
+        };
         let mut pair = [(1, tokens([false, false, false, true])), (1, tokens([false, true, true, true]))];
 
         align(&mut pair);

@@ -90,6 +90,7 @@ fn dataset_config(d: &datasets::DatasetConfig, config: &JobConfig) -> data::Data
         pair: pair_fields(d, &config.objective()),
         conversation: conversation_config(d, &job.eot_tokens),
         template: template_config(d, job),
+        loss_weights: job.loss_weights,
     }
 }
 

@@ -308,6 +308,7 @@ pub(crate) fn check_user_defined(config: &JobConfig) -> Result<(), JobError> {
         (Some("trained_parameters".into()), !config.adapter.trained_parameters.is_empty()),
         (Some("rl".into()), config.preference.rl.is_some()),
         (Some("reward_model".into()), config.reward.reward_model),
+        (Some("loss_weights".into()), config.data.loss_weights),
     ];
     match keys.into_iter().find_map(|(key, asked)| key.filter(|_| asked)) {
         None => Ok(()),

@@ -43,3 +43,4 @@ mod starved;
 mod streaming;
 mod support;
 mod trained_model;
+mod weights;

@@ -180,7 +180,11 @@ fn documents() -> String {
             );
         }
         let pair = format!("\"prompt\": \"{} \", \"chosen\": \"{words}\", \"rejected\": \"{n} behind {i}\"", i % 13);
-        text.push_str(&format!("{{\"text\": \"{} {words}\", {pair}}}\n", i % 13));
+        let whole = format!("{} {words}", i % 13);
+        // The same as tokens that count more or less, or not at all.
+        let weights: Vec<f64> = (0..whole.len()).map(|t| ((i + t) % 4) as f64 * 0.3).collect();
+        let tokens = format!("\"input_ids\": {:?}, \"loss_weights\": {weights:?}", whole.as_bytes());
+        text.push_str(&format!("{{\"text\": \"{whole}\", {pair}, {tokens}}}\n"));
     }
     text
 }
