@@ -332,6 +332,8 @@ fn weighted_tokens_train_as_on_one_rank() -> Result<()> {
     check(&Task { shape: Shape::Llama, extra: &WEIGHTED }, &few_cells(), &Tolerance::F32)?;
     let tokens_cut = [Cell { sequence_parallel: true, ..mesh(1, 1, 1, 2, 2) }, mesh(2, 1, 2, 1, 2)];
     check(&Task { shape: Shape::Gpt2, extra: ADAPTED }, &tokens_cut, &Tolerance::F32)?;
+    const ROUNDED: &[(&str, &str)] = &[WEIGHTED[0], WEIGHTED[1], ("bf16", "true")];
+    check(&Task { shape: Shape::Llama, extra: ROUNDED }, &tokens_cut, &BF16)?;
     let cells = [Cell { zero: 1, ..mesh(1, 1, 2, 1, 1) }, mesh(2, 2, 1, 1, 1), mesh(1, 1, 3, 1, 1)];
     check(&Task { shape: Shape::Llama, extra: EXACT }, &cells, &Tolerance { loss: 0.0, norm: 0.0 })
 }

@@ -710,3 +710,12 @@ fn tilde_in_every_path_stands_for_the_home_folder() {
     assert_eq!(job.output.resume_from_checkpoint, output::Resume::Path(home.join("r")));
     assert!(!job.to_yaml().contains('~'), "another machine may have another home folder");
 }
+
+#[test]
+fn loss_weights_are_of_texts_and_train_with_dropout() {
+    let keys = "adapter: lora\nlora_target_linear: true\nlora_dropout: 0.1\nstreaming: true\nsample_packing: true\n";
+    let job = |weights: bool| load(&format!("{MINIMAL}{keys}loss_weights: {weights}\n")).unwrap();
+
+    assert_eq!(job(false).objective(), Objective::Supervised);
+    assert_eq!((job(true).objective(), job(true).adapter.lora_dropout), (Objective::Weighted(Weighted), 0.1));
+}

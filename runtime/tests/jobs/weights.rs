@@ -99,9 +99,27 @@ fn kills_of_a_run_over_weighted_tokens_change_no_bit() {
     assert!(p.model_bytes("alone") == p.model_bytes("straight"), "the weights of another mesh differ");
 }
 
+/// Files that are tokenised while the run trains have weights like those that are prepared before it.
+#[test]
+fn stream_of_weighted_tokens_trains_as_data_that_is_prepared_before() {
+    let p = conversations(|i| Some([0.5, 3.25][i % 2]));
+    let data = std::fs::read_to_string(p.path("chats.jsonl")).unwrap();
+    let lines: Vec<&str> = data.split_inclusive('\n').collect();
+    lines.chunks(20).enumerate().for_each(|(i, lines)| _ = p.write(&format!("part-{i}.jsonl"), &lines.concat()));
+    let parts = p.path("part-*.jsonl").display().to_string();
+    let keys = ["--datasets.0.path", &parts, "--shuffle", "false", "--max_steps", "16", "--output_dir"];
+
+    p.train(&[&keys[..], &["stream", "--streaming", "true"]].concat()).succeeds();
+    p.train(&[&keys[..], &["before"]].concat()).succeeds();
+
+    assert_eq!(numbers(&p, "stream"), numbers(&p, "before"));
+    assert!(p.model_bytes("stream") == p.model_bytes("before"), "the weights differ");
+}
+
 #[test]
 fn weights_are_refused_without_the_key_and_where_they_are_none() {
     let p = conversations(|i| Some(if i == 5 { 0.5 } else { 1.0 }));
+    p.run(&["prepare", "job.yaml"]).succeeds();
     let off = p.train(&["--loss_weights", "false"]);
     let bad = conversations(|i| Some(if i == 5 { -0.5 } else { 1.0 }));
 

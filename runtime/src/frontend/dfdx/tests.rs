@@ -232,9 +232,13 @@ fn export_has_the_users_names_and_can_be_made_from_a_checkpoint_alone() {
 #[test]
 fn inapplicable_keys_are_refused_in_one_sentence() {
     let dir = TempDir::new().unwrap();
-    for (key, value) in
-        [("bf16", "true"), ("device", "cuda"), ("gradient_checkpointing", "true"), ("model.hidden_size", "8")]
-    {
+    for (key, value) in [
+        ("bf16", "true"),
+        ("device", "cuda"),
+        ("gradient_checkpointing", "true"),
+        ("model.hidden_size", "8"),
+        ("loss_weights", "true"),
+    ] {
         let error = job(dir.path(), transformer(1), &[(key, value)]).unwrap_err();
 
         let expected = format!("`{key}` does not apply to a user-defined model; remove it");
