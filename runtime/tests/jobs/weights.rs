@@ -1,5 +1,6 @@
 //! Jobs whose tokens count more or less: what weights of 1 change, packing, meshes, kills, and what is refused.
 
+use crate::gpu::{losses, run, software_gpu, train};
 use crate::support::job::with_kills;
 use crate::support::{Project, YAML};
 use serde_json::{Value, json};
@@ -45,7 +46,7 @@ fn curve(p: &Project, out: &str) -> Vec<f64> {
 
 #[track_caller]
 fn are_near(a: &[f64], b: &[f64], bound: f64) {
-    assert!(a.len() == b.len() && a.len() > 2, "{a:?} {b:?}");
+    assert!(a.len() == b.len() && a.len() >= 3, "{a:?} {b:?}");
     a.iter().zip(b).for_each(|(x, y)| assert!((x - y).abs() <= bound * y.abs(), "{x} and {y} in {a:?} and {b:?}"));
 }
 
@@ -97,6 +98,18 @@ fn kills_of_a_run_over_weighted_tokens_change_no_bit() {
     assert!(p.model_bytes("out") == p.model_bytes("straight"), "the weights differ");
     assert_eq!(numbers(&p, "out"), numbers(&p, "straight"));
     assert!(p.model_bytes("alone") == p.model_bytes("straight"), "the weights of another mesh differ");
+}
+
+#[test]
+fn weighted_tokens_train_on_a_gpu_with_the_losses_of_the_cpu() {
+    let (p, gpu) = (conversations(|i| Some([0.5, 3.25][i % 2])), software_gpu());
+    let (on_gpu, cpu) = (["--device", "cuda", "--output_dir", "gpu"], ["--device", "cpu"]);
+    let keys = ["--sequence_len", "64", "--max_steps", "3", "--save_steps", "3"];
+
+    run(&mut train(&p, gpu.dir(), &[&keys[..], &on_gpu].concat())).succeeds();
+    p.train(&[&keys[..], &cpu].concat()).succeeds();
+
+    are_near(&losses(&p, "gpu"), &losses(&p, "out"), 2e-5);
 }
 
 /// Files that are tokenised while the run trains have weights like those that are prepared before it.

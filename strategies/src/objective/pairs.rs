@@ -1,4 +1,4 @@
-//! Objectives over pairs of rows: a preferred answer and a rejected one, or an answer and that to another prompt.
+//! Objectives over pairs of rows: a preferred answer and a rejected one, or an answer and that to another prompt; and over single rows.
 
 use super::Unit;
 use crate::model::{BatchShape, ForwardBuilder, ModelConfig, ModelError, Tensor};
@@ -37,7 +37,7 @@ pub enum SecondRow {
     Mismatched,
 }
 
-/// An objective over pairs. The log-probability of an answer is [`log_prob`], that of the frozen reference [`reference`], and that of the
+/// An objective over pairs, or over rows one by one. The log-probability of an answer is [`log_prob`], that of the frozen reference [`reference`], and that of the
 /// answer with its prompt [`text`].
 pub(super) trait OfPairs {
     /// Rows of a sample: those of a pair, or one.
