@@ -5,7 +5,7 @@ use crate::model::{BatchShape, ForwardBuilder, ModelConfig, ModelError, Tensor};
 use crate::program::formula::Expr;
 use crate::program::{Column, Program};
 
-/// Rows of a pair.
+/// The first row of a pair, and the only one of a sample that is no pair.
 pub(super) const CHOSEN: u32 = 0;
 pub(super) const REJECTED: u32 = 1;
 

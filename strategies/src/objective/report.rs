@@ -19,7 +19,7 @@ impl Sums {
     /// These sums.
     ///
     /// # Panics
-    /// If there are more than [`SUMS_MAX`].
+    /// If there are more than 16.
     pub fn of(sums: &[f64]) -> Sums {
         let mut all = [0.0; SUMS_MAX];
         all[..sums.len()].copy_from_slice(sums);
