@@ -2,6 +2,7 @@
 
 use super::JobArgs;
 use super::ended::Ended;
+use super::push;
 use super::signals::stopped_by_signals;
 use crate::console::Console;
 use crate::coordinate::sentence::sentence;
@@ -58,6 +59,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
         return Ok(Ended::Finished);
     }
     let model = check(&config)?;
+    push::prepare(&config.output)?;
     let advertise = match &args.advertise {
         Some(text) => parse_addresses(text).map_err(CommandError::Advertise)?,
         None => Vec::new(),
@@ -77,6 +79,10 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
         CoordinatorEvent::Event(event) => console.say(sentence(&event)),
     });
     // A coordinator that another one has replaced, or that was not needed, ends without a status.
-    let is_finished = outcome.status?.is_none_or(|status| !status.requests.stop);
+    let status = outcome.status?;
+    let is_finished = status.as_ref().is_none_or(|status| !status.requests.stop);
+    if let Some(status) = status.filter(|_| is_finished) {
+        push::after(&config.output, status.checkpoint.step.0, console)?;
+    }
     Ok(Ended::of(is_finished, control.stops()))
 }

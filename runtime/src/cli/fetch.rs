@@ -5,7 +5,7 @@ use crate::config::JobConfig;
 use crate::console::Console;
 use crate::error::JobError;
 use crate::error::command::CommandError;
-use crate::train::progress::Downloading;
+use crate::train::progress::Transferring;
 use crate::units::human_bytes;
 use phalanx_storage::hub::fetch::{Fetched, Hub, Request};
 use phalanx_storage::hub::name::{Kind, MAIN, RepoName};
@@ -45,9 +45,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     let (hub, mut found) = (Hub::of_user(), Vec::new());
     for request in args.requests()? {
-        let mut downloading = Downloading::new(console, request.name.as_str());
-        let fetched = hub.fetch(&request, &mut |progress| downloading.see(progress))?;
-        downloading.finish();
+        let mut transferring = Transferring::new(console, request.name.as_str());
+        let fetched = hub.fetch(&request, &mut |progress| transferring.see(progress))?;
+        transferring.finish();
         let Fetched { snapshot, n_files, total_bytes, n_left_out } = fetched;
         if args.json {
             found.push(serde_json::json!({

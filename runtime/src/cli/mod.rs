@@ -24,6 +24,7 @@ mod operate;
 mod plan;
 mod prepare;
 mod probe;
+mod push;
 mod serve;
 mod shell;
 mod signals;
@@ -97,6 +98,9 @@ enum Command {
     /// Download a model or a data set of the Hugging Face Hub.
     #[command(after_help = fetch::HELP)]
     Fetch(fetch::Args),
+    /// Upload a model to the Hugging Face Hub.
+    #[command(after_help = push::HELP)]
+    Push(push::Args),
     /// Search for the arrangement that trains a job fastest on given machines, without training.
     #[command(after_help = plan::HELP)]
     Plan(plan::Args),
@@ -290,6 +294,7 @@ fn run(command: Command, program: &RankProgram, build: Build, console: &Console)
         Command::Estimate(args) => estimate::run(&args),
         Command::Prepare(args) => prepare::run(&args, console),
         Command::Fetch(args) => fetch::run(&args, console),
+        Command::Push(args) => push::run(&args, console),
         Command::Plan(args) => plan::run(&args),
         Command::Export(args) => export::run(&args, console),
         Command::Inspect(args) => inspect::run(&args),

@@ -4,6 +4,7 @@ use super::JobArgs;
 use super::cluster::{ClusterArgs, n_slots};
 use super::ended::Ended;
 use super::event_lines;
+use super::push;
 use super::signals::stopped_by_signals;
 use crate::api::completion::Completion;
 use crate::api::embed::program::RankProgram;
@@ -95,6 +96,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         .as_ref()
         .map_or_else(|| args.job.load(), |launch_context| args.cluster.load(&args.job, launch_context))?;
     let launch_context = launch_context.filter(|launch_context| launch_context.n_nodes > 1);
+    push::prepare(&config.output)?;
     let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
     let resumes_the_newest = config.output.resume_from_checkpoint == Resume::Auto;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
@@ -121,9 +123,15 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let Some(report) = report? else { return Ok(Ended::Finished) };
     if let (true, Some(lines), Some(line)) = (args.events, &lines, event_lines::of_end(&report)) {
         lines.say(line);
+        if report.finished {
+            push::after(&config.output, report.steps, console)?;
+        }
         return Ok(Ended::of(report.finished, control.stops()));
     }
     farewell(&report, args, resumes_the_newest, command_to_try(&config), console);
+    if report.finished {
+        push::after(&config.output, report.steps, console)?;
+    }
     let ended = Ended::of(report.finished, control.stops());
     if let (Some((prompt, n_tokens)), Some(dir)) =
         (sample, report.model_dir.filter(|dir| dir.join("config.json").exists()))

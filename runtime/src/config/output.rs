@@ -10,6 +10,7 @@ use super::section::{choices, section};
 use super::setting::{AT_LEAST_ONE, Setting, TOKENS};
 use super::steps::Steps;
 use super::yaml_1_1::truth;
+use phalanx_storage::hub::name::{MAIN, RepoName};
 
 section! {
     /// Output, checkpoints and the seed.
@@ -48,6 +49,13 @@ section! {
         /// only the save at the end of the run must succeed. An object store that does not answer is asked for 60 s. A
         /// last state that `checkpoint_dir` does not take is saved in the folder checkpoints in `output_dir`, and the job fails.
         pub checkpoint_required: bool = false;
+        /// Upload the trained model to this model on the Hugging Face Hub at the end of the run, such as me/my-model. It is created at the
+        /// start, so that a name or token that the Hub refuses ends the job before it trains.
+        pub hub_model_id: Option<RepoName> = None;
+        /// Create it so that only its owner sees it.
+        pub hub_private_repo: bool = false;
+        /// The branch to upload to.
+        pub hub_revision: String = String::from(MAIN);
         /// Text that the trained model continues at the end of the run, as a sample.
         pub sample_prompt: Option<String> = None;
         /// Number of tokens in the sample.
@@ -88,6 +96,18 @@ choices! {
 
 /// Steps between checkpoints if the file does not say.
 const SAVE_STEPS_DEFAULT: Steps = Steps::Count(500);
+
+impl Setting for RepoName {
+    fn fits() -> String {
+        "the name of a model on the Hub, such as me/my-model".into()
+    }
+    fn read(value: &Value, at: &At<'_>) -> Result<Self, ConfigError> {
+        value.as_str().and_then(RepoName::parse).ok_or_else(|| at.mismatch(value, Self::fits()))
+    }
+    fn write(&self) -> Value {
+        Value::String(self.as_str().to_owned())
+    }
+}
 
 impl OutputSection {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {

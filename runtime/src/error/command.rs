@@ -27,6 +27,9 @@ pub enum CommandError {
         "{name:?} is no name of a model or data set on the Hub, such as HuggingFaceTB/SmolLM2-135M, and no job's YAML file"
     )]
     NoHubName { name: String },
+    /// A folder to upload is no model.
+    #[error("{} has no config.json or adapter_config.json, so it is no model to upload; the model of a run is `model` in its output_dir", dir.display())]
+    NothingToPush { dir: PathBuf },
     /// A flag that takes a number above 0 is 0.
     #[error("`{flag}` is 0, but must be at least 1")]
     Zero { flag: &'static str },

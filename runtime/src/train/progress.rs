@@ -129,22 +129,22 @@ impl Tokenising {
     }
 }
 
-/// A bar while files are downloaded, on a terminal; else a line for each file.
+/// A bar while files are downloaded or uploaded, on a terminal; else a line for each file.
 #[derive(Debug)]
-pub struct Downloading {
+pub struct Transferring {
     console: Console,
     name: String,
     bar: Option<ProgressBar>,
     file: PathBuf,
 }
 
-impl Downloading {
+impl Transferring {
     /// For the repository with this name.
-    pub fn new(console: &Console, name: &str) -> Downloading {
-        Downloading { console: console.clone(), name: name.to_owned(), bar: None, file: PathBuf::new() }
+    pub fn new(console: &Console, name: &str) -> Transferring {
+        Transferring { console: console.clone(), name: name.to_owned(), bar: None, file: PathBuf::new() }
     }
 
-    /// Shows how far the download is.
+    /// Shows how far the transfer is.
     pub fn see(&mut self, progress: Download<'_>) {
         if self.file != progress.file {
             self.file = progress.file.to_owned();

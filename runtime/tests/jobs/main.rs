@@ -22,6 +22,7 @@ mod gpu_faults;
 mod gpu_health;
 mod gpu_refusals;
 mod gpu_snapshots;
+mod hub;
 mod inputs;
 mod meshes;
 mod node_identity;

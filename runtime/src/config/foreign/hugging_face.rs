@@ -89,6 +89,10 @@ const RULES: &[Rule] = &[
     ("greater_is_better", Key("greater_is_better")),
     ("early_stopping_steps", Key("early_stopping_patience")),
     ("resume_from_checkpoint", Do(resume)),
+    ("push_to_hub", Do(push_to_hub)),
+    ("hub_model_id", Part),
+    ("hub_private_repo", Part),
+    ("hub_revision", Part),
     ("ignore_data_skip", LeftOut("a resumed run continues with the next samples")),
     ("use_cpu", Do(use_cpu)),
     ("no_cuda", Do(use_cpu)),
@@ -220,7 +224,7 @@ const WITHOUT_EFFECT: &str = "
     freeze_multi_modal_projector freeze_vision_tower full_determinism galore_layerwise galore_proj_type
     galore_rank galore_scale galore_target galore_update_interval generation_config generation_max_length
     generation_num_beams gradient_checkpointing_kwargs group_by_length half_precision_backend hf_hub_token
-    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_bias_buffers
+    hub_always_push hub_strategy hub_token ignore_bias_buffers
     ignore_pad_token_for_loss image_do_pan_and_scan image_max_pixels image_min_pixels
     include_effective_tokens_per_second include_for_metrics include_inputs_for_metrics
     include_num_input_tokens_seen include_tokens_per_second infer_backend infer_dtype init_special_tokens
@@ -234,7 +238,7 @@ const WITHOUT_EFFECT: &str = "
     prediction_loss_only preprocessing_batch_size preprocessing_num_workers print_param_status profiler_output_dir
     profile_modules
     profiler_active_steps profiler_profile_memory profiler_record_shapes profiler_repeat profiler_wait_steps
-    profiler_warmup_steps profiler_with_stack project push_to_hub quantization_device_map ray_init_kwargs ray_num_workers ray_run_name
+    profiler_warmup_steps profiler_with_stack project quantization_device_map ray_init_kwargs ray_num_workers ray_run_name
     ray_scope ray_storage_path remove_unused_columns repetition_penalty report_to resize_vocab
     resources_per_worker restore_callback_states_from_checkpoint router_aux_loss_coef run_name save_on_each_node
     save_only_model save_safetensors sglang_config sglang_lora_backend sglang_maxlen sglang_mem_fraction
@@ -499,6 +503,26 @@ fn resume(value: &Value, _: &Mapping, to: &mut Converted) {
         Some(true) => to.set("resume_from_checkpoint", "auto"),
         Some(false) => to.set("resume_from_checkpoint", "none"),
         None => to.leave_out("resume_from_checkpoint", "a checkpoint of another trainer cannot be continued"),
+    }
+}
+
+/// Only this key asks for an upload.
+fn push_to_hub(value: &Value, file: &Mapping, to: &mut Converted) {
+    if truth(value) != Some(true) {
+        return;
+    }
+    match at(file, "hub_model_id").map(shown).filter(|name| name.contains('/')) {
+        Some(name) => to.set("hub_model_id", name),
+        None => to.leave_out(
+            "push_to_hub",
+            "set `hub_model_id` to a name with its owner, such as me/my-model, in the result",
+        ),
+    }
+    if at(file, "hub_private_repo").and_then(truth) == Some(true) {
+        to.set("hub_private_repo", true);
+    }
+    if let Some(revision) = at(file, "hub_revision").map(shown) {
+        to.set("hub_revision", revision);
     }
 }
 

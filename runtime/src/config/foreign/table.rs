@@ -42,7 +42,8 @@ const PAIRS: &str = "how pairs are computed is chosen for each device; the numbe
 const PREPARATION: &str = "data is tokenized in parallel, cached, and read in random order";
 const MODEL_DIRECTORY: &str = "the directory of the model and its tokenizer determines this";
 const TRACKERS: &str = "measurements go to metrics.jsonl and TensorBoard files in output_dir";
-const HUB: &str = "nothing is downloaded or uploaded";
+const HUB: &str =
+    "the trained model is uploaded to `hub_model_id` at the end of the run, with the token of the environment";
 const LAUNCH: &str = "Phalanx starts and connects its ranks";
 const CHECKPOINTS: &str = "every checkpoint is safetensors files with the whole state of the run";
 const USER_INTERFACE: &str = "there is no such interface or mode";
@@ -249,10 +250,7 @@ pub(super) const TABLE: &[Row] = &[
         ],
         verdict: NoEffect(TRACKERS),
     },
-    Row {
-        keys: &["hub_model_id", "hub_strategy", "hub_revision", "push_dataset_to_hub", "hf_use_auth_token"],
-        verdict: NoEffect(HUB),
-    },
+    Row { keys: &["hub_strategy", "push_dataset_to_hub", "hf_use_auth_token"], verdict: NoEffect(HUB) },
     Row {
         keys: &[
             "use_ray",

@@ -42,6 +42,27 @@ pub enum HubError {
     /// A file has other bytes than the list says.
     #[error("{} does not have the hash that the Hub gives for it; run the command again", file.display())]
     Damaged { file: PathBuf },
+    /// Nothing may be uploaded without a token.
+    #[error("the Hub takes {name} only with a token that may write: set HF_TOKEN, or run `hf auth login`")]
+    NoToken { name: RepoName },
+    /// The network must not be asked.
+    #[error("HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so {name} cannot be uploaded; unset the variable")]
+    PushOffline { name: RepoName },
+    /// The Hub does not let the owner of the token write.
+    #[error(
+        "the Hub does not take {name} on the branch {revision} (status {status}); check the name, that the branch is there, and that the \
+         token may write to it"
+    )]
+    NotWritable { name: RepoName, revision: String, status: u16 },
+    /// The Hub answers otherwise than its protocol says.
+    #[error("the Hub's answer to an upload cannot be used: {reason}")]
+    Answer { reason: String },
+    /// A folder has no file.
+    #[error("{} has no files to upload", folder.display())]
+    NothingToPush { folder: PathBuf },
+    /// The name of a file cannot be a name on the Hub.
+    #[error("the name of {} is not UTF-8, as names on the Hub are", path.display())]
+    FileName { path: PathBuf },
     /// No revision has such a name.
     #[error("`--revision` is {revision:?}, but must be a branch, a tag or a commit")]
     Revision { revision: String },
@@ -64,6 +85,7 @@ impl HubError {
                 | Self::Io { .. }
                 | Self::Damaged { .. }
                 | Self::Listing { .. }
+                | Self::Answer { .. }
         )
     }
 }

@@ -13,16 +13,15 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
-use reqwest::{Client, Response, StatusCode};
-use tokio::runtime::Builder;
+use reqwest::header::{CONTENT_RANGE, RANGE};
+use reqwest::{Response, StatusCode};
 
 use super::cache::{HubCache, home, is_inside, path};
+use super::connection::{Connection, Failure, SILENCE_MAX};
 use super::error::HubError;
 use super::hash::Hasher;
 use super::listing::{Listing, RemoteFile, is_wanted};
 use super::name::{Kind, RepoName};
-use crate::certificates::UNTRUSTED;
 use crate::foreign_file;
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -30,25 +29,19 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// The largest answer with a list of files.
 const LISTING_BYTES_MAX: usize = 128 << 20;
 
-/// Most repetitions of a request that failed for a passing reason, after 1, 2, 4, … seconds.
-const REPEATS: u32 = 5;
-
-/// The longest time without a byte.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
-
 /// A token file is a line.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
 /// The Hub, or a server that speaks its protocol, and the cache that downloads go to.
 #[derive(Debug, Clone)]
 pub struct Hub {
-    endpoint: String,
-    token: Option<String>,
+    pub(super) endpoint: String,
+    pub(super) token: Option<String>,
     cache: HubCache,
     /// Whether the network is not asked.
     offline: bool,
     /// The first pause before a request is repeated.
-    pause: Duration,
+    pub(super) pause: Duration,
     /// How long a process that downloads the same file may write nothing until it is not waited for.
     patience: Duration,
 }
@@ -129,10 +122,7 @@ impl Hub {
         if self.offline {
             return self.cached(request);
         }
-        // The HTTP client takes its cryptography from here; a second installation changes nothing.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| self.network(error))?;
-        runtime.block_on(self.fetch_with(request, progress))
+        Connection::run(self, async |connection| self.fetch_with(connection, request, progress).await)
     }
 
     /// What the cache has.
@@ -160,13 +150,16 @@ impl Hub {
         Ok(found)
     }
 
-    async fn fetch_with(&self, request: &Request, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Fetched, HubError> {
+    async fn fetch_with(
+        &self,
+        connection: Connection,
+        request: &Request,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Fetched, HubError> {
         if !is_inside(Path::new(&request.revision)) || request.revision.contains(['?', '#', '%', '\\', '\0']) {
             return Err(HubError::Revision { revision: request.revision.clone() });
         }
-        let client = Client::builder().connect_timeout(SILENCE_MAX / 2).read_timeout(SILENCE_MAX);
-        let client = client.user_agent(concat!("phalanx/", env!("CARGO_PKG_VERSION"))).build();
-        let session = Session { hub: self, request, client: client.map_err(|error| self.network(error))? };
+        let session = Session { hub: self, request, connection };
         let listing = session.listing().await?;
         let n_listed = listing.files.len();
         let wanted = |file: &RemoteFile| request.all || is_wanted(request.kind, &file.path);
@@ -190,40 +183,13 @@ impl Hub {
         }
         Ok(Fetched { snapshot, n_files: files.len(), total_bytes, n_left_out: n_listed - files.len() })
     }
-
-    fn network(&self, error: impl std::error::Error) -> HubError {
-        let mut reason = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            reason = cause.to_string();
-            source = cause.source();
-        }
-        let endpoint = self.endpoint.clone();
-        match reason.contains(UNTRUSTED) {
-            true => HubError::Untrusted { endpoint, reason },
-            false => HubError::Network { endpoint, reason },
-        }
-    }
 }
 
 /// A download that runs.
 struct Session<'a> {
     hub: &'a Hub,
     request: &'a Request,
-    client: Client,
-}
-
-/// Why an attempt failed.
-enum Failure {
-    /// It may succeed if it is repeated.
-    Passing(HubError),
-    Final(HubError),
-}
-
-impl From<HubError> for Failure {
-    fn from(error: HubError) -> Self {
-        Self::Final(error)
-    }
+    connection: Connection,
 }
 
 impl Session<'_> {
@@ -231,79 +197,26 @@ impl Session<'_> {
         let Request { kind, name, revision, .. } = self.request;
         let revision = revision.replace('/', "%2F");
         let url = format!("{}/api/{}/{name}/revision/{revision}?blobs=true", self.hub.endpoint, kind.plural());
-        let mut attempt = 0;
-        loop {
-            match self.read_listing(&url).await {
-                Ok(json) => return Listing::read(&json),
-                Err(failure) => self.pause_or_fail(failure, &mut attempt).await?,
-            }
-        }
+        Listing::read(&self.connection.repeated(async || self.read_listing(&url).await).await?)
     }
 
     async fn read_listing(&self, url: &str) -> Result<Vec<u8>, Failure> {
-        let mut response = self.get(url, 0).await?;
-        let mut json = Vec::new();
-        while let Some(bytes) = response.chunk().await.map_err(|error| self.passing(error))? {
-            json.extend_from_slice(&bytes);
-            if json.len() > LISTING_BYTES_MAX {
-                let reason = format!("it is larger than {} MiB", LISTING_BYTES_MAX >> 20);
-                return Err(HubError::Listing { reason }.into());
-            }
-        }
-        Ok(json)
+        let response = self.get(url, 0).await?;
+        let too_large = || HubError::Listing { reason: format!("it is larger than {} MiB", LISTING_BYTES_MAX >> 20) };
+        self.connection.body(response, LISTING_BYTES_MAX, too_large).await
     }
 
     /// A request for what follows the first `have` bytes.
     async fn get(&self, url: &str, have: u64) -> Result<Response, Failure> {
-        let mut request = self.client.get(url);
+        let mut request = self.connection.get(url);
         if have > 0 {
             request = request.header(RANGE, format!("bytes={have}-"));
         }
-        if let Some(token) = &self.hub.token {
-            // The client drops this header when it follows a redirection to another host.
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-        }
-        let response = request.send().await.map_err(|error| self.passing(error))?;
-        let status = response.status();
-        let Request { kind, name, revision, .. } = self.request;
-        let (kind, name, revision) = (*kind, name.clone(), revision.clone());
-        let has_token = self.hub.token.is_some();
-        match status {
-            _ if status.is_success() => Ok(response),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => {
-                let status = status.as_u16();
-                Err(HubError::Refused { kind, name, revision, status, has_token }.into())
-            }
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(self.status(status)),
-            _ if status.is_server_error() => Err(self.status(status)),
-            _ => Err(self.hub.network(Status(status)).into()),
-        }
-    }
-
-    fn status(&self, status: StatusCode) -> Failure {
-        Failure::Passing(self.hub.network(Status(status)))
-    }
-
-    fn passing(&self, error: reqwest::Error) -> Failure {
-        let is_final = error.is_builder() || error.is_redirect();
-        let error = self.hub.network(error);
-        if is_final || matches!(error, HubError::Untrusted { .. }) {
-            Failure::Final(error)
-        } else {
-            Failure::Passing(error)
-        }
-    }
-
-    /// Waits before the next attempt.
-    async fn pause_or_fail(&self, failure: Failure, attempt: &mut u32) -> Result<(), HubError> {
-        match failure {
-            Failure::Passing(_) if *attempt < REPEATS => {
-                tokio::time::sleep(self.hub.pause * (1 << *attempt)).await;
-                *attempt += 1;
-                Ok(())
-            }
-            Failure::Passing(error) | Failure::Final(error) => Err(error),
-        }
+        let refused = |status| {
+            let Request { kind, name, revision, .. } = self.request.clone();
+            HubError::Refused { kind, name, revision, status, has_token: self.hub.token.is_some() }
+        };
+        self.connection.send(request, refused).await
     }
 
     /// Downloads a file, unless its blob is there.
@@ -340,7 +253,7 @@ impl Session<'_> {
                 if part.n_bytes > before {
                     attempt = 0;
                 }
-                self.pause_or_fail(failure, &mut attempt).await?;
+                self.connection.pause_or_fail(failure, &mut attempt).await?;
             }
         }
         part.finish(&blob)
@@ -351,12 +264,12 @@ impl Session<'_> {
         if part.n_bytes > 0 && !continues(&response, part.n_bytes) {
             part.restart()?;
         }
-        while let Some(bytes) = response.chunk().await.map_err(|error| self.passing(error))? {
+        while let Some(bytes) = response.chunk().await.map_err(|error| self.connection.passing(error))? {
             part.append(&bytes)?;
             progress(part.n_bytes);
         }
         match part.n_bytes < part.file.n_bytes {
-            true => Err(Failure::Passing(self.hub.network(io::Error::from(io::ErrorKind::UnexpectedEof)))),
+            true => Err(Failure::Passing(self.connection.network(io::Error::from(io::ErrorKind::UnexpectedEof)))),
             false => Ok(()),
         }
     }
@@ -368,11 +281,6 @@ fn continues(response: &Response, have: u64) -> bool {
     let start = range.strip_prefix("bytes ").and_then(|range| range.split('-').next());
     response.status() == StatusCode::PARTIAL_CONTENT && start.and_then(|start| start.parse().ok()) == Some(have)
 }
-
-/// A status without a body of interest.
-#[derive(Debug, thiserror::Error)]
-#[error("it answers with status {0}")]
-struct Status(StatusCode);
 
 /// The first bytes of a file.
 struct Part<'a> {

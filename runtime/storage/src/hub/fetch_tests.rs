@@ -1,5 +1,6 @@
 //! Tests of [`super`] against servers of this machine that speak the Hub's protocol.
 
+use super::super::connection::REPEATS;
 use super::*;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
