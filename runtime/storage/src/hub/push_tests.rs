@@ -89,103 +89,107 @@ fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     )
 }
 
-fn answer(state: &mut State, request: &str, body: Vec<u8>) -> (u16, String, String) {
-    let ok = |answer: Value| (200, String::new(), answer.to_string());
-    let json = || serde_json::from_slice::<Value>(&body).unwrap();
-    let address = state.address.clone();
+/// Status, further headers and body.
+type Answer = (u16, String, String);
+
+fn ok(answer: &Value) -> Answer {
+    (200, String::new(), answer.to_string())
+}
+
+fn failure(status: u16) -> Answer {
+    (status, String::new(), String::new())
+}
+
+fn answer(state: &mut State, request: &str, body: Vec<u8>) -> Answer {
     let (_method, path) = request.split_once(' ').unwrap();
     if let Some(status) = state.refuses.filter(|_| path.contains("/api/repos") || path.contains("/preupload/")) {
-        return (status, String::new(), String::new());
+        return failure(status);
     }
+    let json = || serde_json::from_slice::<Value>(&body).unwrap();
     match path {
-        "/api/repos/create" => {
-            let wanted = json();
-            assert_eq!((&wanted["name"], &wanted["organization"]), (&"tiny".into(), &"me".into()));
-            let is_new = state.is_private.is_none();
-            state.is_private = state.is_private.or(Some(wanted["private"] == true));
-            if is_new { ok(json!({ "url": "" })) } else { (409, String::new(), String::new()) }
-        }
-        "/api/models/me/tiny" => ok(json!({})),
+        "/api/repos/create" => created(state, &json()),
+        "/api/models/me/tiny" => ok(&json!({})),
         "/api/models/me/tiny/preupload/main" => {
-            let mode = |file: &Value| {
-                let (path, n) = (file["path"].as_str().unwrap(), file["size"].as_u64().unwrap());
-                assert_eq!(STANDARD.decode(file["sample"].as_str().unwrap()).unwrap().len() as u64, n.min(512));
-                let mode = if path.ends_with(".safetensors") { "lfs" } else { "regular" };
-                json!({ "path": path, "uploadMode": mode, "shouldIgnore": path.ends_with(".log") })
-            };
             let files: Vec<Value> = json()["files"].as_array().unwrap().iter().map(mode).collect();
-            ok(json!({ "files": files }))
+            ok(&json!({ "files": files }))
         }
         "/me/tiny.git/info/lfs/objects/batch" => {
-            let object = |object: &Value| {
-                let (oid, n) = (object["oid"].as_str().unwrap(), object["size"].as_u64().unwrap() as usize);
-                let mut upload = json!({ "href": format!("{address}/storage/{oid}") });
-                if n > PART {
-                    let parts = (1..=n.div_ceil(PART))
-                        .map(|part| (part.to_string(), format!("{address}/part/{oid}/{part:05}")));
-                    upload["header"] = parts
-                        .collect::<BTreeMap<_, _>>()
-                        .into_iter()
-                        .map(|(k, v)| (k, v.into()))
-                        .collect::<serde_json::Map<_, _>>()
-                        .into();
-                    upload["header"]["chunk_size"] = PART.to_string().into();
-                    upload["href"] = format!("{address}/complete").into();
-                }
-                let verify = json!({ "href": format!("{address}/verify") });
-                match state.stored.contains_key(oid) {
-                    true => json!({ "oid": oid, "size": n }),
-                    false => json!({ "oid": oid, "size": n, "actions": { "upload": upload, "verify": verify } }),
-                }
-            };
-            let objects: Vec<Value> = json()["objects"].as_array().unwrap().iter().map(object).collect();
-            ok(json!({ "transfer": "basic", "objects": objects }))
-        }
-        "/complete" => {
-            let wanted = json();
-            let oid = wanted["oid"].as_str().unwrap().to_owned();
-            let n = wanted["parts"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .enumerate()
-                .filter(|(i, part)| part["etag"] == format!("\"{}\"", i + 1))
-                .count();
-            let parts: Vec<Vec<u8>> =
-                state.parts.iter().filter(|(name, _)| name.contains(&oid)).map(|(_, part)| part.clone()).collect();
-            assert_eq!(n, parts.len());
-            state.stored.insert(oid, parts.concat());
-            ok(json!({}))
-        }
-        "/verify" => {
-            let stored = json();
-            let found = state.stored.get(stored["oid"].as_str().unwrap()).map(Vec::len);
-            if found == stored["size"].as_u64().map(|n| n as usize) {
-                ok(json!({}))
-            } else {
-                (400, String::new(), String::new())
-            }
+            let objects: Vec<Value> =
+                json()["objects"].as_array().unwrap().iter().map(|object| actions(state, object)).collect();
+            ok(&json!({ "transfer": "basic", "objects": objects }))
         }
         "/api/models/me/tiny/commit/main" => {
             let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
             state.commits.push(lines.map(|line| serde_json::from_slice(line).unwrap()).collect());
-            ok(json!({ "commitUrl": format!("{address}/me/tiny/commit/1"), "commitOid": "1" }))
+            ok(&json!({ "commitUrl": format!("{}/me/tiny/commit/1", state.address), "commitOid": "1" }))
         }
-        _ if state.n_failing > 0 => {
-            state.n_failing -= 1;
-            (503, String::new(), String::new())
+        "/complete" => joined(state, &json()),
+        "/verify" => {
+            let stored = json();
+            let found = state.stored.get(stored["oid"].as_str().unwrap()).map(|bytes| bytes.len() as u64);
+            if found == stored["size"].as_u64() { ok(&json!({})) } else { failure(400) }
         }
-        _ if path.starts_with("/storage/") => {
-            state.stored.insert(path.trim_start_matches("/storage/").to_owned(), body);
-            ok(json!({}))
-        }
-        _ if path.starts_with("/part/") => {
-            let part: usize = path.rsplit('/').next().unwrap().parse().unwrap();
-            state.parts.insert(path.to_owned(), body);
-            (200, format!("etag: \"{part}\"\r\n"), String::new())
-        }
-        _ => (404, String::new(), String::new()),
+        _ => stored(state, path, body),
     }
+}
+
+fn created(state: &mut State, wanted: &Value) -> Answer {
+    assert_eq!((&wanted["name"], &wanted["organization"]), (&"tiny".into(), &"me".into()));
+    let is_new = state.is_private.is_none();
+    state.is_private = state.is_private.or(Some(wanted["private"] == true));
+    if is_new { ok(&json!({ "url": "" })) } else { failure(409) }
+}
+
+fn mode(file: &Value) -> Value {
+    let (path, n) = (file["path"].as_str().unwrap(), file["size"].as_u64().unwrap());
+    assert_eq!(STANDARD.decode(file["sample"].as_str().unwrap()).unwrap().len() as u64, n.min(512));
+    let mode = if path.ends_with(".safetensors") { "lfs" } else { "regular" };
+    json!({ "path": path, "uploadMode": mode, "shouldIgnore": path.ends_with(".log") })
+}
+
+/// What is to be done with a file: nothing if it is there, and parts if it is large.
+fn actions(state: &State, object: &Value) -> Value {
+    let (address, oid) = (&state.address, object["oid"].as_str().unwrap());
+    let n = object["size"].as_u64().unwrap() as usize;
+    if state.stored.contains_key(oid) {
+        return json!({ "oid": oid, "size": n });
+    }
+    let mut upload = json!({ "href": format!("{address}/storage/{oid}") });
+    if n > PART {
+        upload = json!({ "href": format!("{address}/complete"), "header": { "chunk_size": PART.to_string() } });
+        for part in 1..=n.div_ceil(PART) {
+            upload["header"][part.to_string()] = format!("{address}/part/{oid}/{part:05}").into();
+        }
+    }
+    let verify = json!({ "href": format!("{address}/verify") });
+    json!({ "oid": oid, "size": n, "actions": { "upload": upload, "verify": verify } })
+}
+
+fn joined(state: &mut State, wanted: &Value) -> Answer {
+    let oid = wanted["oid"].as_str().unwrap();
+    let of_file = state.parts.iter().filter(|(name, _)| name.contains(oid));
+    let parts: Vec<Vec<u8>> = of_file.map(|(_, part)| part.clone()).collect();
+    let etags: Vec<String> = (1..=parts.len()).map(|part| format!("\"{part}\"")).collect();
+    let told: Vec<&str> =
+        wanted["parts"].as_array().unwrap().iter().map(|part| part["etag"].as_str().unwrap()).collect();
+    assert_eq!(told, etags);
+    state.stored.insert(oid.to_owned(), parts.concat());
+    ok(&json!({}))
+}
+
+/// Uploads of files and their parts.
+fn stored(state: &mut State, path: &str, body: Vec<u8>) -> Answer {
+    if state.n_failing > 0 {
+        state.n_failing -= 1;
+        return failure(503);
+    }
+    if let Some(oid) = path.strip_prefix("/storage/") {
+        state.stored.insert(oid.to_owned(), body);
+        return ok(&json!({}));
+    }
+    let part: usize = path.strip_prefix("/part/").unwrap().rsplit('/').next().unwrap().parse().unwrap();
+    state.parts.insert(path.to_owned(), body);
+    (200, format!("etag: \"{part}\"\r\n"), String::new())
 }
 
 /// A folder with small and large files, one that the Hub ignores, and what is no file of it.
