@@ -3,7 +3,7 @@
 use phalanx::devices;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Machine, packed};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_forward, compile_step};
+use phalanx_strategies::compile::{Compiled, Offload, Parallel, StepSpec, compile_forward, compile_step};
 use phalanx_strategies::model::{BatchShape, FAMILIES, Family, HfConfig, ModelConfig, RopeScaling};
 use phalanx_strategies::objective::{Objective, Weighted};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
@@ -119,7 +119,7 @@ impl Case {
             // Without momentum the buffer is the gradient itself, bit for bit.
             optimizer: OptimizerSpec::Sgd(Sgd::default()),
             max_grad_norm: None,
-            offload_optimizer: false,
+            offload: Offload::default(),
             parallel: Parallel::default(),
         }
     }
@@ -161,7 +161,7 @@ impl Case {
                 data.labels.push(if last || label == 0 { -100 } else { label });
                 data.positions.push((t - start) as i32);
                 data.doc_start.push(start as i32);
-                let weight = if self.weighted { rng.fork_named("weight").bits(t as u64) % 5 } else { 2 };
+                let weight = if self.weighted { 1 + rng.fork_named("weight").bits(t as u64) % 4 } else { 2 };
                 data.loss_weights.push(0.5 * weight as f32);
             }
         }

@@ -178,8 +178,8 @@ proptest! {
     }
 
     #[test]
-    fn packed_documents_have_the_gradient_of_separate_rows(case in cases()) {
-        let packed = Case { packed: true, rows: 1, n_microbatches: 1, ..case };
+    fn packed_documents_have_the_gradient_of_separate_rows(case in cases(), weighted in any::<bool>()) {
+        let packed = Case { packed: true, weighted, rows: 1, n_microbatches: 1, ..case };
         let separate = Case { rows: 2, ..packed.clone() };
         let data = packed.data();
 
@@ -245,6 +245,8 @@ fn unpacked(data: &Data, seq_len: usize) -> Data {
         let padding = || 0..(seq_len - n) as i32;
         out.ids.extend(data.ids[document.clone()].iter().copied().chain(padding().map(|_| 1)));
         out.labels.extend(data.labels[document.clone()].iter().copied().chain(padding().map(|_| -100)));
+        let weights = data.loss_weights[document.clone()].iter().copied();
+        out.loss_weights.extend(weights.chain(padding().map(|_| 1.0)));
         out.positions.extend(data.positions[document].iter().copied().chain(padding()));
         out.doc_start.extend((0..n).map(|_| 0).chain(padding().map(|_| n as i32)));
     }
