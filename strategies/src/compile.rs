@@ -6,6 +6,7 @@ mod error;
 mod finish;
 mod spec;
 
+pub use crate::passes::offload::Offload;
 pub use compiled::{Compiled, Identity};
 pub use error::CompileError;
 pub use spec::{Parallel, StepSpec};
@@ -24,7 +25,6 @@ use crate::passes::head_chunks::head_chunks;
 use crate::passes::launch_order::launch_order;
 use crate::passes::lora::LoraSpec;
 use crate::passes::memory::memory;
-use crate::passes::offload::offload;
 use crate::passes::optimizer::optimizer;
 use crate::passes::pack::pack_halves;
 use crate::passes::pipeline::pipeline;
@@ -87,9 +87,6 @@ pub fn compile_step(mut forward: Program, spec: &StepSpec, target: &dyn Target) 
     let trained: Vec<usize> = grads.iter().map(|(param, _)| *param).collect();
     if parallel.zero_stage == ZeroStage::One {
         gather_updated(&mut program, &trained, parallel.bucket_bytes, unit);
-    }
-    if spec.offload_optimizer {
-        offload(&mut program);
     }
     let messages = parallel.schedule(&mesh_rank).messages_in_flight(mesh_rank.mesh.pp, spec.n_microbatches);
     finish(program, messages, spec, target)

@@ -4,7 +4,7 @@ use phalanx::data::columns::Columns;
 use phalanx::devices;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Machine, Run};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
+use phalanx_strategies::compile::{Compiled, Offload, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{
     BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, Output, QkNorm, RopeScaling,
 };
@@ -104,7 +104,7 @@ impl BenchProgram {
             lora: None,
             optimizer: OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() }),
             max_grad_norm: None,
-            offload_optimizer: false,
+            offload: Offload::default(),
             parallel: Parallel::default(),
         };
         let forward = model.forward(batch, Head::Loss).expect("the rows fit the positions");

@@ -260,6 +260,14 @@ fn copy_of_the_whole_model_as_reference_trains_as_on_one_rank() -> Result<()> {
     Ok(())
 }
 
+/// Weights outside device memory are shared like any others, on each axis and on several.
+#[test]
+fn copy_outside_device_memory_as_reference_trains_as_on_one_rank() -> Result<()> {
+    const OUTSIDE: &[(&str, &str)] =
+        &[PAIRS[4], PAIRS[5], ("learning_rate", "1e-3"), ("rl", "dpo"), ("offload_reference", "true")];
+    check(&Task { shape: Shape::Gpt2, extra: OUTSIDE }, &few_cells(), &Tolerance::F32)
+}
+
 /// Log-probabilities of the reference are computed on one mesh, and read on the next, which resumes from its checkpoint.
 #[test]
 fn reference_that_is_computed_before_the_first_step_trains_as_on_one_rank() -> Result<()> {

@@ -548,7 +548,7 @@ impl Gpu {
         self.idle_pinned.lock().unwrap_or_else(PoisonError::into_inner).push(piece);
     }
 
-    /// Enqueues a copy between places of this GPU.
+    /// Enqueues a copy to a place of this GPU from another one, or from pinned host memory.
     ///
     /// # Errors
     /// When the GPU has failed.
@@ -557,8 +557,8 @@ impl Gpu {
     /// Both places have `bytes` bytes, and nothing else accesses them until the stream has done the copy.
     pub(crate) unsafe fn copy(&self, from: u64, to: u64, bytes: usize, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: the caller's contract.
-        let code = unsafe { (self.libraries.driver.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream.0) };
-        self.check("cuMemcpyDtoDAsync", code)
+        let code = unsafe { (self.libraries.driver.cuMemcpyAsync)(to, from, bytes, stream.0) };
+        self.check("cuMemcpyAsync", code)
     }
 
     /// Enqueues writing a word of pinned memory, which the host reads meanwhile.

@@ -10,7 +10,7 @@ use crate::train::threads::shared_world;
 use crate::train::weights;
 use crate::train::weights::FirstValues;
 use phalanx_device::{Backing, Machine, Run, Timings};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
+use phalanx_strategies::compile::{Compiled, Offload, Parallel, StepSpec};
 use phalanx_strategies::cost::instr_cost;
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, ModelConfig};
@@ -71,7 +71,7 @@ pub(super) fn small(plan: &ModelPlan, model: &ModelConfig) -> ModelPlan {
     let seq_len = plan.batch.seq_len.min(TOKENS_MAX);
     let of_sample = plan.objective.rows_per_sample();
     let n_rows = (plan.batch.n_rows.min(TOKENS_MAX / seq_len) / of_sample).max(1) * of_sample;
-    let spec = StepSpec { n_microbatches: 1, offload_optimizer: false, ..plan.spec.clone() };
+    let spec = StepSpec { n_microbatches: 1, offload: Offload::default(), ..plan.spec.clone() };
     let lora = spec.lora.as_ref().map(LoraSpec::in_every_block);
     let spec = StepSpec { parallel: Parallel::default(), lora, ..spec };
     ModelPlan {

@@ -28,6 +28,9 @@ section! {
         /// With dpo and ipo: the log-probabilities of the frozen model are computed once, before the first step, and kept in checkpoints. A
         /// step then takes less time, and without adapters no copy of the model stays in memory.
         pub precompute_ref_log_probs: bool = false;
+        /// Keep the copy of the model that it begins with outside device memory: in host memory, or, on a CPU, in a file in `output_dir`. Each
+        /// microbatch copies it to the device layer by layer. Adapters need no copy.
+        pub offload_reference: bool = false;
         /// With cpo and simpo: weight of the likelihood of preferred answers; if not set, 1.
         pub cpo_alpha: Option<f64> = None => NOT_NEGATIVE;
         /// With simpo: margin by which the preferred answer wins; if not set, 0.5.
@@ -136,12 +139,13 @@ impl PreferenceSection {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let default = PreferenceSection::default();
         let of_dpo: &[Rl] = &[Rl::Dpo, Rl::Ipo];
-        let given: [(&str, bool, &[Rl]); 10] = [
+        let given: [(&str, bool, &[Rl]); 11] = [
             ("rl_beta", self.rl_beta != default.rl_beta, &[Rl::Dpo, Rl::Ipo, Rl::Cpo, Rl::Simpo, Rl::Kto]),
             ("dpo_loss_type", self.dpo_loss_type != default.dpo_loss_type, &[Rl::Dpo]),
             ("dpo_label_smoothing", self.dpo_label_smoothing > 0.0, of_dpo),
             ("rpo_alpha", self.rpo_alpha.is_some(), of_dpo),
             ("precompute_ref_log_probs", self.precompute_ref_log_probs, of_dpo),
+            ("offload_reference", self.offload_reference, &[Rl::Dpo, Rl::Ipo, Rl::Kto]),
             ("cpo_alpha", self.cpo_alpha.is_some(), &[Rl::Cpo, Rl::Simpo]),
             ("simpo_gamma", self.simpo_gamma.is_some(), &[Rl::Simpo]),
             ("orpo_alpha", self.orpo_alpha.is_some(), &[Rl::Orpo]),
@@ -165,6 +169,13 @@ impl PreferenceSection {
                 }
             };
             return Err(ConfigError::Conflict { first: (*key).into(), second: "rl".into(), why });
+        }
+        if self.offload_reference && self.precompute_ref_log_probs {
+            return Err(ConfigError::Conflict {
+                first: "offload_reference".into(),
+                second: "precompute_ref_log_probs".into(),
+                why: "no copy is kept once its log-probabilities are computed; remove the first".into(),
+            });
         }
         let Objective::Dpo(dpo) = self.objective() else { return Ok(()) };
         let key = if self.rl == Some(Rl::Ipo) { "rl" } else { "dpo_loss_type" };
@@ -302,6 +313,8 @@ mod tests {
             ),
             ("rl: kto\nmicro_batch_size: 1\n", "set `micro_batch_size: 2` or more"),
             ("rl: orpo\nkto_desirable_weight: 2\n", "the key belongs to `rl: kto`"),
+            ("rl: orpo\noffload_reference: true\n", "the key belongs to `rl: dpo`, `ipo` or `kto`"),
+            ("rl: dpo\nprecompute_ref_log_probs: true\noffload_reference: true\n", "no copy is kept"),
             ("rl: kto\nprecompute_ref_log_probs: true\n", "the key belongs to `rl: dpo` or `ipo`"),
             ("rl: dpo\nprecompute_ref_log_probs: true\nstreaming: true\n", "it reads all data before the first step"),
             ("rl: dpo\nlora_model_dir: a\n", "compares with the model without adapters"),

@@ -19,7 +19,7 @@ use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{
     Export, ExportTensor, MAX_SHARD_BYTES_DEFAULT, Show, Values, dtype_of, export_model,
 };
-use phalanx_strategies::compile::{CompileError, Compiled, Parallel, StepSpec, compile_step};
+use phalanx_strategies::compile::{CompileError, Compiled, Offload, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{BatchShape, Head};
 use phalanx_strategies::passes::lora::LoraSpec;
 use phalanx_strategies::passes::precision::Precision;
@@ -123,7 +123,7 @@ pub fn export_checkpoint(checkpoint: &Path, dir: &Path, options: ExportOptions<'
     let device = devices::host();
     let trained = StepSpec {
         n_microbatches: 1,
-        offload_optimizer: false,
+        offload: Offload::default(),
         parallel: Parallel::default(),
         ..step_plan::step_spec(&job, &model, &*device)?
     };

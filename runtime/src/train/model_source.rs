@@ -14,7 +14,7 @@ use phalanx_storage::foreign_file;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::source::{TensorSource, read_json};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
+use phalanx_strategies::compile::{Compiled, Offload, Parallel, StepSpec};
 use phalanx_strategies::model::{ModelConfig, Output, SCORE};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
 use phalanx_strategies::passes::precision::Precision;
@@ -41,7 +41,7 @@ pub(crate) fn forward_spec() -> StepSpec {
         lora: None,
         optimizer: OptimizerSpec::Sgd(Sgd::default()),
         max_grad_norm: None,
-        offload_optimizer: false,
+        offload: Offload::default(),
         parallel: Parallel::default(),
     }
 }

@@ -181,7 +181,7 @@ mod tests {
     use phalanx_storage::checkpoint::piece::Piece;
     use phalanx_storage::checkpoint::writer::CheckpointWriter;
     use phalanx_storage::hf::dtype::Dtype;
-    use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
+    use phalanx_strategies::compile::{Offload, Parallel, StepSpec, compile_step};
     use phalanx_strategies::mesh::{Mesh, MeshRank};
     use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
     use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
@@ -207,7 +207,7 @@ mod tests {
             lora: Some(LoraSpec { rank: 2, alpha: 2.0, target_modules, ..LoraSpec::default() }),
             optimizer: OptimizerSpec::Sgd(Sgd::default()),
             max_grad_norm: None,
-            offload_optimizer: false,
+            offload: Offload::default(),
             parallel: Parallel::default(),
         };
         let forward = model.forward(BatchShape { n_rows: 1, seq_len: 8 }, Head::Loss).unwrap();

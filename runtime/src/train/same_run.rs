@@ -24,7 +24,7 @@ type Keys = BTreeMap<String, Value>;
 
 /// Keys of these sections that may differ within a run: contents that are compared by digest, and what does not change what is
 /// computed. The batch is compared as a whole.
-const FREE: [&str; 12] = [
+const FREE: [&str; 13] = [
     "base_model",
     "lora_model_dir",
     "tokenizer",
@@ -33,6 +33,7 @@ const FREE: [&str; 12] = [
     "eval_steps",
     "evals_per_epoch",
     "offload_optimizer",
+    "offload_reference",
     "micro_batch_size",
     "gradient_accumulation_steps",
     "microbatches_per_step",

@@ -9,7 +9,7 @@ use crate::config::precision::{Bf16, GradientCheckpointing, Precision as ConfigP
 use crate::error::JobError;
 use crate::error::plan::PlanError;
 use phalanx_device::Device;
-use phalanx_strategies::compile::StepSpec;
+use phalanx_strategies::compile::{Offload, StepSpec};
 use phalanx_strategies::model::ModelConfig;
 use phalanx_strategies::passes::lora::{LoraSpec, linear_modules};
 use phalanx_strategies::passes::precision::Precision;
@@ -37,7 +37,7 @@ pub(crate) fn step_spec(config: &JobConfig, model: &Architecture, device: &dyn D
         lora,
         optimizer: o.rule,
         max_grad_norm: o.clip_norm(),
-        offload_optimizer: o.offload_optimizer,
+        offload: Offload { optimizer: o.offload_optimizer, reference: config.preference.offload_reference },
         parallel: config.parallel.parallel(config.microbatches_per_step()),
     })
 }

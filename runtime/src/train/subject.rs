@@ -21,7 +21,7 @@ use phalanx_storage::checkpoint::catalog::{Skipped, list};
 use phalanx_storage::checkpoint::checkpoint_id::CheckpointId;
 use phalanx_storage::checkpoint::reader::Checkpoint;
 use phalanx_storage::hf::adapter::ADAPTER_CONFIG;
-use phalanx_strategies::compile::{Parallel, StepSpec, compile_forward};
+use phalanx_strategies::compile::{Offload, Parallel, StepSpec, compile_forward};
 use phalanx_strategies::model::BatchShape;
 use phalanx_strategies::objective::Objective;
 use phalanx_strategies::program::Packing;
@@ -235,5 +235,5 @@ impl Subject {
 
 /// A step on one rank.
 fn alone(spec: StepSpec) -> StepSpec {
-    StepSpec { offload_optimizer: false, parallel: Parallel::default(), ..spec }
+    StepSpec { offload: Offload::default(), parallel: Parallel::default(), ..spec }
 }

@@ -8,7 +8,7 @@ use phalanx_device::{Backing, Device};
 use phalanx_storage::hf::dtype::Dtype;
 use phalanx_storage::hf::export::{Export, ExportTensor, Values, export_model};
 use phalanx_storage::hf::layout::{Entry, encode_header, read_header};
-use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
+use phalanx_strategies::compile::{Offload, Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig};
 use phalanx_strategies::optimizer::{OptimizerSpec, Sgd};
@@ -51,7 +51,7 @@ fn compile_in(
         lora,
         optimizer: OptimizerSpec::Sgd(Sgd::default()),
         max_grad_norm: None,
-        offload_optimizer: false,
+        offload: Offload::default(),
         parallel: Parallel::default(),
     };
     (model, compile_step(forward, &spec, device.target()).unwrap())

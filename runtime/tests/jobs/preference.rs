@@ -1,5 +1,6 @@
 //! Jobs over pairs of answers: kills, evaluations, and what cannot be evaluated.
 
+use crate::gpu::{losses, run, software_gpu, train};
 use crate::support::job::{reaches, until, with_kills};
 use crate::support::{Project, ranks_of};
 use std::process::Stdio;
@@ -13,6 +14,9 @@ const LABELLED: &str = "rl: kto\ntrained_parameters: [\".*layers.1.*\", lm_head]
 
 /// With the keys of the two: their reference is computed before the first step.
 const COMPUTED: &str = "precompute_ref_log_probs: true\n";
+
+/// With the keys of the two without adapters: the copy lies outside device memory.
+const OFFLOADED: &str = "offload_reference: true\n";
 
 /// The scores of answers, by the whole model.
 const SCORES: &str = "reward_model: true\ncenter_rewards_coefficient: 0.01\n";
@@ -80,6 +84,53 @@ fn twenty_kills_of_a_sharded_reward_model_change_no_bit_of_weights_and_metrics()
 #[test]
 fn twenty_kills_beside_a_reference_that_was_computed_before_change_no_bit_of_weights_and_metrics() {
     kills_change_no_bit(&pairs(&format!("{WHOLE}{COMPUTED}")));
+}
+
+#[test]
+fn twenty_kills_beside_a_copy_outside_device_memory_change_no_bit_of_weights_and_metrics() {
+    kills_change_no_bit(&pairs(&format!("{WHOLE}{OFFLOADED}")));
+}
+
+#[test]
+fn reference_outside_device_memory_changes_no_bit() {
+    for (keys, ranks) in [(WHOLE, "1"), (WHOLE, "2"), (LABELLED, "2")] {
+        let p = pairs(&format!("{keys}reproducible: true\neval_steps: 4\nmicrobatches_per_step: 2\n"));
+        let offloaded = ["--offload_reference", "true"];
+        let sharded = ["--dp_shard_size", ranks, "--output_dir"];
+        p.train(&[&sharded[..], &["inside"]].concat()).succeeds();
+
+        p.train(&[&offloaded[..], &sharded, &["outside"]].concat()).succeeds();
+
+        assert!(weights(&p, "outside") == weights(&p, "inside"), "{keys}: the weights differ");
+        assert_eq!(numbers(&p, "outside"), numbers(&p, "inside"), "{keys}");
+        let bytes = |more: &[&str]| {
+            let run = p.run(&[&["estimate", "job.yaml", "--json", "--dp_shard_size", ranks], more].concat()).succeeds();
+            let found: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+            ["parameters", "offloaded, in a file"].map(|what| found["memory_bytes"][what].as_u64().unwrap())
+        };
+        let ([inside, none], [outside, offloaded]) = (bytes(&[]), bytes(&offloaded));
+        assert!(none == 0 && offloaded > 0, "{none} and {offloaded} bytes in a file");
+        assert_eq!(outside + offloaded, inside, "{keys}: only the place differs");
+    }
+}
+
+/// The host's memory holds the copy, and each block of layers is copied to the device.
+#[test]
+fn reference_outside_device_memory_trains_on_gpus_with_the_losses_of_the_cpu() {
+    let (p, gpu) = (pairs(&format!("{WHOLE}{OFFLOADED}")), software_gpu());
+    for ranks in ["1", "2"] {
+        let keys = ["--dp_shard_size", ranks, "--microbatches_per_step", "2"];
+        p.train(&[&keys[..], &["--device", "cpu", "--output_dir", "cpu", "--resume_from_checkpoint", "none"]].concat())
+            .succeeds();
+
+        run(&mut train(&p, gpu.dir(), &[&keys[..], &["--device", "cuda", "--output_dir", ranks]].concat())).succeeds();
+
+        let (found, expected) = (losses(&p, ranks), losses(&p, "cpu"));
+        for (x, y) in found.iter().zip(&expected) {
+            assert!((x - y).abs() < 2e-5 * y, "{ranks}: {found:?} on GPUs, {expected:?} on CPUs");
+        }
+        assert_eq!(found.len(), expected.len());
+    }
 }
 
 #[test]

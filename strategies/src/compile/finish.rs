@@ -9,6 +9,7 @@ use crate::passes::compact::compact;
 use crate::passes::fully_sharded::{GROUP as SHARDS, ZeroStage};
 use crate::passes::half_copies::half_copies;
 use crate::passes::memory::memory;
+use crate::passes::offload::offload;
 use crate::passes::overlap::overlap;
 use crate::passes::pack::unpack;
 use crate::passes::split_weights::split_weights;
@@ -23,6 +24,7 @@ pub(super) fn finish(
     target: &dyn Target,
 ) -> Result<Compiled, CompileError> {
     unpack(&mut program, target.widens_operands());
+    offload(&mut program, spec.offload);
     if splits(spec, &program.mesh_rank, target) {
         split_weights(&mut program);
     }

@@ -6,6 +6,7 @@ use crate::optimizer::{OptimizerSpec, STATE_BLOCK};
 use crate::passes::context_parallel::CpComm;
 use crate::passes::fully_sharded::{UNIT, ZeroStage};
 use crate::passes::lora::LoraSpec;
+use crate::passes::offload::Offload;
 use crate::passes::precision::Precision;
 use crate::passes::recompute::Recompute;
 use crate::passes::reproducible::BLOCK;
@@ -27,8 +28,8 @@ pub struct StepSpec {
     pub optimizer: OptimizerSpec,
     /// Gradients with a larger norm are clipped to it; `None` disables clipping.
     pub max_grad_norm: Option<f64>,
-    /// Whether the optimizer state lies outside device memory.
-    pub offload_optimizer: bool,
+    /// What lies outside device memory.
+    pub offload: Offload,
     /// How ranks share the work; the mesh itself is part of the forward program.
     pub parallel: Parallel,
 }
@@ -123,7 +124,7 @@ mod tests {
                 lora: None,
                 optimizer,
                 max_grad_norm: None,
-                offload_optimizer: false,
+                offload: Offload::default(),
                 parallel: Parallel::default(),
             };
             spec.shard_unit()

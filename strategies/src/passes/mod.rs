@@ -3,7 +3,7 @@
 //! The order in which [`crate::compile`] applies them is part of their contract:
 //! `context_parallel` (tokens), `fuse`, `fp8`, `lora`, `reference`, `tensor_parallel`, `context_parallel` (keys), `precision`, `pack`, `fp8` (cut weights), `pipeline`,
 //! `backward`, `enter`, `recompute`, `again`, `head_chunks`, `accumulate`, `launch_order`, `fully_sharded`, `data_parallel`, `clip`,
-//! `optimizer` (with `tensor_sums`), `offload`, `unpack`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
+//! `optimizer` (with `tensor_sums`), `unpack`, `offload`, `half_copies`, `overlap`, `commit`, `compact`, `memory`.
 //!
 //! A parallel pass changes nothing where its axis has one rank, and does not depend on the other axes: every combination
 //! of axes is a composition of passes.

@@ -46,13 +46,13 @@ fn copied(program: &mut Program, original: Param) -> ValueId {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::model::{BatchShape, ForwardBuilder};
     use crate::program::{Column, Init};
 
     /// Two passes over one head, of which the second is that of a reference.
-    fn two_passes() -> Program {
+    pub(in crate::passes) fn two_passes() -> Program {
         let mut b = ForwardBuilder::new(BatchShape { n_rows: 2, seq_len: 4 });
         let pass = |b: &mut ForwardBuilder| {
             let table = b.param("embed.weight", &[8, 4], Init::Normal { std: 0.1 });

@@ -1,6 +1,6 @@
 //! Small models and the replay of a layout.
 
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec};
+use phalanx_strategies::compile::{Compiled, Offload, Parallel, StepSpec};
 use phalanx_strategies::mesh::Mesh;
 use phalanx_strategies::model::{FAMILIES, Family, HfConfig, ModelConfig};
 use phalanx_strategies::objective::{Cpo, Dpo, DpoLoss, Kto, Objective, Orpo, Weighted};
@@ -91,7 +91,7 @@ pub fn spec(n_microbatches: usize, precision: Precision, recompute: Recompute) -
         lora: None,
         optimizer: OptimizerSpec::AdamW(AdamW { beta2: 0.95, weight_decay: 0.1, ..AdamW::default() }),
         max_grad_norm: Some(1.0),
-        offload_optimizer: false,
+        offload: Offload::default(),
         parallel: Parallel::default(),
     }
 }

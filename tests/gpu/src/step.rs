@@ -5,7 +5,7 @@ use half::bf16;
 use phalanx_device::e4m3;
 use phalanx_device::groups::Groups;
 use phalanx_device::{Backing, Device, Machine, Run, packed};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
+use phalanx_strategies::compile::{Compiled, Offload, Parallel, StepSpec, compile_step};
 use phalanx_strategies::model::{
     BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, Output, QkNorm, RopeScaling,
 };
@@ -126,7 +126,7 @@ fn spec() -> StepSpec {
         lora: None,
         optimizer: OptimizerSpec::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() }),
         max_grad_norm: Some(1.0),
-        offload_optimizer: false,
+        offload: Offload::default(),
         parallel: Parallel::default(),
     }
 }
@@ -216,7 +216,7 @@ pub fn all() -> Vec<StepCase> {
         cases.push(case(format!("llama with adapters that share products in {name}"), llama.clone(), spec));
     }
     cases.extend(fp8([llama.clone(), gpt2_wide], [lora.lora, sharing]));
-    let offload = StepSpec { offload_optimizer: true, ..spec() };
+    let offload = StepSpec { offload: Offload { optimizer: true, ..Offload::default() }, ..spec() };
     cases.push(case("llama with offloaded state".into(), llama, offload));
     cases
 }

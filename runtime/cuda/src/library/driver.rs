@@ -32,7 +32,6 @@ functions! {
         fn cuMemFreeHost(*mut c_void) -> Code;
         // Infers the direction, since offloaded state is host memory that kernels access.
         fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream) -> Code;
-        fn cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream) -> Code;
         fn cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream) -> Code;
         fn cuMemsetD32Async(CUdeviceptr, c_uint, usize, CUstream) -> Code;
         fn cuModuleLoadData(*mut CUmodule, *const c_void) -> Code;

@@ -9,7 +9,7 @@ use crate::ring::GpuMemory;
 use crate::shared::Shared;
 use phalanx_device::groups::Groups;
 use phalanx_device::{ExecError, Machine, Run, Timings};
-use phalanx_strategies::compile::{Compiled, Parallel, StepSpec, compile_step};
+use phalanx_strategies::compile::{Compiled, Offload, Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::MeshRank;
 use phalanx_strategies::model::{
     BatchShape, Family, Head, ModelConfig, Multipliers, NormPlacement, Output, QkNorm, RopeScaling,
@@ -118,7 +118,7 @@ fn compiled_for(
         lora: None,
         optimizer,
         max_grad_norm: Some(1.0),
-        offload_optimizer: false,
+        offload: Offload::default(),
         parallel: Parallel::default(),
     };
     let mut forward = model.forward(batch, Head::Loss).unwrap();

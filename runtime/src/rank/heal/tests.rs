@@ -13,7 +13,7 @@ use phalanx_device::staging::Staging;
 use phalanx_device::world::World;
 use phalanx_device::world_id::WorldId;
 use phalanx_device::{Backing, Collective, Device, Run};
-use phalanx_strategies::compile::{Parallel, StepSpec, compile_step};
+use phalanx_strategies::compile::{Offload, Parallel, StepSpec, compile_step};
 use phalanx_strategies::mesh::{Mesh, MeshRank};
 use phalanx_strategies::model::{BatchShape, Head, HfConfig, ModelConfig};
 use phalanx_strategies::optimizer::{AdamW, OptimizerSpec};
@@ -53,7 +53,7 @@ fn compiled_for(target: &dyn Target, mesh: Mesh, rank: usize, optimizer: Optimiz
         lora: None,
         optimizer,
         max_grad_norm: None,
-        offload_optimizer: false,
+        offload: Offload::default(),
         parallel: Parallel::default(),
     };
     compile_step(forward, &spec, target).unwrap()
