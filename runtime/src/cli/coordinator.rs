@@ -54,12 +54,13 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
     let control = stopped_by_signals(console, false)?;
     let config = args.job.load()?;
-    if let Some(EarlyEnd { note, .. }) = Saving::of_configuration(&config).early_end(&config.output)? {
+    let upload = push::prepare(&config.output, true)?;
+    if let Some(EarlyEnd { note, report }) = Saving::of_configuration(&config).early_end(&config.output)? {
         console.say(note);
+        upload.after(Some(report.steps), console)?;
         return Ok(Ended::Finished);
     }
     let model = check(&config)?;
-    push::prepare(&config.output)?;
     let advertise = match &args.advertise {
         Some(text) => parse_addresses(text).map_err(CommandError::Advertise)?,
         None => Vec::new(),
@@ -81,8 +82,6 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<Ended, JobError> {
     // A coordinator that another one has replaced, or that was not needed, ends without a status.
     let status = outcome.status?;
     let is_finished = status.as_ref().is_none_or(|status| !status.requests.stop);
-    if let Some(status) = status.filter(|_| is_finished) {
-        push::after(&config.output, status.checkpoint.step.0, console)?;
-    }
+    upload.after(status.filter(|_| is_finished).map(|status| status.checkpoint.step.0), console)?;
     Ok(Ended::of(is_finished, control.stops()))
 }

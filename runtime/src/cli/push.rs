@@ -65,36 +65,43 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
     Ok(())
 }
 
+/// The upload at the end of a job, if it asks for one, and `is_here`: one machine of a job uploads, and the others need no token.
+pub(super) struct Upload<'a>(Option<(&'a OutputSection, &'a RepoName)>);
+
 /// Creates the model of a job on the Hub, so that a run does not train for days for a name or token that the Hub refuses.
-pub(super) fn prepare(output: &OutputSection) -> Result<(), JobError> {
-    match &output.hub_model_id {
-        Some(name) => Ok(Hub::of_user().create(name, output.hub_private_repo)?),
-        None => Ok(()),
-    }
+pub(super) fn prepare(output: &OutputSection, is_here: bool) -> Result<Upload<'_>, JobError> {
+    let Some(name) = output.hub_model_id.as_ref().filter(|_| is_here) else { return Ok(Upload(None)) };
+    Hub::of_user().create(name, output.hub_private_repo)?;
+    Ok(Upload(Some((output, name))))
 }
 
-/// Uploads the model of a job that is finished after this many steps, if the job asks for it.
-pub(super) fn after(output: &OutputSection, n_steps: u64, console: &Console) -> Result<(), JobError> {
-    let (Some(name), folder) = (&output.hub_model_id, output.folder().join("model")) else { return Ok(()) };
-    if !folder.is_dir() {
-        let dir = folder.display();
-        let place = quoted(&folder);
-        console.say(format_args!("{dir} is on another machine; upload it there with:  phalanx push {place} {name}"));
-        return Ok(());
-    }
-    let message = format!("Trained to step {n_steps}");
-    let push_of = Push { name: name.clone(), revision: output.hub_revision.clone(), folder: folder.clone(), message };
-    match push(&Hub::of_user(), &push_of, console) {
-        Ok(pushed) => console.say(sentence(name, &pushed)),
-        Err(error) => {
-            console.say(format_args!(
-                "the model is not on the Hub; try again with:  phalanx push {} {name}",
-                quoted(&folder)
-            ));
-            return Err(error);
+impl Upload<'_> {
+    /// Uploads the model, once the job is finished after this many steps.
+    pub(super) fn after(&self, finished: Option<u64>, console: &Console) -> Result<(), JobError> {
+        let (Some((output, name)), Some(n_steps)) = (self.0, finished) else { return Ok(()) };
+        let folder = output.folder().join("model");
+        if !folder.is_dir() {
+            let dir = folder.display();
+            let place = quoted(&folder);
+            console
+                .say(format_args!("{dir} is on another machine; upload it there with:  phalanx push {place} {name}"));
+            return Ok(());
         }
+        let message = format!("Trained to step {n_steps}");
+        let push_of =
+            Push { name: name.clone(), revision: output.hub_revision.clone(), folder: folder.clone(), message };
+        match push(&Hub::of_user(), &push_of, console) {
+            Ok(pushed) => console.say(sentence(name, &pushed)),
+            Err(error) => {
+                console.say(format_args!(
+                    "the model is not on the Hub; try again with:  phalanx push {} {name}",
+                    quoted(&folder)
+                ));
+                return Err(error);
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn push(hub: &Hub, what: &Push, console: &Console) -> Result<Pushed, JobError> {

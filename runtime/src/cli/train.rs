@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
         .as_ref()
         .map_or_else(|| args.job.load(), |launch_context| args.cluster.load(&args.job, launch_context))?;
     let launch_context = launch_context.filter(|launch_context| launch_context.n_nodes > 1);
-    push::prepare(&config.output)?;
+    let upload = push::prepare(&config.output, launch_context.as_ref().is_none_or(|context| context.node == 0))?;
     let (logging_steps, n_threads) = (config.output.logging_steps, config.precision.threads);
     let resumes_the_newest = config.output.resume_from_checkpoint == Resume::Auto;
     let sample = config.output.sample_prompt.clone().map(|prompt| (prompt, config.output.sample_tokens));
@@ -123,15 +123,11 @@ pub(super) fn run(args: &Args, program: &RankProgram, console: &Console) -> Resu
     let Some(report) = report? else { return Ok(Ended::Finished) };
     if let (true, Some(lines), Some(line)) = (args.events, &lines, event_lines::of_end(&report)) {
         lines.say(line);
-        if report.finished {
-            push::after(&config.output, report.steps, console)?;
-        }
+        upload.after(report.finished.then_some(report.steps), console)?;
         return Ok(Ended::of(report.finished, control.stops()));
     }
     farewell(&report, args, resumes_the_newest, command_to_try(&config), console);
-    if report.finished {
-        push::after(&config.output, report.steps, console)?;
-    }
+    upload.after(report.finished.then_some(report.steps), console)?;
     let ended = Ended::of(report.finished, control.stops());
     if let (Some((prompt, n_tokens)), Some(dir)) =
         (sample, report.model_dir.filter(|dir| dir.join("config.json").exists()))
