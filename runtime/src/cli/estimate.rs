@@ -152,7 +152,7 @@ impl Estimate<'_> {
         let memory = vec![
             ("parameters", c.layout.bytes(Region::Parameters)),
             ("optimizer state", c.layout.bytes(Region::OptimizerState)),
-            ("offloaded, in a file", c.layout.bytes(Region::Offloaded)),
+            ("outside device memory", c.layout.bytes(Region::Offloaded)),
             ("gradients, at the peak", work.gradients),
             ("gathered weights, at the peak", work.gathered_weights),
             ("half-width weights, at the peak", work.half_weights),

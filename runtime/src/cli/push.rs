@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<(), JobError> {
         return Err(CommandError::NothingToPush { dir: args.folder.clone() }.into());
     }
     let hub = Hub::of_user();
-    hub.create(&name, args.private)?;
+    hub.create(&name, &args.revision, args.private)?;
     let (folder, revision, message) = (args.folder.clone(), args.revision.clone(), args.message.clone());
     let pushed = push(&hub, &Push { name: name.clone(), revision, folder, message }, console)?;
     if args.json {
@@ -71,7 +71,7 @@ pub(super) struct Upload<'a>(Option<(&'a OutputSection, &'a RepoName)>);
 /// Creates the model of a job on the Hub, so that a run does not train for days for a name or token that the Hub refuses.
 pub(super) fn prepare(output: &OutputSection, is_here: bool) -> Result<Upload<'_>, JobError> {
     let Some(name) = output.hub_model_id.as_ref().filter(|_| is_here) else { return Ok(Upload(None)) };
-    Hub::of_user().create(name, output.hub_private_repo)?;
+    Hub::of_user().create(name, &output.hub_revision, output.hub_private_repo)?;
     Ok(Upload(Some((output, name))))
 }
 
@@ -80,27 +80,25 @@ impl Upload<'_> {
     pub(super) fn after(&self, finished: Option<u64>, console: &Console) -> Result<(), JobError> {
         let (Some((output, name)), Some(n_steps)) = (self.0, finished) else { return Ok(()) };
         let folder = output.folder().join("model");
+        let revision = Some(&output.hub_revision).filter(|revision| *revision != MAIN);
+        let revision = revision.map(|revision| format!(" --revision {revision}")).unwrap_or_default();
+        let command = format!("phalanx push {} {name}{revision}", quoted(&folder));
         if !folder.is_dir() {
-            let dir = folder.display();
-            let place = quoted(&folder);
-            console
-                .say(format_args!("{dir} is on another machine; upload it there with:  phalanx push {place} {name}"));
+            console.say(format_args!("{} is on another machine; upload it there with:  {command}", folder.display()));
             return Ok(());
         }
-        let message = format!("Trained to step {n_steps}");
-        let push_of =
-            Push { name: name.clone(), revision: output.hub_revision.clone(), folder: folder.clone(), message };
-        match push(&Hub::of_user(), &push_of, console) {
-            Ok(pushed) => console.say(sentence(name, &pushed)),
+        let (name, revision) = (name.clone(), output.hub_revision.clone());
+        let what = Push { name, revision, folder, message: format!("Trained to step {n_steps}") };
+        match push(&Hub::of_user(), &what, console) {
+            Ok(pushed) => {
+                console.say(sentence(&what.name, &pushed));
+                Ok(())
+            }
             Err(error) => {
-                console.say(format_args!(
-                    "the model is not on the Hub; try again with:  phalanx push {} {name}",
-                    quoted(&folder)
-                ));
-                return Err(error);
+                console.say(format_args!("the model is not on the Hub; try again with:  {command}"));
+                Err(error)
             }
         }
-        Ok(())
     }
 }
 

@@ -49,12 +49,13 @@ section! {
         /// only the save at the end of the run must succeed. An object store that does not answer is asked for 60 s. A
         /// last state that `checkpoint_dir` does not take is saved in the folder checkpoints in `output_dir`, and the job fails.
         pub checkpoint_required: bool = false;
-        /// Upload the trained model to this model on the Hugging Face Hub at the end of the run, such as me/my-model. It is created at the
-        /// start, so that a name or token that the Hub refuses ends the job before it trains.
+        /// Upload the trained model to this model on the Hugging Face Hub at the end of the run, such as me/my-model: `phalanx train` and
+        /// `phalanx coordinator` do so, programs that embed a job do not. The model is created at the start, so that a name or token that the Hub
+        /// refuses ends the job before it trains.
         pub hub_model_id: Option<RepoName> = None;
         /// Create it so that only its owner sees it.
         pub hub_private_repo: bool = false;
-        /// The branch to upload to.
+        /// The branch to upload to, which is there.
         pub hub_revision: String = String::from(MAIN);
         /// Text that the trained model continues at the end of the run, as a sample.
         pub sample_prompt: Option<String> = None;

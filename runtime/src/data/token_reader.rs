@@ -93,7 +93,7 @@ impl TokenReader {
         self.read_bytes(bytemuck::cast_slice_mut(weights), at + first * size_of::<f32>() as u64)
     }
 
-    /// The sum of the weights of the predicted tokens of a document, of which there are so many, in parts of [`WEIGHT_ONE`].
+    /// Adds up the weights of a document's `n_predicted` predicted tokens; [`WEIGHT_ONE`] stands for a weight of 1.
     pub(crate) fn weight(&self, document: Range<u64>, n_predicted: u64) -> Result<u64, TokenCacheError> {
         if self.weights_at.is_none() {
             return Ok(n_predicted.saturating_mul(WEIGHT_ONE));

@@ -42,7 +42,7 @@ const FREE: [&str; 13] = [
 /// Keys that set the length of the run. Most schedules of the learning rate depend on it.
 const LENGTH: [&str; 2] = ["max_steps", "num_epochs"];
 /// Keys that change neither what is computed nor how.
-const SHOWN: [&str; 10] = [
+const SHOWN: [&str; 13] = [
     "output_dir",
     "checkpoint_dir",
     "checkpoint_required",
@@ -53,17 +53,23 @@ const SHOWN: [&str; 10] = [
     "save_total_limit",
     "threads",
     "trace",
+    "hub_model_id",
+    "hub_private_repo",
+    "hub_revision",
 ];
 
 /// Keys that another coordinator of a running job may have changed. Its ranks keep all others, and those that join get what the
 /// coordinator has.
-const FREE_WHILE_RUNNING: [&str; 14] = [
+const FREE_WHILE_RUNNING: [&str; 17] = [
     "output_dir",
     "logging_steps",
     "save_total_limit",
     "resume_from_checkpoint",
     "threads",
     "trace",
+    "hub_model_id",
+    "hub_private_repo",
+    "hub_revision",
     "base_model",
     "lora_model_dir",
     "tokenizer",

@@ -115,10 +115,12 @@ fn job_that_may_not_upload_is_refused_before_it_trains() {
     };
 
     let refused = [run("me/tiny"), run("no name")];
+    let no_branch = p.train(&["--hub_model_id", "me/tiny", "--hub_revision", "a?b"]);
 
     for (run, why) in refused.iter().zip(["HF_TOKEN", "the name of a model on the Hub, such as me/my-model"]) {
         assert!(run.code == Some(2) && run.stderr.contains(why), "{run:?}");
     }
+    no_branch.refuses(&["the revision \"a?b\" cannot be the name of a branch"]);
     assert!(!p.path("out").exists());
     p.run(&["push", ".", "me/tiny"]).refuses(&["has no config.json or adapter_config.json"]);
 }

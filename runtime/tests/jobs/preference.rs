@@ -106,10 +106,10 @@ fn reference_outside_device_memory_changes_no_bit() {
         let bytes = |more: &[&str]| {
             let run = p.run(&[&["estimate", "job.yaml", "--json", "--dp_shard_size", ranks], more].concat()).succeeds();
             let found: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
-            ["parameters", "offloaded, in a file"].map(|what| found["memory_bytes"][what].as_u64().unwrap())
+            ["parameters", "outside device memory"].map(|what| found["memory_bytes"][what].as_u64().unwrap())
         };
         let ([inside, none], [outside, offloaded]) = (bytes(&[]), bytes(&offloaded));
-        assert!(none == 0 && offloaded > 0, "{none} and {offloaded} bytes in a file");
+        assert!(none == 0 && offloaded > 0, "{none} and {offloaded} bytes outside");
         assert_eq!(outside + offloaded, inside, "{keys}: only the place differs");
     }
 }

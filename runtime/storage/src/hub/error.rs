@@ -64,7 +64,7 @@ pub enum HubError {
     #[error("the name of {} is not UTF-8, as names on the Hub are", path.display())]
     FileName { path: PathBuf },
     /// No revision has such a name.
-    #[error("`--revision` is {revision:?}, but must be a branch, a tag or a commit")]
+    #[error("the revision {revision:?} cannot be the name of a branch, a tag or a commit")]
     Revision { revision: String },
     /// The cache cannot be written.
     #[error("cannot {action} {}: {reason}", path.display())]

@@ -156,9 +156,7 @@ impl Hub {
         request: &Request,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Fetched, HubError> {
-        if !is_inside(Path::new(&request.revision)) || request.revision.contains(['?', '#', '%', '\\', '\0']) {
-            return Err(HubError::Revision { revision: request.revision.clone() });
-        }
+        check_revision(&request.revision)?;
         let session = Session { hub: self, request, connection };
         let listing = session.listing().await?;
         let n_listed = listing.files.len();
@@ -379,6 +377,14 @@ fn link(folder: &Path, snapshot: &Path, file: &RemoteFile) -> Result<(), HubErro
         _ => {}
     }
     symlink(&target, &place).map_err(error)
+}
+
+/// Refuses what is no part of an address or of a path.
+pub(super) fn check_revision(revision: &str) -> Result<(), HubError> {
+    match is_inside(Path::new(revision)) && !revision.contains(['?', '#', '%', '\\', '\0']) {
+        true => Ok(()),
+        false => Err(HubError::Revision { revision: revision.to_owned() }),
+    }
 }
 
 fn write_ref(folder: &Path, revision: &str, commit: &str) -> Result<(), HubError> {

@@ -27,10 +27,10 @@ use serde_json::{Value, json};
 use super::answers::{Actions, Batch, Committed, Modes, Stored, Upload};
 use super::connection::{Connection, Failure, SILENCE_MAX};
 use super::error::HubError;
-use super::fetch::{Hub, Progress};
+use super::fetch::{Hub, Progress, check_revision};
 use super::hash::Hasher;
 use super::listing::Hash;
-use super::name::{MAIN, RepoName};
+use super::name::RepoName;
 use crate::foreign_file;
 
 /// The largest answer.
@@ -81,13 +81,14 @@ pub struct Pushed {
 }
 
 impl Hub {
-    /// Creates a model on the Hub, unless it is there. A private one is seen by its owner only.
+    /// Creates a model on the Hub, unless it is there. A private one is seen by its owner only. `revision` is the branch that a later
+    /// [`Hub::push`] names.
     ///
     /// # Errors
-    /// When there is no token, or its owner may not create the model.
-    pub fn create(&self, name: &RepoName, is_private: bool) -> Result<(), HubError> {
-        self.check_token(name)?;
-        Connection::run(self, async |connection| Session { connection, name, revision: MAIN }.create(is_private).await)
+    /// When there is no token, its owner may not create the model, or no branch can have this name.
+    pub fn create(&self, name: &RepoName, revision: &str, is_private: bool) -> Result<(), HubError> {
+        self.check(name, revision)?;
+        Connection::run(self, async |connection| Session { connection, name, revision }.create(is_private).await)
     }
 
     /// Uploads the files of a folder as one commit. What the Hub has already is not uploaded again, so an interrupted upload continues with
@@ -96,7 +97,7 @@ impl Hub {
     /// # Errors
     /// When the folder cannot be read, or the Hub does not take it. The branch then is as it was before.
     pub fn push(&self, push: &Push, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Pushed, HubError> {
-        self.check_token(&push.name)?;
+        self.check(&push.name, &push.revision)?;
         let files = local_files(&push.folder)?;
         Connection::run(self, async |connection| {
             let session = Session { connection, name: &push.name, revision: &push.revision };
@@ -104,7 +105,8 @@ impl Hub {
         })
     }
 
-    fn check_token(&self, name: &RepoName) -> Result<(), HubError> {
+    fn check(&self, name: &RepoName, revision: &str) -> Result<(), HubError> {
+        check_revision(revision)?;
         match (self.is_offline(), &self.token) {
             (true, _) => Err(HubError::PushOffline { name: name.clone() }),
             (false, None) => Err(HubError::NoToken { name: name.clone() }),

@@ -225,7 +225,7 @@ fn files_of_a_folder_become_one_commit() {
     let (hub, dir) = (FakeHub::start(), folder());
     let client = hub.client(Some(TOKEN));
 
-    client.create(&RepoName::parse(MODEL).unwrap(), true).unwrap();
+    client.create(&RepoName::parse(MODEL).unwrap(), MAIN, true).unwrap();
     let (pushed, done) = push(&client, dir.path()).unwrap();
 
     let whole = 2 + 3 * PART as u64 + 5 + 1000;
@@ -287,15 +287,19 @@ fn model_that_may_not_be_written_is_refused_before_anything_is_sent() {
     let name = RepoName::parse(MODEL).unwrap();
     let no_token = hub.client(None);
 
-    for refused in [no_token.create(&name, false).unwrap_err(), push(&no_token, dir.path()).unwrap_err()] {
+    for refused in [no_token.create(&name, MAIN, false).unwrap_err(), push(&no_token, dir.path()).unwrap_err()] {
         assert_eq!(refused, HubError::NoToken { name: name.clone() });
     }
     assert_eq!(hub.with(|state| state.seen.len()), 0);
     hub.with(|state| state.refuses = Some(403));
     let client = hub.client(Some(TOKEN));
-    client.create(&name, false).expect("who may write need not be allowed to create");
+    client.create(&name, MAIN, false).expect("who may write need not be allowed to create");
     let refused = push(&client, dir.path()).unwrap_err().to_string();
     assert!(refused.contains("me/tiny on the branch main (status 403)"), "{refused}");
+    for revision in ["a?b", "../x", "a#b", "%2e", ""] {
+        let refused = client.create(&name, revision, false).unwrap_err();
+        assert!(matches!(refused, HubError::Revision { .. }), "{revision}: {refused}");
+    }
     let empty = tempfile::tempdir().unwrap();
     assert!(matches!(push(&client, empty.path()), Err(HubError::NothingToPush { .. })));
 }
@@ -306,7 +310,7 @@ fn model_that_is_there_is_not_created_again() {
     let (client, name) = (hub.client(Some(TOKEN)), RepoName::parse(MODEL).unwrap());
 
     for _ in 0..2 {
-        client.create(&name, false).unwrap();
+        client.create(&name, MAIN, false).unwrap();
     }
 
     assert_eq!(hub.with(|state| state.is_private), Some(false));
