@@ -100,7 +100,7 @@ fn views(program: &Program) -> Result<(), VerifyError> {
         };
         let fits = |whole: &Value| match whole.kind {
             Kind::Parameter if whole.is_split => is_part(whole),
-            Kind::Parameter => whole.size_bytes() == value.size_bytes() && !is_written[at],
+            Kind::Parameter | Kind::OffloadedState => whole.size_bytes() == value.size_bytes() && !is_written[at],
             kind => kind == Kind::Activation && whole.size_bytes() == value.size_bytes(),
         };
         if !program.values.get(at).is_some_and(fits) {

@@ -93,7 +93,9 @@ fn twenty_kills_beside_a_copy_outside_device_memory_change_no_bit_of_weights_and
 
 #[test]
 fn reference_outside_device_memory_changes_no_bit() {
-    for (keys, ranks) in [(WHOLE, "1"), (WHOLE, "2"), (LABELLED, "2")] {
+    // In bf16, the copy is stored in bf16.
+    let half = format!("{WHOLE}bf16: true\n");
+    for (keys, ranks) in [(WHOLE, "1"), (WHOLE, "2"), (LABELLED, "2"), (&half[..], "2")] {
         let p = pairs(&format!("{keys}reproducible: true\neval_steps: 4\nmicrobatches_per_step: 2\n"));
         let offloaded = ["--offload_reference", "true"];
         let sharded = ["--dp_shard_size", ranks, "--output_dir"];
@@ -131,6 +133,12 @@ fn reference_outside_device_memory_trains_on_gpus_with_the_losses_of_the_cpu() {
         }
         assert_eq!(found.len(), expected.len());
     }
+    let [inside, outside] = [("inside", "false"), ("outside", "true")].map(|(out, offloads)| {
+        let keys = ["--device", "cuda", "--bf16", "true", "--dp_shard_size", "2", "--offload_reference", offloads];
+        run(&mut train(&p, gpu.dir(), &[&keys[..], &["--output_dir", out]].concat())).succeeds();
+        losses(&p, out)
+    });
+    assert_eq!((outside.len(), outside), (8, inside), "in bf16");
 }
 
 #[test]

@@ -9,7 +9,7 @@
 
 use super::reference::is_copy;
 use crate::program::{Kind, Op, Program, Site, ValueId, op};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What lies outside device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,12 +34,17 @@ pub fn offload(program: &mut Program, what: Offload) {
 }
 
 /// Offloads these weights, and lets their readers read a copy on the device, which lives as long as one block of a microbatch.
-fn stage(program: &mut Program, weights: Vec<ValueId>) {
+fn stage(program: &mut Program, weights: BTreeSet<ValueId>) {
     weights.iter().for_each(|weight| program.values[weight.0 as usize].kind = Kind::OffloadedState);
     let mut staged: BTreeMap<ValueId, (Site, ValueId)> = BTreeMap::new();
     for mut instr in std::mem::take(&mut program.instrs) {
-        for read in instr.reads.iter_mut().filter(|read| weights.contains(read)) {
+        for read in &mut instr.reads {
+            // Packed weights are also read by views of their halves.
             let weight = *read;
+            let home = if let Kind::View(of) = program.value(weight).kind { of } else { weight };
+            if !weights.contains(&home) {
+                continue;
+            }
             let found = staged.get(&weight).filter(|(site, _)| *site == instr.site).map(|(_, copy)| *copy);
             *read = found.unwrap_or_else(|| {
                 let value = program.value(weight).clone();

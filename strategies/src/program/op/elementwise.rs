@@ -76,7 +76,7 @@ impl Operation for Scale {
     }
 }
 
-/// `[x] -> [y]`: conversion to the element type of `y`.
+/// `[x] -> [y]`: conversion to the element type of `y`; a copy, of any bits, if it is that of `x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cast;
 
@@ -87,7 +87,10 @@ impl Operation for Cast {
 
     fn check(&self, s: &Signature<'_>) -> Result<(), String> {
         s.count(1, 1)?;
-        s.same_shape(&[s.reads[0], s.writes[0]])
+        match s.reads[0].dtype == s.writes[0].dtype {
+            true => s.like(s.writes[0], s.reads[0]),
+            false => s.same_shape(&[s.reads[0], s.writes[0]]),
+        }
     }
 
     fn adjoint(&self, instr: &Instr, dy: ValueId, adjoints: &mut Adjoints) -> Result<(), NoAdjoint> {
